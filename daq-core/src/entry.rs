@@ -1,8 +1,7 @@
 //! Registry entries: name, parser and schema of each driver, kernel and sink.
 //!
-//! The lists of entries are plain slices (`daq_drivers::sources`, `daq_sinks::SINKS`,
-//! `daq_pipelines::kernels::KERNELS`). `daq list`, `daq new`, the JSON schema and the reference pages are
-//! derived from them.
+//! A [`Registry`] is a list of entries. `daq list`, `daq new`, the JSON schema and the reference pages are derived from
+//! it. A program with sources, kernels or sinks of its own adds their entries to the built-in ones.
 
 use crate::check::NamedFile;
 use crate::claim::Claim;
@@ -16,6 +15,7 @@ use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::P2pPreference;
+use std::any::Any;
 use std::fmt;
 
 /// The description of a driver, kernel or sink in the registry.
@@ -28,10 +28,10 @@ pub struct Entry<S: ?Sized> {
     /// A valid example section with comments. The section's name is `NAME`; rings that it refers to are named `INPUT`
     /// and `OUTPUT`.
     pub example: &'static str,
-    /// The JSON schema of the section's own keys.
-    pub schema: fn() -> schemars::Schema,
+    /// Returns the JSON schema of the section's own keys.
+    pub schema: fn(&Registry) -> schemars::Schema,
     /// Reads the section's own keys, without accessing hardware. Returns `None` if errors were reported.
-    pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Box<S>>,
+    pub parse: fn(&mut Section, &Registry, &mut Diagnostics) -> Option<Box<S>>,
 }
 
 impl<S: ?Sized> fmt::Debug for Entry<S> {
@@ -197,13 +197,130 @@ pub trait SourceSpec: Send + Sync {
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError>;
 }
 
-/// All drivers and kernels that a configuration can name.
-#[derive(Clone, Copy, Debug)]
+/// An entry of a [`Registry`]: a source, a kernel, a sink, or a part of a source such as a packet format.
+pub trait Registered: Any + Send + Sync {
+    /// The kind of the entry in the plural, as the heading in `daq list`.
+    fn kind(&self) -> &'static str;
+
+    /// The name of the entry in the configuration. Entries of one kind have different names.
+    fn name(&self) -> &'static str;
+
+    /// Description in one sentence, without a full stop.
+    fn summary(&self) -> &'static str;
+}
+
+macro_rules! registered {
+    ($($entry:ty, $kind:literal;)*) => {$(
+        impl Registered for $entry {
+            fn kind(&self) -> &'static str {
+                $kind
+            }
+
+            fn name(&self) -> &'static str {
+                self.name
+            }
+
+            fn summary(&self) -> &'static str {
+                self.summary
+            }
+        }
+    )*};
+}
+
+registered! {
+    SourceEntry, "sources";
+    KernelEntry, "kernels";
+    SinkEntry, "sinks";
+}
+
+/// Everything that a configuration can name.
+#[derive(Clone, Default)]
 pub struct Registry {
-    /// Source drivers.
-    pub sources: &'static [SourceEntry],
-    /// Built-in kernels.
-    pub kernels: &'static [KernelEntry],
-    /// Sink drivers.
-    pub sinks: &'static [SinkEntry],
+    entries: Vec<&'static dyn Registered>,
+}
+
+impl Registry {
+    /// Adds `entry`. It replaces an entry of the same kind and name.
+    #[must_use]
+    pub fn with(mut self, entry: &'static dyn Registered) -> Self {
+        let is_same = |known: &&mut &'static dyn Registered| {
+            (known.kind(), known.name()) == (entry.kind(), entry.name())
+        };
+        match self.entries.iter_mut().find(is_same) {
+            Some(known) => *known = entry,
+            None => self.entries.push(entry),
+        }
+        self
+    }
+
+    /// Adds all `entries`.
+    #[must_use]
+    pub fn with_all<E: Registered>(self, entries: &'static [E]) -> Self {
+        entries
+            .iter()
+            .fold(self, |registry, entry| registry.with(entry))
+    }
+
+    /// Returns the entries of type `E`, in the order in which they were added.
+    pub fn all<E: Registered>(&self) -> impl Iterator<Item = &'static E> {
+        let entries = self.entries.iter();
+        entries.filter_map(|entry| (*entry as &dyn Any).downcast_ref())
+    }
+
+    /// Returns the entry of type `E` with the name `name`.
+    pub fn find<E: Registered>(&self, name: &str) -> Option<&'static E> {
+        self.all::<E>().find(|entry| entry.name() == name)
+    }
+
+    /// Returns the names of all entries of type `E`.
+    pub fn names<E: Registered>(&self) -> Vec<&'static str> {
+        self.all::<E>().map(Registered::name).collect()
+    }
+
+    /// Returns all entries, in the order in which they were added.
+    pub fn entries(&self) -> impl Iterator<Item = &'static dyn Registered> {
+        self.entries.iter().copied()
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self
+            .entries
+            .iter()
+            .map(|entry| (entry.kind(), entry.name()));
+        f.debug_set().entries(names).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Part(&'static str, &'static str);
+
+    impl Registered for Part {
+        fn kind(&self) -> &'static str {
+            "parts"
+        }
+
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn summary(&self) -> &'static str {
+            self.1
+        }
+    }
+
+    #[test]
+    fn entry_replaces_entry_of_same_kind_and_name() {
+        static PARTS: [Part; 2] = [Part("a", "first"), Part("b", "second")];
+        let registry = Registry::default().with_all(&PARTS);
+        assert_eq!(registry.names::<Part>(), ["a", "b"]);
+        let registry = registry.with(&Part("a", "third"));
+        assert_eq!(registry.names::<Part>(), ["a", "b"]);
+        assert_eq!(registry.find::<Part>("a").map(|part| part.1), Some("third"));
+        assert!(registry.all::<SinkEntry>().next().is_none());
+    }
 }

@@ -6,6 +6,7 @@ mod common;
 
 use common::loopback::{self, Queue};
 use common::{Fixture, free_port, new_fixture, spec};
+use daq_core::entry::Registry;
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
 use daq_drivers::packet::datagram::Placer;
@@ -738,7 +739,7 @@ fn udp_example_is_valid() {
     assert_eq!(geometry.frame_bytes, 1 << 20);
     assert_eq!(spec.layout(&geometry).unwrap().points, 1 << 18);
     assert!(!spec.supports_backpressure() && spec.notes().is_empty());
-    let schema = (ENTRY.schema)().to_value();
+    let schema = (ENTRY.schema)(&Registry::default()).to_value();
     assert!(
         schema["properties"]["format"].is_object() && schema["properties"]["listen"].is_object()
     );

@@ -26,9 +26,10 @@ pub mod systemd;
 
 use daq_core::entry::Registry;
 
-/// Registry of all sources, kernels and sinks that a configuration can use.
-pub const REGISTRY: Registry = Registry {
-    sources: &daq_drivers::sources::<daq_emulators::Emulators>(),
-    kernels: kernels::KERNELS,
-    sinks: daq_sinks::SINKS,
-};
+/// Returns the entries of all built-in sources, kernels and sinks.
+pub fn registry() -> Registry {
+    Registry::default()
+        .with_all(const { &daq_drivers::sources::<daq_emulators::Emulators>() })
+        .with_all(kernels::KERNELS)
+        .with_all(daq_sinks::SINKS)
+}

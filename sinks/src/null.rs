@@ -1,6 +1,5 @@
 //! `null` discards frames, to measure the stages before it or to simulate a slow consumer.
 
-use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::SinkEntry;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
@@ -24,8 +23,8 @@ input = \"INPUT\"
 # Wait this long for each frame, to rehearse a slow consumer.
 # delay = \"0 s\"
 ",
-    schema: || schemars::schema_for!(NullKeys),
-    parse,
+    schema: |_| schemars::schema_for!(NullKeys),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<NullKeys>(&[], diagnostics)?)),
 };
 
 /// The keys of a `null` sink.
@@ -38,12 +37,6 @@ pub struct NullKeys {
     /// Wait for this time per frame, to simulate a slow consumer; default: no wait. The system's timer adds about 50 µs
     /// to each wait.
     pub delay: Option<Span>,
-}
-
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
-    section
-        .finish::<NullKeys>(&[], diagnostics)
-        .map(|keys| Box::new(keys) as _)
 }
 
 impl SinkSpec for NullKeys {

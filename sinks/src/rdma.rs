@@ -19,7 +19,7 @@
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::SinkEntry;
+use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
@@ -73,7 +73,7 @@ nics = [\"emulated\"]
 # The sink treats a receiver that accepts no frame for this time as unavailable.
 # timeout = \"1 s\"
 ",
-    schema: || schemars::schema_for!(RdmaKeys),
+    schema: |_| schemars::schema_for!(RdmaKeys),
     parse,
 };
 
@@ -262,7 +262,11 @@ impl RdmaKeys {
     }
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SinkSpec>> {
     let problems = |keys: &RdmaKeys| keys.check().err().into_iter().collect();
     let keys = section.finish_checked(&[], diagnostics, problems)?;
     Some(Box::new(keys))

@@ -4,12 +4,12 @@
 
 mod support;
 
-use daq_core::config::Document;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use support::{Feed, Sent, context, layout};
 
-use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::SinkEntry;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
@@ -31,8 +31,8 @@ input = \"INPUT\"
 # The file to write.
 path = \"index.txt\"
 ",
-    schema: || schemars::schema_for!(IndexKeys),
-    parse,
+    schema: |_| schemars::schema_for!(IndexKeys),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<IndexKeys>(&[], diagnostics)?)),
 };
 
 /// The keys of an `index` sink. These comments become the reference page.
@@ -41,11 +41,6 @@ path = \"index.txt\"
 pub struct IndexKeys {
     /// The file to write; relative paths start from the working directory.
     pub path: PathBuf,
-}
-
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
-    let keys = section.finish::<IndexKeys>(&[], diagnostics)?;
-    Some(Box::new(keys))
 }
 
 impl SinkSpec for IndexKeys {
@@ -114,7 +109,7 @@ fn example_sink_writes_one_line_per_frame() {
     let text = "[sink.n]\npath = \"index.txt\"\n";
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let mut section = document.sections("sink").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &mut diagnostics).unwrap();
+    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics).unwrap();
     let context = context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);
     let ledger = context.ledger.clone();
     let mut sink = spec.build(context).unwrap();

@@ -5,6 +5,7 @@
 mod support;
 
 use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::region::Placement;
@@ -60,7 +61,7 @@ fn sink_examples_are_valid_and_show_every_key() {
                     .0,
                 "INPUT"
             );
-            let spec = (entry.parse)(&mut section, &mut diagnostics);
+            let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
             assert!(
                 diagnostics.is_empty(),
                 "{}",
@@ -68,7 +69,7 @@ fn sink_examples_are_valid_and_show_every_key() {
             );
             assert!(spec.unwrap().accepts().contains(Placement::Host));
         }
-        let schema = (entry.schema)();
+        let schema = (entry.schema)(&Registry::default());
         let keys = schema.get("properties").unwrap().as_object().unwrap();
         for (key, value) in keys {
             // A key that excludes another key of the example is shown in a comment beside that key.

@@ -6,7 +6,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::wait_for;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -176,7 +176,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let dir = tempfile::tempdir().unwrap();
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
-    let config = Config::read(&document, &REGISTRY, "alloc", &mut diagnostics);
+    let config = Config::read(&document, &registry(), "alloc", &mut diagnostics);
     let around = PlanContext::default();
     let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));

@@ -7,7 +7,7 @@ use super::KnownKeys;
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
-use crate::entry::{Entry, Registry, SourceSpec};
+use crate::entry::{Entry, KernelEntry, Registered, Registry, SourceSpec};
 use crate::gpu::Backend;
 use crate::gpu::Dispatch;
 use crate::kernel::KernelSpec;
@@ -443,7 +443,7 @@ impl Config {
         let sources: Vec<Component<SourceKeys, dyn SourceSpec>> = components(
             document,
             ("source", tag, keys),
-            registry.sources,
+            registry,
             &mut known_keys,
             diagnostics,
         );
@@ -479,7 +479,7 @@ impl Config {
         let kernels = components(
             document,
             ("kernel", "use", keys),
-            registry.kernels,
+            registry,
             &mut known_keys,
             diagnostics,
         );
@@ -487,11 +487,10 @@ impl Config {
         let sinks = components(
             document,
             ("sink", tag, keys),
-            registry.sinks,
+            registry,
             &mut known_keys,
             diagnostics,
         );
-        let names = registry.kernels.iter().map(|entry| entry.name);
         Self {
             name,
             sources,
@@ -501,7 +500,7 @@ impl Config {
             known_keys,
             staging: staging(document, diagnostics).unwrap_or_default(),
             staging_table: document.table("staging"),
-            built_in: names.filter(|name| *name != FILE_KERNEL).collect(),
+            built_in: built_in(registry),
         }
     }
 }
@@ -585,18 +584,27 @@ impl<K, S: ?Sized> Read<K, S> {
     }
 }
 
+/// Returns the names that `use` accepts. A kernel file is selected by `file`.
+fn built_in(registry: &Registry) -> Vec<&'static str> {
+    let names = registry.names::<KernelEntry>().into_iter();
+    names.filter(|name| *name != FILE_KERNEL).collect()
+}
+
 /// Reads all sections of `kind`. Returns the components without errors, and adds the common keys of all components to
 /// `known_keys`.
 fn components<K: DeserializeOwned, S: ?Sized>(
     document: &Document,
     (kind, tag, keys): (&str, &str, &[&str]),
-    entries: &'static [Entry<S>],
+    registry: &Registry,
     known_keys: &mut Vec<KnownKeys>,
     diagnostics: &mut Diagnostics,
-) -> Vec<Component<K, S>> {
+) -> Vec<Component<K, S>>
+where
+    Entry<S>: Registered,
+{
     let mut components = Vec::new();
     for section in document.sections(kind) {
-        let read = component(section, tag, entries, keys, diagnostics);
+        let read = component(section, tag, registry, keys, diagnostics);
         let index = read.is_whole().then_some(components.len());
         known_keys.push(KnownKeys::of(&read.section, index));
         components.extend(read.whole());
@@ -607,15 +615,17 @@ fn components<K: DeserializeOwned, S: ?Sized>(
 fn component<K: DeserializeOwned, S: ?Sized>(
     mut section: Section,
     tag: &str,
-    entries: &'static [Entry<S>],
+    registry: &Registry,
     keys: &[&str],
     diagnostics: &mut Diagnostics,
-) -> Read<K, S> {
-    // A user's own kernel is selected by `file`, so `use = "file"` is not offered.
-    let names = entries.iter().map(|entry| entry.name);
-    let names: Vec<_> = names
-        .filter(|name| *name != FILE_KERNEL || tag != "use")
-        .collect();
+) -> Read<K, S>
+where
+    Entry<S>: Registered,
+{
+    let names = match tag {
+        "use" => built_in(registry),
+        _ => registry.names::<Entry<S>>(),
+    };
     let driver = if tag == "use" && section.has(FILE_KERNEL) {
         if section.has(tag) {
             let message = format!(
@@ -634,15 +644,15 @@ fn component<K: DeserializeOwned, S: ?Sized>(
             .map(|(driver, _)| driver)
     };
     let keys = section.detach(keys);
-    let entry = entries
-        .iter()
-        .find(|entry| Some(entry.name) == driver.as_deref())
+    let entry = driver
+        .as_deref()
+        .and_then(|driver| registry.find::<Entry<S>>(driver))
         // A driver may use the name as the start of a path, so it never gets an invalid name.
         .filter(|_| section.is_well_named());
     let spec = if let Some(entry) = entry {
-        (entry.parse)(&mut section, diagnostics)
+        (entry.parse)(&mut section, registry, diagnostics)
     } else {
-        if let Some(known) = all_keys(entries) {
+        if let Some(known) = all_keys::<S>(registry) {
             let known: Vec<_> = known.iter().map(String::as_str).collect();
             section.refuse_unknown(&known, diagnostics);
         }
@@ -658,11 +668,14 @@ fn component<K: DeserializeOwned, S: ?Sized>(
     }
 }
 
-/// Returns every key that any of `entries` accepts, or `None` if a schema does not list its keys.
-fn all_keys<S: ?Sized>(entries: &[Entry<S>]) -> Option<Vec<String>> {
+/// Returns every key that any entry accepts, or `None` if a schema does not list its keys.
+fn all_keys<S: ?Sized>(registry: &Registry) -> Option<Vec<String>>
+where
+    Entry<S>: Registered,
+{
     let mut keys = Vec::new();
-    for entry in entries {
-        let schema = (entry.schema)();
+    for entry in registry.all::<Entry<S>>() {
+        let schema = (entry.schema)(registry);
         if schema.get("additionalProperties")?.as_bool()? {
             return None;
         }

@@ -8,8 +8,10 @@ mod persistent;
 
 use super::*;
 use crate::claim::Claim;
-use crate::config::{Diagnostics, Document, Problem, Section};
-use crate::entry::{Entry, KernelEntry, Registry, SourceContext, SourceEntry, SourceSpec};
+use crate::config::{Diagnostics, Document, Problem};
+use crate::entry::{
+    Entry, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec,
+};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
@@ -152,8 +154,8 @@ const QUARTER: KernelEntry = Entry {
     name: "quarter",
     summary: "",
     example: "",
-    schema: || schemars::schema_for!(FakeKernel),
-    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+    schema: |_| schemars::schema_for!(FakeKernel),
+    parse: |section, _, diagnostics| {
         Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
     },
 };
@@ -162,25 +164,23 @@ const FAKE: SourceEntry = Entry {
     name: "fake",
     summary: "",
     example: "",
-    schema: || schemars::schema_for!(FakeSource),
-    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
+    schema: |_| schemars::schema_for!(FakeSource),
+    parse: |section, _, diagnostics| {
         Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
     },
 };
 
-const REGISTRY: Registry = Registry {
-    sources: &[FAKE],
-    kernels: &[QUARTER],
-    sinks: &[Entry {
-        name: "void",
-        summary: "",
-        example: "",
-        schema: || schemars::schema_for!(FakeSink),
-        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-            Some(Box::new(section.finish::<FakeSink>(&[], diagnostics)?))
-        },
-    }],
+const VOID: SinkEntry = Entry {
+    name: "void",
+    summary: "",
+    example: "",
+    schema: |_| schemars::schema_for!(FakeSink),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<FakeSink>(&[], diagnostics)?)),
 };
+
+fn registry() -> Registry {
+    Registry::default().with(&FAKE).with(&QUARTER).with(&VOID)
+}
 
 const PIPELINE: &str = r#"
 [source.adc]
@@ -205,7 +205,7 @@ input = "small"
 "#;
 
 fn plan_of(text: &str, topology: &Topology) -> Result<Plan, String> {
-    plan_with(text, &REGISTRY, topology)
+    plan_with(text, &registry(), topology)
 }
 
 fn plan_with(text: &str, registry: &Registry, topology: &Topology) -> Result<Plan, String> {

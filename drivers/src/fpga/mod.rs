@@ -63,8 +63,8 @@ pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
         name: "fpga",
         summary: "Drive a card's DMA engine from user space: XDMA, LitePCIe, or an emulated card",
         example: EXAMPLE,
-        schema: || schemars::schema_for!(FpgaConfig),
-        parse: |section, diagnostics| parse(section, diagnostics, E::DEVICES),
+        schema: |_| schemars::schema_for!(FpgaConfig),
+        parse: |section, _, diagnostics| parse(section, diagnostics, E::DEVICES),
     }
 }
 

@@ -105,7 +105,9 @@ use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{
+    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -128,7 +130,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "hsb",
     summary: "A sensor behind a Holoscan Sensor Bridge, received over a UDP socket on any NIC or a queue pair on an RDMA NIC",
     example: EXAMPLE,
-    schema: || schemars::schema_for!(HsbConfig),
+    schema: |_| schemars::schema_for!(HsbConfig),
     parse,
 };
 
@@ -169,7 +171,11 @@ struct Hsb {
     samples: Samples,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let config: HsbConfig = section.finish_checked(&[], diagnostics, HsbConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     Some(Box::new(Hsb { config, samples }))

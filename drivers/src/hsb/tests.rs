@@ -13,7 +13,7 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
         &mut diagnostics,
     );
     let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
     spec.ok_or_else(|| diagnostics.render(document.sources(), false))
 }
 
@@ -88,7 +88,7 @@ fn last_packet_shorter_than_the_marker_is_rejected() {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("daq.toml", &text, &mut diagnostics);
         let mut section = document.sections("source").remove(0);
-        (ENTRY.parse)(&mut section, &mut diagnostics).is_some()
+        (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics).is_some()
     };
     assert!(of(2816) && of(2824));
     assert!(!of(2817) && !of(2823));

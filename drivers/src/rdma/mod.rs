@@ -31,7 +31,9 @@ use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{
+    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
@@ -68,7 +70,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "rdma",
     summary: "Frames from an rdma sink on another host, written into the ring by an RDMA network card",
     example: EXAMPLE,
-    schema: || schemars::schema_for!(RdmaConfig),
+    schema: |_| schemars::schema_for!(RdmaConfig),
     parse,
 };
 
@@ -271,7 +273,11 @@ struct Rdma {
     samples: Samples,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let config: RdmaConfig = section.finish_checked(&[], diagnostics, RdmaConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
     Some(Box::new(Rdma { config, samples }))

@@ -9,7 +9,7 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
         &mut diagnostics,
     );
     let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
     spec.ok_or_else(|| diagnostics.render(document.sources(), false))
 }
 

@@ -34,7 +34,7 @@ use crate::packet::{self, Format, Frames};
 use capture::CapturePlayer;
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -48,7 +48,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
     summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at original or other speed",
     example: EXAMPLE,
-    schema: || packet::section::with_format(schemars::schema_for!(ReplayConfig), false),
+    schema: |_| packet::section::with_format(schemars::schema_for!(ReplayConfig), false),
     parse,
 };
 
@@ -95,7 +95,11 @@ enum Kind {
     Recording(OnceLock<Result<Recording, Problem>>),
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let has_format = section.has("format");
     let format = if has_format {
         Some(packet::section::take(section, diagnostics))

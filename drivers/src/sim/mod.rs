@@ -40,7 +40,7 @@ pub use schedule::{Arrival, Arrivals, Count, Jump, Packet, Schedule, State};
 pub use signal::{Pattern, Signal, SignalConfig, Tone};
 
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
@@ -50,7 +50,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "sim",
     summary: "A simulated sensor: tones, pulses, noise or patterns, at any rate, with faults on request",
     example: EXAMPLE,
-    schema: || schemars::schema_for!(SimConfig),
+    schema: |_| schemars::schema_for!(SimConfig),
     parse,
 };
 
@@ -80,7 +80,11 @@ struct Sim {
     config: SimConfig,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let config: SimConfig = section.finish_checked(&[], diagnostics, SimConfig::problems)?;
     Some(Box::new(Sim { config }))
 }

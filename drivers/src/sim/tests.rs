@@ -44,7 +44,7 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
         &mut diagnostics,
     );
     let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
     spec.ok_or_else(|| diagnostics.render(document.sources(), false))
 }
 
@@ -698,7 +698,7 @@ fn sim_example_is_valid() {
             let mut section = document.sections("source").remove(0);
             section.take_string("driver", &["sim"], &mut diagnostics);
             section.take_string("ring", &[], &mut diagnostics);
-            let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+            let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
             assert!(
                 spec.is_some(),
                 "{line}: {}",
@@ -707,7 +707,7 @@ fn sim_example_is_valid() {
         }
     }
     assert!(diagnostics.is_empty());
-    let schema = serde_json::to_value((ENTRY.schema)()).unwrap();
+    let schema = serde_json::to_value((ENTRY.schema)(&Registry::default())).unwrap();
     for key in ["samples", "tones", "faults", "pace", "restart_at"] {
         assert!(
             schema["properties"][key]["description"].is_string()

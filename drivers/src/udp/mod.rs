@@ -32,7 +32,7 @@ use crate::silence;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -44,7 +44,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
-    schema: || packet::section::with_format(schemars::schema_for!(UdpConfig), true),
+    schema: |_| packet::section::with_format(schemars::schema_for!(UdpConfig), true),
     parse,
 };
 
@@ -78,7 +78,11 @@ struct Udp {
     samples: Samples,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let format = packet::section::take(section, diagnostics);
     let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();

@@ -59,7 +59,7 @@ use crate::sys::interface::Interface as Card;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::source::{Filler, Producers, SourceError};
@@ -73,7 +73,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
-    schema: || packet::section::with_format(schemars::schema_for!(XdpConfig), true),
+    schema: |_| packet::section::with_format(schemars::schema_for!(XdpConfig), true),
     parse,
 };
 
@@ -110,7 +110,11 @@ struct Xdp {
     samples: Samples,
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let format = packet::section::take(section, diagnostics);
     let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();

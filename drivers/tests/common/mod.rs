@@ -6,7 +6,7 @@
 pub mod loopback;
 
 use daq_core::config::{Diagnostics, Document};
-use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::{Geometry, ReorderWindow};
@@ -23,7 +23,7 @@ pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, Stri
     let mut section = document.sections("source").remove(0);
     let _ = section.take_string("driver", &[], &mut diagnostics);
     let _ = section.take_string("ring", &[], &mut diagnostics);
-    let spec = (entry.parse)(&mut section, &mut diagnostics);
+    let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
     if diagnostics.has_errors() {
         return Err(diagnostics.render(document.sources(), false));
     }

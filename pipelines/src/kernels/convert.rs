@@ -45,7 +45,7 @@ output = \"OUTPUT\"
 # Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
 ",
-    schema: || schemars::schema_for!(Convert),
+    schema: |_| schemars::schema_for!(Convert),
     parse: Convert::parse,
 };
 

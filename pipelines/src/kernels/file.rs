@@ -88,7 +88,7 @@ output = \"OUTPUT\"
 # Options for the compiler of .cu files.
 # options = [\"--use_fast_math\"]
 ",
-    schema: || schemars::schema_for!(FileKernel),
+    schema: |_| schemars::schema_for!(FileKernel),
     parse: FileKernel::parse,
 };
 

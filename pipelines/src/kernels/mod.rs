@@ -32,7 +32,7 @@ pub mod stats;
 mod trial;
 
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::KernelEntry;
+use daq_core::entry::{KernelEntry, Registry};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{KernelError, KernelSpec};
 use daq_core::layout::Layout;
@@ -63,7 +63,11 @@ trait Keys: DeserializeOwned + KernelSpec + 'static {
     fn check(&self) -> Result<(), Problem>;
 
     /// Reads the keys from the rest of a section.
-    fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn KernelSpec>> {
+    fn parse(
+        section: &mut Section,
+        _: &Registry,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Box<dyn KernelSpec>> {
         let problems = |keys: &Self| keys.check().err().into_iter().collect();
         let keys: Self = section.finish_checked(&[], diagnostics, problems)?;
         Some(Box::new(keys))

@@ -113,7 +113,7 @@ output = \"OUTPUT\"
 # If a frame is missing inside an integration: \"restart\" the integration or \"continue\" it.
 # gap = \"restart\"
 ",
-    schema: || schemars::schema_for!(PowerSpectrum),
+    schema: |_| schemars::schema_for!(PowerSpectrum),
     parse: PowerSpectrum::parse,
 };
 

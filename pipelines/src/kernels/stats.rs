@@ -67,7 +67,7 @@ output = \"OUTPUT\"
 # Range of the histogram; default for integers: all codes. Float types have no default.
 # range = [-32768.0, 32768.0]
 ",
-    schema: || schemars::schema_for!(Stats),
+    schema: |_| schemars::schema_for!(Stats),
     parse: Stats::parse,
 };
 

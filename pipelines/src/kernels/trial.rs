@@ -1,6 +1,7 @@
 //! Runs a single kernel between two rings, for tests.
 
 use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::frame::{Clock, FrameMeta, Timestamp};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream, Submitted};
 use daq_core::layout::Layout;
@@ -154,7 +155,7 @@ pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
             .iter()
             .find(|entry| entry.name == name)
             .unwrap();
-        spec = (entry.parse)(&mut section, &mut diagnostics);
+        spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
     }
     match spec {
         Some(spec) if diagnostics.is_empty() => Ok(spec),

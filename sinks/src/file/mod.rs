@@ -35,7 +35,7 @@ use crate::stem::{Stem, StemKeys};
 use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::SinkEntry;
+use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -67,7 +67,7 @@ path = \"out\"
 # Bytes handed to the disk at once; three such buffers are held.
 # buffer = \"4 MiB\"
 ",
-    schema: || schemars::schema_for!(FileKeys),
+    schema: |_| schemars::schema_for!(FileKeys),
     parse,
 };
 
@@ -155,7 +155,11 @@ impl FileKeys {
     }
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SinkSpec>> {
     let (stem, keys) = Stem::read(section, diagnostics)?;
     Some(Box::new(File { stem, keys }))
 }

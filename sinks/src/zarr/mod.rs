@@ -58,7 +58,7 @@ use columns::{chunk_rows, columns};
 use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::SinkEntry;
+use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::Layout;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -86,7 +86,7 @@ path = \"out\"
 # Written into the attributes.
 # description = \"What is recorded\"
 ",
-    schema: || schemars::schema_for!(ZarrKeys),
+    schema: |_| schemars::schema_for!(ZarrKeys),
     parse,
 };
 
@@ -140,7 +140,11 @@ impl StemKeys for ZarrKeys {
     }
 }
 
-fn parse(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SinkSpec>> {
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SinkSpec>> {
     let (stem, keys) = Stem::read(section, diagnostics)?;
     Some(Box::new(Zarr { stem, keys }))
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::ledger::{ReaderLedger, RingLedger, SinkLedger};
@@ -85,7 +86,7 @@ pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, S
         .iter()
         .find(|entry| entry.name == driver)
         .unwrap();
-    let spec = (entry.parse)(&mut section, &mut diagnostics);
+    let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
     if diagnostics.is_empty() {
         Ok(spec.unwrap())
     } else {

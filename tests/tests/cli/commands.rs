@@ -1,7 +1,8 @@
 //! Tests the command line: every command, every exit code, every example.
 
+use daq_core::entry::{KernelEntry, SinkEntry, SourceEntry};
 use daq_core::plan::FILE_KERNEL;
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_tests::{Daq, Done, program, skip};
 use serde_json::Value;
 use std::io::Write;
@@ -62,18 +63,18 @@ path   = "out/"
 listen = "127.0.0.1:9464"
 "#;
 
-fn sources() -> impl Iterator<Item = &'static str> {
-    REGISTRY.sources.iter().map(|entry| entry.name)
+fn sources() -> Vec<&'static str> {
+    registry().names::<SourceEntry>()
 }
 
 /// Returns the names of the built-in kernels.
-fn kernels() -> impl Iterator<Item = &'static str> {
-    let names = REGISTRY.kernels.iter().map(|entry| entry.name);
-    names.filter(|name| *name != FILE_KERNEL)
+fn kernels() -> Vec<&'static str> {
+    let names = registry().names::<KernelEntry>().into_iter();
+    names.filter(|name| *name != FILE_KERNEL).collect()
 }
 
-fn sinks() -> impl Iterator<Item = &'static str> {
-    REGISTRY.sinks.iter().map(|entry| entry.name)
+fn sinks() -> Vec<&'static str> {
+    registry().names::<SinkEntry>()
 }
 
 /// Checks the exit code for a wrong configuration and returns stderr.
@@ -90,23 +91,8 @@ fn errors(done: Done) -> String {
 #[test]
 fn list_prints_all_entries_with_summary() {
     let list = Daq::new("").cli(&["list"]).ok().stdout;
-    let entries = REGISTRY
-        .sources
-        .iter()
-        .map(|entry| (entry.name, entry.summary));
-    let entries = entries.chain(
-        REGISTRY
-            .kernels
-            .iter()
-            .map(|entry| (entry.name, entry.summary)),
-    );
-    let entries = entries.chain(
-        REGISTRY
-            .sinks
-            .iter()
-            .map(|entry| (entry.name, entry.summary)),
-    );
-    for (name, summary) in entries {
+    for entry in registry().entries() {
+        let (name, summary) = (entry.name(), entry.summary());
         assert!(
             list.lines().any(|line| line.split_whitespace().next() == Some(name) && line.ends_with(summary)),
             "{name} is not in\n{list}"
@@ -116,15 +102,16 @@ fn list_prints_all_entries_with_summary() {
 
 #[test]
 fn new_every_template_is_valid() {
-    let mut asked: Vec<String> = sources()
-        .chain(kernels())
-        .chain(sinks())
-        .map(ToOwned::to_owned)
-        .collect();
+    let all = [sources(), kernels(), sinks()].concat();
+    let mut asked: Vec<String> = all.into_iter().map(ToOwned::to_owned).collect();
     for source in sources() {
         for sink in sinks() {
             asked.push(format!("{source}/{sink}"));
-            asked.extend(kernels().map(|kernel| format!("{source}/{kernel}/{sink}")));
+            asked.extend(
+                kernels()
+                    .iter()
+                    .map(|kernel| format!("{source}/{kernel}/{sink}")),
+            );
             asked.push(format!("{source}/convert/power-spectrum/{sink}"));
         }
     }

@@ -10,7 +10,7 @@ use daq_core::topology::Topology;
 use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_emulators::vfio_user::Server;
 use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step};
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use daq_tests::{test_process, wait_for};
 use std::io::Write;
@@ -73,7 +73,7 @@ fn held() -> Held {
 fn round(text: &str, directory: &Path, frames: u64) {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
-    let config = Config::read(&document, &REGISTRY, "rounds", &mut diagnostics);
+    let config = Config::read(&document, &registry(), "rounds", &mut diagnostics);
     let around = PlanContext::default();
     let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));

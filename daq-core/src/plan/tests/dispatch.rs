@@ -8,7 +8,7 @@ fn plan_with_lines(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
     let text = PIPELINE.replace("use = \"quarter\"", &format!("use = \"quarter\"\n{lines}"));
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
-    let config = Config::read(&document, &REGISTRY, "test", &mut diagnostics);
+    let config = Config::read(&document, &registry(), "test", &mut diagnostics);
     let plan = resolve(&config, topology, &PlanContext::default(), &mut diagnostics);
     (plan, diagnostics.render(document.sources(), false))
 }

@@ -27,21 +27,17 @@ impl KernelSpec for FakeFile {
     }
 }
 
-const WITH_FILES: Registry = Registry {
-    kernels: &[
-        QUARTER,
-        Entry {
-            name: FILE_KERNEL,
-            summary: "",
-            example: "",
-            schema: || schemars::schema_for!(FakeFile),
-            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-                Some(Box::new(section.finish::<FakeFile>(&[], diagnostics)?))
-            },
-        },
-    ],
-    ..REGISTRY
+const FILE: KernelEntry = Entry {
+    name: FILE_KERNEL,
+    summary: "",
+    example: "",
+    schema: |_| schemars::schema_for!(FakeFile),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<FakeFile>(&[], diagnostics)?)),
 };
+
+fn with_files() -> Registry {
+    registry().with(&FILE)
+}
 
 /// Returns the plan of the pipeline with a file as its kernel, and with `raw` and `small` added to the rings of these
 /// names.
@@ -50,7 +46,7 @@ fn plan_with(raw: &str, small: &str, topology: &Topology) -> Result<Plan, String
         .replace("use = \"quarter\"", "file = \"my.cu\"")
         .replace("slot = \"5 KiB\"", &format!("slot = \"5 KiB\"\n{raw}"))
         .replace("[ring.small]", &format!("[ring.small]\n{small}"));
-    super::plan_with(&text, &WITH_FILES, topology)
+    super::plan_with(&text, &with_files(), topology)
 }
 
 fn copies(plan: &Plan) -> Vec<(&str, &str)> {
@@ -142,7 +138,7 @@ fn file_kernel_without_gpu_error_names_alternatives() {
 #[test]
 fn file_keyword_as_kernel_name_is_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"file\"");
-    let rendered = super::plan_with(&text, &WITH_FILES, &host()).unwrap_err();
+    let rendered = super::plan_with(&text, &with_files(), &host()).unwrap_err();
     assert!(
         rendered.contains("unknown use \"file\"") && rendered.contains("choose \"quarter\""),
         "{rendered}"
@@ -152,7 +148,7 @@ fn file_keyword_as_kernel_name_is_rejected() {
 #[test]
 fn use_and_file_together_are_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\nfile = \"my.cu\"");
-    let error = super::plan_with(&text, &WITH_FILES, &with_gpu()).unwrap_err();
+    let error = super::plan_with(&text, &with_files(), &with_gpu()).unwrap_err();
     only(
         &error,
         &["`use` and `file` cannot both be set in [kernel.quarter]"],

@@ -55,18 +55,17 @@ impl SourceSpec for Carded {
     }
 }
 
-const CARDED: Registry = Registry {
-    sources: &[Entry {
-        name: "carded",
-        summary: "",
-        example: "",
-        schema: || schemars::schema_for!(Carded),
-        parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-            Some(Box::new(section.finish::<Carded>(&[], diagnostics)?))
-        },
-    }],
-    ..REGISTRY
+const CARDED: SourceEntry = Entry {
+    name: "carded",
+    summary: "",
+    example: "",
+    schema: |_| schemars::schema_for!(Carded),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Carded>(&[], diagnostics)?)),
 };
+
+fn carded() -> Registry {
+    registry().with(&CARDED)
+}
 
 /// Returns a device that is connected through the bridges `bridges`, or without them to a separate host bridge.
 fn device(address: &str, class: u32, bridges: &[&str]) -> PciDevice {
@@ -155,7 +154,7 @@ fn plan(keys: &str, topology: &Topology) -> Plan {
             &format!("driver = \"carded\"\n{keys}"),
         )
         .replace("use = \"quarter\"", "use = \"quarter\"\ngpu = true");
-    plan_with(&text, &CARDED, topology).unwrap()
+    plan_with(&text, &carded(), topology).unwrap()
 }
 
 fn path_of(plan: &Plan) -> (DataPath, &str, Option<Writer>) {
@@ -255,7 +254,7 @@ fn unknown_nic_error_lists_available_nics() {
             "driver = \"fake\"\npacket = \"1 KiB\"",
             "driver = \"carded\"\nnic = \"mlx5_7\"",
         );
-        let plan = plan_with(&changed, &CARDED, &topology).unwrap();
+        let plan = plan_with(&changed, &carded(), &topology).unwrap();
         assert_eq!(
             plan.unavailable,
             [
@@ -263,7 +262,7 @@ fn unknown_nic_error_lists_available_nics() {
             ],
             "{memory}"
         );
-        let blind = plan_with(&changed, &CARDED, &Topology::unknown()).unwrap();
+        let blind = plan_with(&changed, &carded(), &Topology::unknown()).unwrap();
         assert!(blind.unavailable.is_empty(), "planned without hardware");
     }
     let none = plan("nic = \"auto\"", &host());
@@ -313,7 +312,7 @@ fn nic_for_staged_ring_and_for_sink_is_selected() {
             "PIPELINE must contain the section that this test changes"
         );
         let text = PIPELINE.replace(sink, &format!("{sink}nic = \"{nic}\"\n"));
-        plan_with(&text, &REGISTRY, topology).unwrap()
+        plan_with(&text, &registry(), topology).unwrap()
     };
     let found = sinks("auto", &machine);
     assert_eq!(found.sinks[0].nic.as_deref(), Some("mlx5_0"), "of equals");
@@ -351,7 +350,7 @@ fn sink_reads_gpu_if_measured_faster() {
             profiles: [(0, profile)].into(),
             ..PlanContext::default()
         };
-        plan_in(&format!("{text}{keys}"), &REGISTRY, &machine, &context).unwrap()
+        plan_in(&format!("{text}{keys}"), &registry(), &machine, &context).unwrap()
     };
     let (auto, far, software) = ("nic = \"auto\"", "nic = \"mlx5_0\"", "");
     for (keys, known, is_direct) in [

@@ -77,33 +77,25 @@ impl SourceSpec for Ringing {
     }
 }
 
-const STAYING: Registry = Registry {
-    sources: &[
-        FAKE,
-        Entry {
-            name: "ringing",
-            summary: "",
-            example: "",
-            schema: || schemars::schema_for!(Ringing),
-            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-                Some(Box::new(section.finish::<Ringing>(&[], diagnostics)?))
-            },
-        },
-    ],
-    kernels: &[
-        QUARTER,
-        Entry {
-            name: FILE_KERNEL,
-            summary: "",
-            example: "",
-            schema: || schemars::schema_for!(Staying),
-            parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-                Some(Box::new(section.finish::<Staying>(&[], diagnostics)?))
-            },
-        },
-    ],
-    ..REGISTRY
+const RINGING: SourceEntry = Entry {
+    name: "ringing",
+    summary: "",
+    example: "",
+    schema: |_| schemars::schema_for!(Ringing),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Ringing>(&[], diagnostics)?)),
 };
+
+const STAYING: KernelEntry = Entry {
+    name: FILE_KERNEL,
+    summary: "",
+    example: "",
+    schema: |_| schemars::schema_for!(Staying),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Staying>(&[], diagnostics)?)),
+};
+
+fn persistent() -> Registry {
+    registry().with(&RINGING).with(&STAYING)
+}
 
 /// Returns the pipeline with a persistent kernel and `changes`.
 fn staying(changes: &[(&str, &str)]) -> String {
@@ -116,11 +108,11 @@ fn staying(changes: &[(&str, &str)]) -> String {
 }
 
 fn planned(changes: &[(&str, &str)], topology: &Topology) -> Plan {
-    plan_with(&staying(changes), &STAYING, topology).unwrap()
+    plan_with(&staying(changes), &persistent(), topology).unwrap()
 }
 
 fn error(changes: &[(&str, &str)], topology: &Topology) -> String {
-    plan_with(&staying(changes), &STAYING, topology).unwrap_err()
+    plan_with(&staying(changes), &persistent(), topology).unwrap_err()
 }
 
 /// Returns a GPU on which only the backends `works` work. The others fail with different reasons.

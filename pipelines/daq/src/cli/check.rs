@@ -5,6 +5,7 @@ use super::{exit, show};
 use daq_core::check::{CheckContext, FileUse};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostic, Diagnostics, Document, Section};
+use daq_core::entry::Registry;
 use daq_core::ledger::{CounterFile, CounterFileError};
 use daq_core::plan::{Config, Plan};
 use daq_core::units::counted;
@@ -14,13 +15,13 @@ use daq_pipelines::runtime::Ledgers;
 use std::path::Path;
 
 /// Checks the configuration and prints the result.
-pub(super) fn check(sources: &Sources, no_hardware: bool) -> u8 {
+pub(super) fn check(registry: &Registry, sources: &Sources, no_hardware: bool) -> u8 {
     let hardware = if no_hardware {
         Hardware::None
     } else {
         Hardware::Detect
     };
-    let (loaded, mut unchecked) = match Loaded::check(sources, hardware) {
+    let (loaded, mut unchecked) = match Loaded::check(registry, sources, hardware) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };

@@ -1,20 +1,21 @@
-//! `daq list` prints every source, kernel and sink that a configuration can use.
+//! `daq list` prints every entry that a configuration can use.
 
-use daq_core::entry::Entry;
-use daq_pipelines::REGISTRY;
+use daq_core::entry::Registry;
 use std::fmt::Write;
 
-pub(super) fn list() -> String {
+pub(super) fn list(registry: &Registry) -> String {
     let mut text = String::new();
-    section(&mut text, "sources", REGISTRY.sources);
-    section(&mut text, "kernels", REGISTRY.kernels);
-    section(&mut text, "sinks", REGISTRY.sinks);
-    text + "\n`daq new NAME` prints a starting configuration.\n"
-}
-
-fn section<S: ?Sized>(text: &mut String, title: &str, entries: &[Entry<S>]) {
-    let _ = writeln!(text, "{title}");
-    for entry in entries {
-        let _ = writeln!(text, "  {:<16} {}", entry.name, entry.summary);
+    let mut kinds: Vec<&str> = Vec::new();
+    for entry in registry.entries() {
+        if !kinds.contains(&entry.kind()) {
+            kinds.push(entry.kind());
+        }
     }
+    for kind in kinds {
+        let _ = writeln!(text, "{kind}");
+        for entry in registry.entries().filter(|entry| entry.kind() == kind) {
+            let _ = writeln!(text, "  {:<16} {}", entry.name(), entry.summary());
+        }
+    }
+    text + "\n`daq new NAME` prints a starting configuration.\n"
 }

@@ -4,12 +4,11 @@ use super::{check, exit, state, tune};
 use clap::Args;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
-use daq_core::entry::SourceSpec;
+use daq_core::entry::{Registry, SourceSpec};
 use daq_core::plan::{Component, Config, Plan, PlanContext, resolve};
 use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
 use daq_core::units::counted;
-use daq_pipelines::REGISTRY;
 use daq_pipelines::console::print_error;
 use daq_pipelines::http::Http;
 use std::io::IsTerminal;
@@ -89,22 +88,28 @@ pub(super) struct Loaded {
 
 impl Loaded {
     /// Reads the configuration and computes its plan. On failure, prints the errors and returns the exit code.
-    pub(super) fn read(sources: &Sources, hardware: Hardware<'_>) -> Result<Self, u8> {
-        Self::load(sources, hardware, None)
+    pub(super) fn read(
+        registry: &Registry,
+        sources: &Sources,
+        hardware: Hardware<'_>,
+    ) -> Result<Self, u8> {
+        Self::load(registry, sources, hardware, None)
     }
 
     /// Like [`read`](Self::read), but also checks the files that the configuration names. Returns descriptions of the
     /// checks that were skipped.
     pub(super) fn check(
+        registry: &Registry,
         sources: &Sources,
         hardware: Hardware<'_>,
     ) -> Result<(Self, Vec<String>), u8> {
         let mut unchecked = Vec::new();
-        let loaded = Self::load(sources, hardware, Some(&mut unchecked))?;
+        let loaded = Self::load(registry, sources, hardware, Some(&mut unchecked))?;
         Ok((loaded, unchecked))
     }
 
     fn load(
+        registry: &Registry,
         sources: &Sources,
         hardware: Hardware<'_>,
         unchecked: Option<&mut Vec<String>>,
@@ -120,6 +125,7 @@ impl Loaded {
                 .with_overrides(&overrides, &mut diagnostics)
                 .expanded(&environment, &mut diagnostics);
             let loaded = Self::relate(
+                registry,
                 &mut document,
                 sources,
                 hardware,
@@ -147,6 +153,7 @@ impl Loaded {
     }
 
     fn relate(
+        registry: &Registry,
         document: &mut Document,
         sources: &Sources,
         hardware: Hardware<'_>,
@@ -158,7 +165,7 @@ impl Loaded {
             &["daq", "http", "staging"],
             diagnostics,
         );
-        let config = Config::read(document, &REGISTRY, &sources.name(), diagnostics);
+        let config = Config::read(document, registry, &sources.name(), diagnostics);
         let mut around = PlanContext {
             directory: super::directory(),
             ..PlanContext::default()

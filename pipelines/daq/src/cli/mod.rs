@@ -18,6 +18,7 @@ mod topo;
 mod tune;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use daq_core::entry::Registry;
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, print_error};
@@ -136,8 +137,8 @@ enum Format {
     Dot,
 }
 
-/// Runs the command line of this process.
-pub fn main() -> ExitCode {
+/// Runs the command line of this process. Configurations can name the entries of `registry`.
+pub fn main_with(registry: &Registry) -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -147,33 +148,34 @@ pub fn main() -> ExitCode {
         }
     };
     let code = match cli.command {
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => run::run(registry, &args),
         Command::Check {
             sources,
             no_hardware,
-        } => check::check(&sources, no_hardware),
+        } => check::check(registry, &sources, no_hardware),
         Command::Plan {
             sources,
             no_hardware,
             topology,
             json,
-        } => plan(&sources, no_hardware, topology.as_deref(), json),
-        Command::List => show(&list::list()),
-        Command::New { parts } => new(&parts),
+        } => plan(registry, &sources, no_hardware, topology.as_deref(), json),
+        Command::List => show(&list::list(registry)),
+        Command::New { parts } => new(registry, &parts),
         Command::Graph { sources, format } => graph::graph(
+            registry,
             &sources,
             match format {
                 Format::Mermaid => GraphFormat::Mermaid,
                 Format::Dot => GraphFormat::Dot,
             },
         ),
-        Command::Topo(args) => topo::topo(&args),
+        Command::Topo(args) => topo::topo(registry, &args),
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
         Command::Emulate(device) => emulate::emulate(&device),
         Command::Tune(args) => tune::tune(&args),
-        Command::Reference { page } => show(&reference::page(page)),
+        Command::Reference { page } => show(&reference::page(registry, page)),
         Command::FpgaGuard { device } => guard::guard(&device),
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -193,7 +195,13 @@ fn show(text: &str) -> u8 {
     }
 }
 
-fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: bool) -> u8 {
+fn plan(
+    registry: &Registry,
+    sources: &Sources,
+    no_hardware: bool,
+    recorded: Option<&Path>,
+    json: bool,
+) -> u8 {
     let there = match recorded.map(topo::load).transpose() {
         Ok(there) => there,
         Err(code) => return code,
@@ -203,7 +211,7 @@ fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: boo
         None if no_hardware => Hardware::None,
         None => Hardware::Probe,
     };
-    match Loaded::read(sources, hardware) {
+    match Loaded::read(registry, sources, hardware) {
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),
             Err(error) => {
@@ -216,8 +224,8 @@ fn plan(sources: &Sources, no_hardware: bool, recorded: Option<&Path>, json: boo
     }
 }
 
-fn new(parts: &str) -> u8 {
-    match new::new(parts) {
+fn new(registry: &Registry, parts: &str) -> u8 {
+    match new::new(registry, parts) {
         Ok(text) => show(&text),
         Err(error) => {
             print_error!("error: {error}");

@@ -1,9 +1,8 @@
 //! `daq new` builds a starting configuration from the examples of registry entries.
 
 use daq_core::config::nearest;
-use daq_core::entry::Entry;
+use daq_core::entry::{Entry, KernelEntry, Registry, SinkEntry, SourceEntry};
 use daq_core::plan::FILE_KERNEL;
-use daq_pipelines::REGISTRY;
 use std::fmt::Write;
 
 /// Errors that prevent building a configuration.
@@ -16,7 +15,7 @@ pub(super) enum NewError {
 }
 
 /// Builds a configuration from `parts`, for example `udp/power-spectrum/file`.
-pub(super) fn new(parts: &str) -> Result<String, NewError> {
+pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> {
     let mut source = None;
     let mut kernels = Vec::new();
     let mut sink = None;
@@ -24,10 +23,10 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     while let Some(name) = parts.next() {
         let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
         // `file` is the name of a kernel and of a sink; only the last part is a sink.
-        let is_sink = parts.peek().is_none() && find(REGISTRY.sinks, name).is_some();
-        if let Some(entry) = find(REGISTRY.sources, name).filter(|_| is_first) {
+        let is_sink = parts.peek().is_none() && registry.find::<SinkEntry>(name).is_some();
+        if let Some(entry) = registry.find::<SourceEntry>(name).filter(|_| is_first) {
             source = Some(entry);
-        } else if let Some(entry) = find(REGISTRY.kernels, name).filter(|_| !is_sink) {
+        } else if let Some(entry) = registry.find::<KernelEntry>(name).filter(|_| !is_sink) {
             if sink.is_some() {
                 return Err(NewError::Order {
                     what: "kernel",
@@ -35,20 +34,25 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
                 });
             }
             kernels.push(entry);
-        } else if let Some(entry) = find(REGISTRY.sinks, name) {
+        } else if let Some(entry) = registry.find::<SinkEntry>(name) {
             if sink.replace(entry).is_some() {
                 return Err(NewError::Order {
                     what: "a second sink",
                     name: name.to_owned(),
                 });
             }
-        } else if find(REGISTRY.sources, name).is_some() {
+        } else if registry.find::<SourceEntry>(name).is_some() {
             return Err(NewError::Order {
                 what: "source",
                 name: name.to_owned(),
             });
         } else {
-            let names: Vec<_> = names().collect();
+            let names = [
+                registry.names::<SourceEntry>(),
+                registry.names::<KernelEntry>(),
+                registry.names::<SinkEntry>(),
+            ]
+            .concat();
             let help = match nearest(name, &names) {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => "run `daq list` to list all names".to_owned(),
@@ -59,8 +63,8 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
             });
         }
     }
-    let source = source.or_else(|| find(REGISTRY.sources, "sim"));
-    let sink = sink.or_else(|| find(REGISTRY.sinks, "null"));
+    let source = source.or_else(|| registry.find::<SourceEntry>("sim"));
+    let sink = sink.or_else(|| registry.find::<SinkEntry>("null"));
     let mut text = String::new();
     let mut ring = "raw".to_owned();
     if let Some(source) = source {
@@ -79,18 +83,6 @@ pub(super) fn new(parts: &str) -> Result<String, NewError> {
     }
     text += "[http]\nlisten = \"127.0.0.1:9464\"   # /metrics, /status, /-/healthy, /-/ready\n";
     Ok(text)
-}
-
-fn names() -> impl Iterator<Item = &'static str> {
-    let sources = REGISTRY.sources.iter().map(|entry| entry.name);
-    let kernels = REGISTRY.kernels.iter().map(|entry| entry.name);
-    sources
-        .chain(kernels)
-        .chain(REGISTRY.sinks.iter().map(|entry| entry.name))
-}
-
-fn find<S: ?Sized>(entries: &'static [Entry<S>], name: &str) -> Option<&'static Entry<S>> {
-    entries.iter().find(|entry| entry.name == name)
 }
 
 /// Returns the section name for the kernel `name`. It is the kernel's name, unless a sink can have the same name.

@@ -4,6 +4,7 @@ use super::live::{Live, Style, ledger};
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, state};
 use clap::{Args as ClapArgs, ValueEnum};
+use daq_core::entry::Registry;
 use daq_core::kernel::KernelError;
 use daq_core::ledger::Report;
 use daq_core::sink::SinkError;
@@ -84,9 +85,9 @@ fn frames(text: &str) -> Result<(String, u64), String> {
     Ok((ring.to_owned(), count))
 }
 
-pub(super) fn run(args: &Args) -> u8 {
+pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
     log();
-    let loaded = match Loaded::read(&args.sources, Hardware::Probe) {
+    let loaded = match Loaded::read(registry, &args.sources, Hardware::Probe) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };

@@ -3,6 +3,7 @@
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, show};
 use daq_core::claim::Claim;
+use daq_core::entry::Registry;
 use daq_core::gpu::Backend;
 use daq_core::plan::{Config, Plan};
 use daq_core::region::Placement;
@@ -71,7 +72,7 @@ pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
     })
 }
 
-pub(super) fn topo(args: &Args) -> u8 {
+pub(super) fn topo(registry: &Registry, args: &Args) -> u8 {
     let topology = match args.from.as_deref().map(load).transpose() {
         Ok(recorded) => recorded.unwrap_or_else(here),
         Err(code) => return code,
@@ -92,7 +93,7 @@ pub(super) fn topo(args: &Args) -> u8 {
         };
     }
     let sources = Sources::of(&args.files, &args.set);
-    let loaded = match Loaded::read(&sources, Hardware::Recorded(&topology)) {
+    let loaded = match Loaded::read(registry, &sources, Hardware::Recorded(&topology)) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };

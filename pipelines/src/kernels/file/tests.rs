@@ -7,6 +7,7 @@ mod params;
 
 use super::*;
 use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::layout::{Axis, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 
@@ -20,7 +21,7 @@ fn parse(keys: &str) -> Result<FileKernel, String> {
         section.take_string(ring, &[], &mut diagnostics);
     }
     let mut again = section.clone();
-    let spec = (ENTRY.parse)(&mut section, &mut diagnostics);
+    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
     if spec.is_none() || !diagnostics.is_empty() {
         return Err(diagnostics.render(document.sources(), false));
     }

@@ -1,10 +1,8 @@
 //! Tests the rows of configurations on a recorded machine, which has a card and a GPU below one host bridge.
 
 use super::*;
-use daq_core::config::{Diagnostics, Document, Problem, Section};
-use daq_core::entry::{
-    EngineRequirements, Entry, Registry, SourceContext, SourceEntry, SourceSpec,
-};
+use daq_core::config::{Diagnostics, Document, Problem};
+use daq_core::entry::{EngineRequirements, Entry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::plan::{PlanContext, resolve};
@@ -67,15 +65,8 @@ const DEVICE: SourceEntry = Entry {
     name: "device",
     summary: "",
     example: "",
-    schema: || schemars::schema_for!(Declared),
-    parse: |section: &mut Section, diagnostics: &mut Diagnostics| {
-        Some(Box::new(section.finish::<Declared>(&[], diagnostics)?))
-    },
-};
-
-const TEST: Registry = Registry {
-    sources: &[DEVICE],
-    ..daq_pipelines::REGISTRY
+    schema: |_| schemars::schema_for!(Declared),
+    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Declared>(&[], diagnostics)?)),
 };
 
 fn recorded() -> Topology {
@@ -92,7 +83,12 @@ fn rows_of(keys: &str, memory: &str) -> Vec<Row> {
     );
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
-    let config = Config::read(&document, &TEST, "test", &mut diagnostics);
+    let config = Config::read(
+        &document,
+        &daq_pipelines::registry().with(&DEVICE),
+        "test",
+        &mut diagnostics,
+    );
     let topology = recorded();
     let context = PlanContext::default();
     let plan = resolve(&config, &topology, &context, &mut diagnostics);

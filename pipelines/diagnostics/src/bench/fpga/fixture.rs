@@ -11,7 +11,7 @@ use daq_core::plan::{Component, Config, PlanContext, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;
 use daq_drivers::fpga::FpgaConfig;
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ impl Bench {
     pub(super) fn start(&self, text: &str, marks: Option<Marks>) -> Result<Fixture, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
-        let mut config = Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
+        let mut config = Config::read(&document, &registry(), "bench", &mut diagnostics);
         let directory = self.scratch.path().to_owned();
         let around = PlanContext {
             directory: directory.clone(),
@@ -221,7 +221,7 @@ mod tests {
         ) {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("bench", &text, &mut diagnostics);
-            Config::read(&document, &REGISTRY, "bench", &mut diagnostics);
+            Config::read(&document, &registry(), "bench", &mut diagnostics);
             let rendered = diagnostics.render(document.sources(), false);
             assert!(rendered.is_empty(), "{rendered}");
         }

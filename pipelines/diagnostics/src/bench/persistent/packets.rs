@@ -6,7 +6,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::ledger::CounterFile;
 use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -168,7 +168,7 @@ impl Bench {
         std::fs::write(&path, text(proto, port, frame, self.device.ordinal())).map_err(io)?;
         let mut diagnostics = Diagnostics::new();
         let document = Document::load(&[path], &mut diagnostics);
-        let config = Config::read(&document, &REGISTRY, "packets", &mut diagnostics);
+        let config = Config::read(&document, &registry(), "packets", &mut diagnostics);
         let around = PlanContext {
             directory: self.scratch.path().to_owned(),
             ..PlanContext::default()

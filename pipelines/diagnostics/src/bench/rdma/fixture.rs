@@ -6,7 +6,7 @@ use daq_core::ledger::{CounterFile, Report};
 use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;
-use daq_pipelines::REGISTRY;
+use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, TcpListener};
@@ -41,7 +41,7 @@ impl Fixture {
     ) -> Result<Self, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("rdma", text, &mut diagnostics);
-        let config = Config::read(&document, &REGISTRY, "rdma", &mut diagnostics);
+        let config = Config::read(&document, &registry(), "rdma", &mut diagnostics);
         let around = PlanContext {
             directory: directory.to_owned(),
             ..PlanContext::default()
