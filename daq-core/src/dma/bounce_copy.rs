@@ -5,13 +5,10 @@
 //! ```
 //! Used for an engine that is free-running, or that cannot write to the memory of the ring.
 
-use crate::gpu::Event;
-use crate::gpu::bar_mapping::{BarMapping, BarMappingError};
-use crate::gpu::driver::{CudaError, Device, Stream};
+use crate::gpu::driver::{Device, Rows};
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Producer;
-use crate::sys::{copy, store};
-use std::fmt;
+use crate::staging::{self, CopyMethod, StagingError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,13 +28,10 @@ pub enum BounceCopyError {
         /// The memory of the ring.
         to: Placement,
     },
-    /// The BAR mapping of the GPU's memory is lost.
+    /// The GPU failed, or the BAR mapping of its memory is lost.
     #[error(transparent)]
-    BarMapping(#[from] BarMappingError),
-    /// The GPU failed.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    /// Host memory could not be pinned for the GPU.
+    Copy(#[from] StagingError),
+    /// The GPU cannot be used, or host memory could not be pinned for the GPU.
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The GPU does not finish a copy in time.
@@ -52,23 +46,13 @@ pub enum BounceCopyError {
     },
 }
 
-enum CopyMethod {
-    /// Copies from host memory to host memory.
-    Host,
-    /// Copies from host memory to GPU memory with CPU stores.
-    Stores(Arc<BarMapping>),
-    /// Copies within the memory of a GPU with its copy engine.
-    Within(&'static Device, Stream),
-    /// Copies from pinned host memory to GPU memory with the GPU's copy engine.
-    In(&'static Device, Stream),
-}
-
 /// Copies from an engine's own slots to the open slots of a ring.
+#[derive(Debug)]
 pub struct BounceCopy {
     from: Arc<Region>,
     to: Arc<Region>,
     stride: usize,
-    method: CopyMethod,
+    method: Box<dyn CopyMethod>,
     /// Whether copies may be in flight.
     is_open: bool,
 }
@@ -78,23 +62,10 @@ impl BounceCopy {
     /// allocates all memory of the copier.
     pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, BounceCopyError> {
         let target = to.region();
-        let method = match (from.placement(), target.placement()) {
-            (Placement::Host, Placement::Host) => CopyMethod::Host,
-            (Placement::Host, Placement::Cuda(ordinal)) => {
-                if let Some(mapped) = target.mapping() {
-                    CopyMethod::Stores(mapped.clone())
-                } else {
-                    let device = Device::open(ordinal)?;
-                    from.pin(device)?;
-                    CopyMethod::In(device, Stream::new(device, 2)?)
-                }
-            }
-            (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
-                let device = Device::open(a)?;
-                CopyMethod::Within(device, Stream::new(device, 2)?)
-            }
-            (from, to) => return Err(BounceCopyError::NoWay { from, to }),
-        };
+        let method = staging::between(&from, target, 2)?.ok_or(BounceCopyError::NoWay {
+            from: from.placement(),
+            to: target.placement(),
+        })?;
         Ok(Self {
             from,
             to: target.clone(),
@@ -130,65 +101,48 @@ impl BounceCopy {
                 && Arc::ptr_eq(to.region(), &self.to),
             "cannot copy {bytes} bytes of slot {slot}: the range must be inside both regions, and the ring must be the declared target"
         );
-        let target = to.open_slot(open);
-        self.is_open = true;
+        let target = to.open_slot(open).expose_provenance() as u64;
         let from = self.from.address().as_ptr().wrapping_add(offset);
-        match &self.method {
-            // SAFETY:
-            // - Both addresses are in host memory of different regions, with room for the bytes. The check above and
-            //   the ring ensure this.
-            // - The target slot is open, so nothing else accesses it.
-            // - The device may write the source at the same time. The caller queries the device afterwards, and
-            //   discards frames that may have been overwritten.
-            CopyMethod::Host => unsafe { copy::stream(from, target, bytes) },
-            CopyMethod::Stores(mapped) => {
-                mapped.check()?;
-                let at = target.addr() - to.region().address().as_ptr().addr();
-                let cpu = mapped.cpu_address().as_ptr().wrapping_add(at);
-                // SAFETY: as above. In addition, the ring's slots are at the same offset in the BAR mapping as on the
-                // GPU, and `check` found the mapping usable.
-                unsafe { store::copy_to(cpu, from, bytes) };
-            }
-            // SAFETY: as above, within the memory of one GPU or from pinned host memory. Both regions are kept until
-            // `settle` or `drop` has observed the end of the copies. If the copies do not end, the regions are leaked.
-            CopyMethod::Within(_, stream) => unsafe {
-                stream.copy_within(target.addr() as u64, from.addr() as u64, bytes)?;
-            },
-            // SAFETY: the requirements are met as in the arm above.
-            CopyMethod::In(_, stream) => unsafe {
-                stream.copy_in(target.addr() as u64, from, bytes)?;
-            },
-        }
+        self.is_open = true;
+        // SAFETY:
+        // - Both ranges are inside the regions of the method. The check above and the ring ensure this. The regions are
+        //   kept until `settle` or `drop` has observed the end of the copies. If the copies do not end, the regions are
+        //   leaked.
+        // - The target slot is open, so nothing else accesses it.
+        // - The device may write the source at the same time. The caller queries the device afterwards, and discards
+        //   frames that may have been overwritten.
+        unsafe {
+            self.method
+                .copy(target, from.expose_provenance() as u64, Rows::one(bytes))
+        }?;
         Ok(())
     }
 
     /// Waits until all copies so far are complete.
     pub fn settle(&mut self) -> Result<(), BounceCopyError> {
-        match &self.method {
-            CopyMethod::Host => copy::fence(),
-            CopyMethod::Stores(mapped) => {
-                store::fence();
-                mapped.check()?;
+        let event = self.method.record_event()?;
+        let start = Instant::now();
+        while !event.is_done() {
+            std::hint::spin_loop();
+            if start.elapsed() > COPY_TIMEOUT {
+                return Err(BounceCopyError::Hung {
+                    device: self.gpu_name(),
+                    waited: COPY_TIMEOUT,
+                });
             }
-            CopyMethod::Within(device, stream) | CopyMethod::In(device, stream) => {
-                let event = stream.record_event()?;
-                let start = Instant::now();
-                while !event.is_done() {
-                    std::hint::spin_loop();
-                    if start.elapsed() > COPY_TIMEOUT {
-                        return Err(BounceCopyError::Hung {
-                            device: device.name(),
-                            waited: COPY_TIMEOUT,
-                        });
-                    }
-                }
-                if let Some(error) = event.failure() {
-                    return Err(error.into());
-                }
-            }
+        }
+        if let Some(error) = event.failure() {
+            return Err(StagingError::from(error).into());
         }
         self.is_open = false;
         Ok(())
+    }
+
+    fn gpu_name(&self) -> &'static str {
+        match self.to.placement() {
+            Placement::Cuda(ordinal) => Device::open(ordinal).map_or("the GPU", Device::name),
+            Placement::Host => "the CPU",
+        }
     }
 }
 
@@ -198,22 +152,5 @@ impl Drop for BounceCopy {
             // The copies may stay in flight forever, so their memory is leaked.
             std::mem::forget((self.from.clone(), self.to.clone()));
         }
-    }
-}
-
-impl fmt::Debug for BounceCopy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BounceCopy")
-            .field("from", &self.from)
-            .field(
-                "method",
-                &match self.method {
-                    CopyMethod::Host => "host",
-                    CopyMethod::Stores(_) => "stores",
-                    CopyMethod::Within(..) => "within the GPU",
-                    CopyMethod::In(..) => "the copy engine",
-                },
-            )
-            .finish_non_exhaustive()
     }
 }

@@ -134,14 +134,14 @@ impl Lease<'_> {
         shared.slots.length(slot).min(shared.options.slot_bytes)
     }
 
-    /// Returns the payload lengths of all frames in order, for a lease over [slots](Self::slice). This is cheaper than
-    /// one call of [`length`](Self::length) per frame.
-    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
+    /// Returns the payload lengths of the frames from frame `first` on, for a lease over [slots](Self::slice). This is
+    /// cheaper than one call of [`length`](Self::length) per frame.
+    pub(crate) fn lengths(&self, first: usize) -> impl Iterator<Item = usize> {
         debug_assert!(!matches!(self.reader.protection, Protection::Copy(_)));
         let shared = &*self.reader.shared;
-        let slots = shared.around(self.reader.position - self.count);
+        let slots = shared.around(self.reader.position - self.count + first as u64);
         let lengths = slots.map(|slot| shared.slots.length(slot).min(shared.options.slot_bytes));
-        lengths.take(self.len())
+        lengths.take(self.len() - first)
     }
 
     /// Copies the metadata of the first `frames` frames to slots of another ring.

@@ -1,9 +1,9 @@
 //! Copies without a pipeline, which measure the machine's baseline performance for comparison with the copy engine
 //! thread.
 
-use super::MeasureError;
+use super::{MeasureError, StreamPath};
 use crate::gpu::Event;
-use crate::gpu::driver::{Backing, CudaError, Device, Memory, Stream, StreamEvent};
+use crate::gpu::driver::{Backing, CudaError, Device, Memory, Rows, Stream, StreamEvent};
 use crate::region::{HostOptions, Region};
 use crate::staging::Direction;
 use std::cell::Cell;
@@ -91,7 +91,8 @@ impl BaselineCopy {
         at
     }
 
-    fn ends(&self, offset: usize, bytes: usize) -> (*mut u8, u64) {
+    /// Returns the addresses of target and source of a copy.
+    fn ends(&self, offset: usize, bytes: usize) -> (u64, u64) {
         let fits = offset
             .checked_add(bytes)
             .is_some_and(|end| end <= self.bytes);
@@ -100,8 +101,12 @@ impl BaselineCopy {
             "{bytes} bytes at offset {offset} exceed the buffers of {} bytes",
             self.bytes
         );
-        let host = self.host.address().as_ptr().wrapping_add(offset);
-        (host, self.memory.address() + offset as u64)
+        let host = self.host.address().as_ptr().wrapping_add(offset) as u64;
+        let device = self.memory.address() + offset as u64;
+        match self.direction {
+            Direction::In => (device, host),
+            Direction::Out => (host, device),
+        }
     }
 
     /// Starts a copy of `bytes` bytes at `offset` in both buffers.
@@ -109,14 +114,12 @@ impl BaselineCopy {
     /// # Panics
     /// If the range does not fit into the buffers.
     pub fn begin(&self, offset: usize, bytes: usize) -> Result<(), CudaError> {
-        let (host, device) = self.ends(offset, bytes);
+        let (to, from) = self.ends(offset, bytes);
         // SAFETY: the range is inside both buffers, as just checked. Only `self` uses the buffers, and they are freed
         // after all copies have ended. Their content does not matter.
         unsafe {
-            match self.direction {
-                Direction::In => self.stream.copy_in(device, host, bytes),
-                Direction::Out => self.stream.copy_out(host, device, bytes),
-            }
+            self.direction
+                .copy(&self.stream, to, from, Rows::one(bytes))
         }
     }
 
@@ -139,11 +142,7 @@ impl BaselineCopy {
         self.from.clear();
         self.sizes.clear();
         for i in 0..count {
-            let (host, device) = self.ends(offset + i * bytes, bytes);
-            let (to, from) = match self.direction {
-                Direction::In => (device, host as u64),
-                Direction::Out => (host as u64, device),
-            };
+            let (to, from) = self.ends(offset + i * bytes, bytes);
             self.to.push(to);
             self.from.push(from);
             self.sizes.push(bytes);

@@ -1,11 +1,9 @@
 //! The thread that copies between rings with a GPU's copy engine. There is one thread per GPU and direction.
 
 use super::StagingError;
+use super::methods::CopyMethod;
 use super::ring_copy::{Begun, EngineState, RingCopy};
-use crate::gpu::driver::{CudaError, Device, Rows, Stream};
 use crate::notify::{Notifier, Wait};
-use crate::ring::Completion;
-use crate::staging::Direction;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -29,100 +27,6 @@ pub struct Tuning {
     pub overhead: Duration,
     /// Maximum size in bytes of bursts that the CPU stores, if it can write the target; 0 if the CPU stores no bursts.
     pub cpu_store_threshold: usize,
-}
-
-/// Copies bytes between host memory and a GPU, in order.
-pub trait CopyBackend: Send {
-    /// Starts a copy of `bytes` bytes.
-    ///
-    /// # Safety
-    /// Until the next [event](Self::record_event) is done, both ranges must stay allocated, nothing else may write the
-    /// source, and nothing else may read or write the target.
-    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError>;
-
-    /// Starts a copy of rows.
-    ///
-    /// # Safety
-    /// The requirements of [`copy`](Self::copy) apply to every row.
-    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError>;
-
-    /// Records the end of all copies started so far.
-    fn record_event(&mut self) -> Result<Completion, CudaError>;
-
-    /// Whether the end of another copy can be recorded.
-    fn has_room(&self) -> bool;
-
-    /// Waits until no copy is in flight. Returns earlier if the device has failed.
-    fn settle(&mut self);
-
-    /// Declares that the device will not finish its work. Its memory is leaked, and no function waits for the work any
-    /// more.
-    fn leak(&mut self);
-}
-
-/// A CUDA stream that copies in one direction.
-#[derive(Debug)]
-pub struct CopyStream {
-    stream: Stream,
-    direction: Direction,
-}
-
-impl CopyStream {
-    /// Creates a stream for up to `depth` copies in flight.
-    pub fn new(
-        device: &'static Device,
-        direction: Direction,
-        depth: usize,
-    ) -> Result<Self, CudaError> {
-        Ok(Self {
-            stream: Stream::new(device, depth)?,
-            direction,
-        })
-    }
-}
-
-impl CopyBackend for CopyStream {
-    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees all requirements; the direction determines which address is in host memory.
-        unsafe {
-            match self.direction {
-                Direction::In => self.stream.copy_in(to, host(from), bytes),
-                Direction::Out => self.stream.copy_out(host(to), from, bytes),
-            }
-        }
-    }
-
-    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees all requirements for each row; the direction determines which address is in
-        // host memory.
-        unsafe {
-            match self.direction {
-                Direction::In => self.stream.copy_rows_in(to, host(from), rows),
-                Direction::Out => self.stream.copy_rows_out(host(to), from, rows),
-            }
-        }
-    }
-
-    fn record_event(&mut self) -> Result<Completion, CudaError> {
-        Ok(Completion::Event(self.stream.record_event()?))
-    }
-
-    fn has_room(&self) -> bool {
-        self.stream.has_free_event()
-    }
-
-    fn settle(&mut self) {
-        // The failure that caused this call has already been reported.
-        let _ = self.stream.synchronize();
-    }
-
-    fn leak(&mut self) {
-        self.stream.device().mark_hung();
-    }
-}
-
-fn host(address: u64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX))
 }
 
 /// The result of a step.
@@ -150,7 +54,7 @@ struct Expected {
 /// The ring copies of one GPU and direction.
 pub struct CopyEngineThread {
     ring_copies: Vec<RingCopy>,
-    backend: Box<dyn CopyBackend>,
+    method: Box<dyn CopyMethod>,
     tuning: Tuning,
     /// Notified by the rings of all ring copies.
     notifier: Arc<Notifier>,
@@ -167,10 +71,10 @@ pub struct CopyEngineThread {
 
 impl CopyEngineThread {
     /// Creates a copy engine thread without ring copies. The rings of all its ring copies must notify `notifier`.
-    pub fn new(backend: Box<dyn CopyBackend>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
+    pub fn new(method: Box<dyn CopyMethod>, tuning: Tuning, notifier: Arc<Notifier>) -> Self {
         Self {
             ring_copies: Vec::new(),
-            backend,
+            method,
             expected: VecDeque::with_capacity(tuning.depth.max(1)),
             tuning,
             notifier,
@@ -182,16 +86,16 @@ impl CopyEngineThread {
 
     /// Adds a ring copy.
     pub fn add(&mut self, ring_copy: RingCopy) {
-        self.stores |= ring_copy.target().is_some() && self.tuning.cpu_store_threshold > 0;
+        self.stores |= ring_copy.has_stores() && self.tuning.cpu_store_threshold > 0;
         self.ring_copies.push(ring_copy);
     }
 
     /// Logs a warning if the CPU will store to a GPU on another NUMA node than the calling thread's core. Call it on
     /// the thread that calls [`step`](Self::step); `remedy` names the setting for its core.
     pub fn warn_if_remote_numa(&self, remedy: &str) {
-        let target = self.ring_copies.iter().find_map(RingCopy::target);
-        if let Some(target) = target.filter(|_| self.stores) {
-            target.warn_if_remote_numa(remedy);
+        if self.stores {
+            let mut ring_copies = self.ring_copies.iter();
+            ring_copies.any(|ring_copy| ring_copy.warn_if_remote_numa(remedy));
         }
     }
 
@@ -206,7 +110,7 @@ impl CopyEngineThread {
             }
         }
         if let Some(error) = failure {
-            return Err(error.into());
+            return Err(error);
         }
         self.ended(ended);
         if ended > 0 || self.expected.is_empty() {
@@ -229,7 +133,7 @@ impl CopyEngineThread {
             let turn = self.turn;
             self.turn = (turn + 1) % self.ring_copies.len();
             let state = self.engine_state();
-            match self.ring_copies[turn].begin(&mut *self.backend, state)? {
+            match self.ring_copies[turn].begin(&*self.method, state)? {
                 None => passed += 1,
                 Some(Begun::Stored) => {
                     passed += 1;
@@ -258,7 +162,7 @@ impl CopyEngineThread {
     }
 
     fn has_room(&self) -> bool {
-        self.expected.len() < self.tuning.depth.max(1) && self.backend.has_room()
+        self.expected.len() < self.tuning.depth.max(1) && self.method.has_room()
     }
 
     fn expect(&mut self, bytes: u64) {
@@ -299,7 +203,7 @@ impl CopyEngineThread {
         let state = self.engine_state();
         self.ring_copies
             .iter()
-            .any(|ring_copy| ring_copy.is_ready(state))
+            .any(|ring_copy| ring_copy.can_begin(state))
     }
 
     /// Waits until a copy can be started or completed, or about `limit` has passed.
@@ -345,7 +249,7 @@ impl CopyEngineThread {
             let ready = || {
                 self.ring_copies
                     .iter()
-                    .any(|ring_copy| ring_copy.is_ready(state))
+                    .any(|ring_copy| ring_copy.can_begin(state))
             };
             if sleep > MIN_SLEEP {
                 let limit = sleep.saturating_sub(WAKE_AHEAD).min(limit);
@@ -379,11 +283,11 @@ impl CopyEngineThread {
 
     /// Ends the thread although copies in flight will not complete. All memory that these copies use is leaked.
     pub fn leak(mut self) {
-        self.backend.leak();
+        self.method.leak();
         for ring_copy in self.ring_copies.drain(..) {
             ring_copy.leak();
         }
-        std::mem::forget(self.backend);
+        std::mem::forget(self.method);
     }
 }
 

@@ -12,7 +12,10 @@
 //!
 //! If the CPU can write the target ring, small bursts bypass the copy engine. If a ring copy has no copy in flight, the
 //! thread stores bursts up to the measured *CPU-store threshold* with the CPU and publishes them at once. An
-//! [`InlineCopy`] always copies with the CPU. It has no thread; the thread that needs the frames calls it.
+//! [inline](RingCopy::inline) ring copy always copies with the CPU. It has no thread; the thread that needs the frames
+//! calls it.
+//!
+//! Every copy is done by a [`CopyMethod`].
 //!
 //! # Guarantees
 //! - A frame is published in the target after its bytes and metadata are complete. Each frame is published once, in the
@@ -23,25 +26,27 @@
 //! - After startup, no function of this module allocates memory or takes a lock; the CUDA driver may do so.
 
 mod baseline;
+mod burst;
 mod copy_engine;
 mod direction;
 mod error;
-mod inline_copy;
 mod measure;
+mod methods;
 mod numa;
 mod profile;
 mod ring_copy;
 mod store_methods;
-mod target;
 #[cfg(test)]
 mod tests;
 
 pub use baseline::{BATCH, BaselineCopy};
-pub use copy_engine::{CopyBackend, CopyEngineThread, CopyStream, Step, Tuning};
+pub use copy_engine::{CopyEngineThread, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
-pub use inline_copy::InlineCopy;
 pub use measure::{MeasureError, measure, measure_with};
+pub use methods::{
+    CopyMethod, CopyStream, CpuStores, Division, HostStores, StreamPath, WithinGpu, between,
+};
 pub use numa::warn_if_remote_numa;
 pub use profile::{Basis, DEFAULT_CPU_STORE_THRESHOLD, Profile, Profiles, Rates, Sending};
 pub use ring_copy::RingCopy;

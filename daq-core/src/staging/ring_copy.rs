@@ -1,43 +1,47 @@
 //! One copy between two rings.
 
-use super::StagingError;
-use super::copy_engine::CopyBackend;
-use super::target::{self, Target};
-use crate::gpu::driver::{CudaError, Rows};
+use super::methods::{CopyMethod, CpuStores};
+use super::{StagingError, burst};
 use crate::ledger::CopyLedger;
-use crate::ring::{Lease, Producer, Reader, Slice};
+use crate::region::Placement;
+use crate::ring::{Completion, Lease, Producer, Reader};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Maximum distance between rows of a row copy in bytes. Devices allow slightly less than 2 GiB.
-const MAX_PITCH: usize = 1 << 30;
+/// Copies the frames of one ring to another ring with slots of the same size.
+///
+/// A ring copy belongs to a [`CopyEngineThread`](super::CopyEngineThread), or is [inline](Self::inline): the thread that
+/// needs the frames calls [`step`](Self::step).
+///
+/// Dropping waits for the copies in flight and closes the target. If the copies do not end, the memory of both rings is
+/// leaked.
+#[derive(Debug)]
+pub struct RingCopy {
+    reader: Reader,
+    target: Target,
+    /// Stores by the CPU, if it can write the target.
+    stores: Option<Box<dyn CopyMethod>>,
+    /// Maximum number of frames per copy.
+    burst: usize,
+}
+
+/// The target ring's producer, and the copies in flight to its slots.
+#[derive(Debug)]
+struct Target {
+    producer: Producer,
+    ledger: CopyLedger,
+    in_flight: VecDeque<InFlightCopy>,
+    /// Time since which at least one copy has been in flight.
+    busy: Option<Instant>,
+    /// Whether a copy has failed. Then later completions are not published, because earlier slots were never filled.
+    failed: bool,
+}
 
 /// A copy in flight.
 #[derive(Debug)]
 struct InFlightCopy {
     frames: u64,
     bytes: u64,
-}
-
-/// A source ring's reader, the target ring's producer, and the copies in flight between them.
-///
-/// Both rings have slots of the same size. Dropping waits for the copies in flight; if they do not end, the memory of
-/// both rings is leaked.
-#[derive(Debug)]
-pub struct RingCopy {
-    reader: Reader,
-    producer: Producer,
-    /// The target's memory, if the CPU can write it.
-    target: Option<Target>,
-    ledger: CopyLedger,
-    in_flight: VecDeque<InFlightCopy>,
-    /// Maximum number of frames per copy.
-    burst: usize,
-    /// Time since which at least one copy has been in flight.
-    busy: Option<Instant>,
-    /// Whether the device has failed. Then later completions are not published, because earlier slots were never
-    /// filled.
-    failed: bool,
 }
 
 /// The action of a ring copy in its turn.
@@ -61,44 +65,102 @@ pub(super) struct EngineState {
     pub(super) cpu_store_threshold: usize,
 }
 
+/// Returns CPU stores from the ring of `reader` to the ring of `producer`; `None` if the CPU cannot write the target or
+/// cannot read the source.
+fn cpu_stores(reader: &Reader, producer: &Producer) -> Option<CpuStores> {
+    let is_readable = reader.region().placement() == Placement::Host;
+    let mapping = producer.region().mapping().filter(|_| is_readable)?;
+    Some(CpuStores::new(mapping.clone()))
+}
+
 impl RingCopy {
-    /// Creates a copy from the ring of `reader` to the ring of `producer`. Each copy has at most `chunk` bytes, but at
-    /// least one frame.
+    /// Creates a copy from the ring of `reader` to the ring of `producer` for a copy engine thread. Each copy has at
+    /// most `chunk` bytes, but at least one frame.
     ///
     /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
     /// # Panics
     /// If the rings' slots differ in size.
     pub fn new(reader: Reader, producer: Producer, ledger: CopyLedger, chunk: usize) -> Self {
+        let stores = cpu_stores(&reader, &producer).map(|stores| Box::new(stores) as _);
+        Self::chunked(reader, producer, ledger, chunk, stores)
+    }
+
+    pub(super) fn chunked(
+        reader: Reader,
+        producer: Producer,
+        ledger: CopyLedger,
+        chunk: usize,
+        stores: Option<Box<dyn CopyMethod>>,
+    ) -> Self {
         let (from, to) = (reader.options(), producer.options());
-        assert_eq!(
-            from.stride(),
-            to.stride(),
-            "both rings must have slots of the same size"
-        );
         // Copy at most a quarter of a small ring, so that frames can accumulate while a copy is in flight.
         let max = (from.slots.min(to.slots) / 4).max(1);
+        let burst = (chunk / from.stride()).clamp(1, max);
+        Self::with(reader, producer, ledger, burst, stores)
+    }
+
+    /// Creates a copy by CPU stores from the ring of `reader` to the ring of `producer`, with at most `burst` frames per
+    /// [step](Self::step). Returns `None` if the CPU cannot write the target or cannot read the source.
+    ///
+    /// Stores of a published frame may not have arrived in GPU memory yet. Therefore the thread that calls `step` must
+    /// be the target's only reader, and it must execute a fence before it notifies the GPU of a frame.
+    ///
+    /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
+    ///
+    /// # Panics
+    /// If the rings' slots differ in size.
+    pub fn inline(
+        reader: Reader,
+        producer: Producer,
+        ledger: CopyLedger,
+        burst: usize,
+    ) -> Option<Self> {
+        let stores = Box::new(cpu_stores(&reader, &producer)?.unfenced());
+        let burst = burst.max(1);
+        Some(Self::with(reader, producer, ledger, burst, Some(stores)))
+    }
+
+    pub(super) fn with(
+        reader: Reader,
+        producer: Producer,
+        ledger: CopyLedger,
+        burst: usize,
+        stores: Option<Box<dyn CopyMethod>>,
+    ) -> Self {
+        let slots = reader.options().slots;
+        assert_eq!(
+            reader.options().stride(),
+            producer.options().stride(),
+            "both rings must have slots of the same size"
+        );
         Self {
-            target: Target::of(&reader, &producer),
-            burst: (chunk / from.stride()).clamp(1, max),
-            in_flight: VecDeque::with_capacity(from.slots),
             reader,
-            producer,
-            ledger,
-            busy: None,
-            failed: false,
+            target: Target {
+                producer,
+                ledger,
+                in_flight: VecDeque::with_capacity(slots),
+                busy: None,
+                failed: false,
+            },
+            stores,
+            burst,
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn storing_to(mut self, target: Target) -> Self {
-        self.target = Some(target);
-        self
+    /// Whether the CPU can store to the target.
+    pub(super) const fn has_stores(&self) -> bool {
+        self.stores.is_some()
     }
 
-    /// Returns the target's memory, if the CPU can write it.
-    pub(super) const fn target(&self) -> Option<&Target> {
-        self.target.as_ref()
+    /// Logs a warning if the CPU stores to a GPU on another NUMA node than the calling thread's core. Call it on the
+    /// thread that copies; `remedy` names the setting for its core. Returns whether the CPU can store to a GPU.
+    pub fn warn_if_remote_numa(&self, remedy: &str) -> bool {
+        let device = self.stores.as_ref().and_then(|stores| stores.stored_gpu());
+        if let Some(device) = device {
+            super::warn_if_remote_numa(device, remedy);
+        }
+        device.is_some()
     }
 
     /// Returns the source ring's name.
@@ -108,17 +170,17 @@ impl RingCopy {
 
     /// Returns the target ring's name.
     pub fn to(&self) -> &str {
-        &self.producer.options().name
+        &self.target.producer.options().name
     }
 
     /// Whether the source is closed and all its frames have been published.
     pub fn is_finished(&self) -> bool {
-        self.reader.is_finished() && self.in_flight.is_empty()
+        self.reader.is_finished() && self.target.in_flight.is_empty()
     }
 
     /// Whether a copy is in flight.
     pub fn has_in_flight(&self) -> bool {
-        !self.in_flight.is_empty()
+        !self.target.in_flight.is_empty()
     }
 
     /// Whether the oldest copy in flight is done; false if no copy is in flight.
@@ -129,15 +191,17 @@ impl RingCopy {
     /// Returns the number of frames of the copy that could start now. If `enough` copies are in flight and at least one
     /// of them belongs to this ring copy, only a whole chunk starts.
     fn next(&self, enough: bool) -> usize {
+        let producer = &self.target.producer;
         // Fill at most half of the target at a time, so that an unguaranteed reader finds frames to lease.
-        let half = (self.producer.options().slots as u64 / 2).max(1);
-        let room = self.producer.room();
-        let room = room.min(half.saturating_sub(self.producer.submitted()));
+        let half = (producer.options().slots as u64 / 2).max(1);
+        let room = producer
+            .room()
+            .min(half.saturating_sub(producer.submitted()));
         let frames = self.reader.pending().min(room);
         let frames = usize::try_from(frames)
             .unwrap_or(usize::MAX)
             .min(self.burst);
-        let min = if enough && !self.in_flight.is_empty() {
+        let min = if enough && self.has_in_flight() {
             self.burst
         } else {
             1
@@ -146,17 +210,17 @@ impl RingCopy {
     }
 
     /// Whether [`begin`](Self::begin) would start a copy or store frames.
-    pub(super) fn is_ready(&self, state: EngineState) -> bool {
+    pub(super) fn can_begin(&self, state: EngineState) -> bool {
         self.wanted(state) > 0
     }
 
     /// Whether frames of any size may be stored now. This requires that no copy is in flight, because stored frames
     /// must not overtake a copy.
     pub(super) fn may_store(&self, cpu_store_threshold: usize) -> bool {
-        self.target.is_some()
+        self.stores.is_some()
             && cpu_store_threshold > 0
-            && self.in_flight.is_empty()
-            && !self.failed
+            && !self.has_in_flight()
+            && !self.target.failed
     }
 
     /// Returns the number of frames of the copy that could start now. If no copy can start, returns the number of
@@ -182,12 +246,12 @@ impl RingCopy {
         self.reader.is_finished()
     }
 
-    /// Starts one copy of the ready frames, or stores them with the CPU. Returns `None` if no frame is ready or the
-    /// target has no free slot. If enough copies are in flight and one of them belongs to this ring copy, only a whole
-    /// chunk starts.
+    /// Starts one copy of the ready frames with the copy engine, or stores them with the CPU. Returns `None` if no
+    /// frame is ready or the target has no free slot. If enough copies are in flight and one of them belongs to this
+    /// ring copy, only a whole chunk starts.
     pub(super) fn begin(
         &mut self,
-        backend: &mut dyn CopyBackend,
+        engine: &dyn CopyMethod,
         state: EngineState,
     ) -> Result<Option<Begun>, StagingError> {
         let may_store = self.may_store(state.cpu_store_threshold);
@@ -195,111 +259,92 @@ impl RingCopy {
         if wanted == 0 {
             return Ok(None);
         }
-        let room = self.producer.reserve(wanted).remaining();
+        let room = self.target.producer.reserve(wanted).remaining();
         let Some(lease) = self.reader.poll(room) else {
             return Ok(None);
         };
-        let frames = lease.len();
-        if let Some(target) = self.target.as_ref().filter(|_| may_store)
-            && (!state.has_room || lease.lengths().sum::<usize>() <= state.cpu_store_threshold)
-        {
-            let stored = target::store(target, lease, &mut self.producer, &self.ledger, true);
-            self.failed = stored.is_err();
-            return Ok(stored.map(|()| Some(Begun::Stored))?);
-        }
-        let mut slots = self.producer.reserve(frames);
-        let Some(from) = lease.slice() else {
-            unreachable!("the reader of a RingCopy leases slots of the ring, not copies of them");
+        let is_small = !state.has_room
+            || may_store && lease.lengths(0).sum::<usize>() <= state.cpu_store_threshold;
+        let stores = self.stores.as_deref().filter(|_| may_store && is_small);
+        self.target.copy(lease, stores.unwrap_or(engine)).map(Some)
+    }
+
+    /// Stores and publishes the frames that are ready, as far as the target has free slots. Returns their number. Never
+    /// waits. Only for an [inline](Self::inline) copy.
+    ///
+    /// # Errors
+    /// If the memory can no longer be used. The frames are counted as failed, and no more frames are copied.
+    #[inline]
+    pub fn step(&mut self) -> Result<usize, StagingError> {
+        let Some(stores) = self.stores.as_deref().filter(|_| !self.target.failed) else {
+            return Ok(0);
         };
-        self.ledger.started.add(frames as u64);
-        let copied = copy(&lease, from, slots.slice(), backend).and_then(|bytes| {
-            slots.finish_as(&lease, frames);
-            backend.record_event().map(|done| (bytes, done))
-        });
-        match copied {
-            Ok((bytes, done)) => {
-                slots.submit();
-                lease.retire(done);
-                self.in_flight.push_back(InFlightCopy {
-                    frames: frames as u64,
-                    bytes,
-                });
-                self.ledger.in_flight.set(self.in_flight.len() as u64);
-                self.busy.get_or_insert_with(Instant::now);
-                Ok(Some(Begun::Copy(bytes)))
-            }
-            Err(error) => {
-                self.failed = true;
-                // A part of the copy may already be in flight, so the lease must end after this part.
-                if let Ok(done) = backend.record_event() {
-                    lease.retire(done);
-                    self.in_flight.push_back(InFlightCopy {
-                        frames: frames as u64,
-                        bytes: 0,
-                    });
-                } else {
-                    backend.settle();
-                    self.ledger.failed.add(frames as u64);
-                }
-                Err(error.into())
-            }
+        let burst = self.burst as u64;
+        let pending = self.reader.pending().min(burst);
+        if pending == 0 {
+            return Ok(0);
         }
+        let producer = &mut self.target.producer;
+        let open = producer.open();
+        if open < pending {
+            // Claiming several slots together avoids the fence of a claim for each frame.
+            let ahead = burst.min(producer.options().slots as u64 / 4);
+            producer.claim(ahead.max(pending - open));
+        }
+        let room = producer.open().min(pending);
+        let Some(lease) = self
+            .reader
+            .poll(usize::try_from(room).unwrap_or(usize::MAX))
+        else {
+            return Ok(0);
+        };
+        let frames = lease.len();
+        self.target.copy(lease, stores)?;
+        Ok(frames)
+    }
+
+    /// Whether a [step](Self::step) would copy at least one frame.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        !self.target.failed && self.reader.pending() > 0 && self.target.producer.room() > 0
     }
 
     /// Publishes the copies that are done and returns their number. Never waits.
     ///
     /// # Errors
     /// If the device has failed. The frames in flight are counted as failed.
-    pub(super) fn reap(&mut self) -> Result<usize, CudaError> {
-        let Self {
-            reader,
-            producer,
-            ledger,
-            in_flight,
-            busy,
-            failed,
-            ..
-        } = self;
+    pub(super) fn reap(&mut self) -> Result<usize, StagingError> {
+        let target = &mut self.target;
         let (mut failure, mut ended) = (None, 0);
-        reader.reap_each(|completion| {
-            let Some(done) = in_flight.pop_front() else {
-                return;
-            };
-            ended += 1;
-            failure = failure.take().or_else(|| completion.failure());
-            *failed |= failure.is_some();
-            if *failed {
-                ledger.failed.add(done.frames);
-                return;
+        self.reader.reap_each(|completion| {
+            if let Some(done) = target.in_flight.pop_front() {
+                ended += 1;
+                failure = failure.take().or_else(|| completion.failure());
+                target.failed |= failure.is_some();
+                target.end(&done);
             }
-            producer.publish(done.frames);
-            ledger.frames.add(done.frames);
-            ledger.count_copy(done.bytes);
         });
         if ended > 0 {
-            ledger.in_flight.set(in_flight.len() as u64);
-            let now = Instant::now();
-            if let Some(since) = *busy {
-                ledger.busy_ns.add(nanoseconds(now - since));
-                *busy = (!in_flight.is_empty()).then_some(now);
-            }
+            target.count_busy();
         }
-        if self.producer.has_leaked_slots() && self.in_flight.is_empty() {
+        if target.producer.has_leaked_slots() && target.in_flight.is_empty() {
             // No slot of the target will become free, so pending frames are discarded and counted.
             self.discard();
         }
-        failure.map_or(Ok(ended), Err)
+        failure.map_or(Ok(ended), |error| Err(error.into()))
     }
 
-    /// Discards pending frames after a failure and counts them.
-    pub(super) fn discard(&mut self) {
+    /// Discards pending frames and counts them as discarded; returns whether the copy is finished. Call this after a
+    /// failure, or if the target has no reader any more.
+    pub fn discard(&mut self) -> bool {
         self.reader.discard_pending();
+        self.is_finished()
     }
 
     /// Leaks the memory of both rings, because the copies in flight will not end.
     pub(super) fn leak(mut self) {
         if !self.reader.detach_within(Duration::ZERO) {
-            self.producer.leak_memory();
+            self.target.producer.leak_memory();
         }
     }
 }
@@ -307,58 +352,88 @@ impl RingCopy {
 impl Drop for RingCopy {
     fn drop(&mut self) {
         if !self.reader.detach() {
-            self.producer.leak_memory();
+            self.target.producer.leak_memory();
         }
     }
 }
 
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Starts copies of the frames of `lease` into the first slots of `to`; returns the number of bytes.
-///
-/// Frames that are contiguous in both rings are copied together. If the frames fill most of their slots, one contiguous
-/// copy is used. If a large part of the slots is empty, only the filled rows are copied.
-fn copy(
-    lease: &Lease<'_>,
-    from: Slice,
-    to: Slice,
-    backend: &mut dyn CopyBackend,
-) -> Result<u64, CudaError> {
-    let (mut done, mut total) = (0, 0);
-    while done < lease.len() {
-        let (source, target) = (from.after(done), to.after(done));
-        let count = source.contiguous().min(target.contiguous());
-        let longest = (done..done + count)
-            .map(|i| lease.length(i))
-            .max()
-            .unwrap_or(0);
-        let last = lease.length(done + count - 1);
-        let stretch = (count - 1) * from.stride + last;
-        let rows = Rows {
-            count,
-            bytes: longest,
-            pitch: from.stride,
-        };
+impl Target {
+    /// Copies the frames of `lease` with `method` to the first open slots, none of which may be finished already.
+    /// Publishes the frames if the copy has already ended.
+    ///
+    /// # Errors
+    /// If the memory can no longer be used or the device has failed. The frames are counted as failed, at the latest
+    /// when the lease ends.
+    #[inline]
+    fn copy(&mut self, lease: Lease<'_>, method: &dyn CopyMethod) -> Result<Begun, StagingError> {
+        let len = lease.len();
+        let frames = len as u64;
+        self.ledger.started.add(frames);
+        let mut slots = self.producer.reserve(len);
         // SAFETY:
-        // - The source's frames stay leased and the target's slots stay reserved until the copy has ended, because
-        //   `begin` records an event after this call and retires the lease and publishes the slots only when the event
-        //   is done.
+        // - The frames stay leased and the slots stay reserved until the event recorded below is done, because only
+        //   then the lease ends and the slots are published. After a failure, the lease ends after an event that
+        //   follows the started part.
         // - Both rings live as long as this ring copy, which waits for its copies or leaks the memory of both rings.
-        // - All ranges are inside the slots, because a frame is not longer than its slot.
-        unsafe {
-            if longest == 0 {
-                // The frames have no payload, so there is nothing to copy.
-            } else if count > 1 && longest * count < stretch / 4 * 3 && from.stride <= MAX_PITCH {
-                backend.copy_rows(target.address(0), source.address(0), rows)?;
-                total += (longest * count) as u64;
-            } else {
-                backend.copy(target.address(0), source.address(0), stretch)?;
-                total += stretch as u64;
+        let copied = unsafe { burst::copy(method, &lease, slots.slice()) }.and_then(|bytes| {
+            slots.finish_as(&lease, len);
+            method.record_event().map(|done| (bytes, done))
+        });
+        match copied {
+            Ok((bytes, Completion::Immediate)) => {
+                slots.publish();
+                drop(lease);
+                self.ledger.frames.add(frames);
+                self.ledger.stored.add(frames);
+                self.ledger.count_copy(bytes);
+                Ok(Begun::Stored)
+            }
+            Ok((bytes, done)) => {
+                slots.submit();
+                lease.retire(done);
+                self.in_flight.push_back(InFlightCopy { frames, bytes });
+                self.ledger.in_flight.set(self.in_flight.len() as u64);
+                self.busy.get_or_insert_with(Instant::now);
+                Ok(Begun::Copy(bytes))
+            }
+            Err(error) => {
+                self.failed = true;
+                match method.record_event() {
+                    Ok(Completion::Immediate) => self.ledger.failed.add(frames),
+                    // A part of the copy may already be in flight, so the lease must end after this part.
+                    Ok(done) => {
+                        lease.retire(done);
+                        self.in_flight.push_back(InFlightCopy { frames, bytes: 0 });
+                    }
+                    Err(_) => {
+                        method.settle();
+                        self.ledger.failed.add(frames);
+                    }
+                }
+                Err(error)
             }
         }
-        done += count;
     }
-    Ok(total)
+
+    /// Publishes the frames of a copy that has ended, or counts them as failed.
+    fn end(&mut self, done: &InFlightCopy) {
+        if self.failed {
+            self.ledger.failed.add(done.frames);
+            return;
+        }
+        self.producer.publish(done.frames);
+        self.ledger.frames.add(done.frames);
+        self.ledger.count_copy(done.bytes);
+    }
+
+    /// Counts the time with copies in flight up to now, after copies have ended.
+    fn count_busy(&mut self) {
+        self.ledger.in_flight.set(self.in_flight.len() as u64);
+        let now = Instant::now();
+        if let Some(since) = self.busy {
+            let busy = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
+            self.ledger.busy_ns.add(busy);
+            self.busy = (!self.in_flight.is_empty()).then_some(now);
+        }
+    }
 }

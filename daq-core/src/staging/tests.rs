@@ -1,4 +1,3 @@
-use super::target::Target;
 use super::*;
 use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
@@ -21,7 +20,7 @@ const PENDING: u32 = 0;
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct FakeEvent(AtomicU32);
 
 fn fault() -> CudaError {
@@ -46,7 +45,7 @@ impl Event for FakeEvent {
 /// A copy of rows: target address, source address, rows.
 type Copy = (u64, u64, Rows);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Queue {
     /// Copies that belong to the next event.
     open: Vec<Copy>,
@@ -57,7 +56,7 @@ struct Queue {
 }
 
 /// A simulated device. It reads the source and copies only when a test calls [`finish`](Self::finish).
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct Device(Arc<Mutex<Queue>>);
 
 impl Device {
@@ -89,52 +88,29 @@ impl Device {
     }
 }
 
-impl CopyBackend for Device {
-    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: the caller guarantees all requirements of this call.
-        unsafe {
-            self.copy_rows(
-                to,
-                from,
-                Rows {
-                    count: 1,
-                    bytes,
-                    pitch: bytes,
-                },
-            )
-        }
-    }
-
-    unsafe fn copy_rows(&mut self, to: u64, from: u64, rows: Rows) -> Result<(), CudaError> {
+impl CopyMethod for Device {
+    unsafe fn copy(&self, to: u64, from: u64, rows: Rows) -> Result<(), StagingError> {
         let mut queue = self.0.lock().unwrap();
         if queue.refuses {
-            return Err(fault());
+            return Err(fault().into());
         }
         queue.open.push((to, from, rows));
         queue.sizes.push(rows.bytes * rows.count);
         Ok(())
     }
 
-    fn record_event(&mut self) -> Result<Completion, CudaError> {
+    fn record_event(&self) -> Result<Completion, StagingError> {
         let mut queue = self.0.lock().unwrap();
         let fake_event = Arc::new(FakeEvent::default());
         let copies = std::mem::take(&mut queue.open);
         queue.marked.push((copies, fake_event.clone()));
         Ok(Completion::Event(fake_event))
     }
-
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    fn settle(&mut self) {}
-
-    fn leak(&mut self) {}
 }
 
 /// The memory of a ring that the CPU stores to, and the offset and size of each store.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+struct Memory {
     base: NonNull<u8>,
     bytes: usize,
     stored: Arc<Mutex<Vec<(usize, usize)>>>,
@@ -154,48 +130,80 @@ impl Memory {
         }
     }
 
-    pub(super) fn copy(&self, offset: usize, from: &[u8]) -> Result<(), BarMappingError> {
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(lost());
-        }
-        assert!(
-            offset + from.len() <= self.bytes,
-            "the store is outside the memory"
-        );
-        self.stored.lock().unwrap().push((offset, from.len()));
-        // SAFETY: the range is inside the region, which the ring keeps alive. The slots are reserved.
-        unsafe {
-            let to = self.base.add(offset).as_ptr();
-            to.copy_from_nonoverlapping(from.as_ptr(), from.len());
-        }
-        Ok(())
-    }
-
     fn stored(&self) -> Vec<(usize, usize)> {
         std::mem::take(&mut self.stored.lock().unwrap())
     }
 }
 
-fn lost() -> BarMappingError {
-    BarMappingError::Outside {
-        offset: 0,
-        bytes: 0,
-        have: 0,
+impl CopyMethod for Memory {
+    fn division(&self) -> Division {
+        Division::Lines
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, rows: Rows) -> Result<(), StagingError> {
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(lost());
+        }
+        let offset = usize::try_from(to).unwrap() - self.base.addr().get();
+        assert!(
+            offset + rows.extent() <= self.bytes,
+            "the store is outside the memory"
+        );
+        self.stored.lock().unwrap().push((offset, rows.bytes));
+        let from = std::ptr::with_exposed_provenance::<u8>(usize::try_from(from).unwrap());
+        // SAFETY: the range is inside the region, which the ring keeps alive. The slots are reserved.
+        unsafe {
+            self.base
+                .add(offset)
+                .as_ptr()
+                .copy_from_nonoverlapping(from, rows.bytes);
+        };
+        Ok(())
+    }
+
+    fn record_event(&self) -> Result<Completion, StagingError> {
+        Ok(Completion::Immediate)
     }
 }
 
-fn tuning(chunk: usize, depth: usize) -> Tuning {
-    storing(chunk, depth, 0)
+fn lost() -> StagingError {
+    let (offset, bytes, have) = (0, 0, 0);
+    BarMappingError::Outside {
+        offset,
+        bytes,
+        have,
+    }
+    .into()
 }
 
-fn storing(chunk: usize, depth: usize, cpu_store_threshold: usize) -> Tuning {
-    Tuning {
+/// Creates a copy engine thread without ring copies over a simulated device.
+fn thread(
+    chunk: usize,
+    depth: usize,
+    cpu_store_threshold: usize,
+) -> (Device, CopyEngineThread, Arc<Notifier>) {
+    let (device, notifier) = (Device::default(), Arc::new(Notifier::default()));
+    let tuning = Tuning {
         cpu_store_threshold,
         chunk,
         depth,
         rate: 1e9,
         overhead: Duration::ZERO,
-    }
+    };
+    let copy_engine = CopyEngineThread::new(Box::new(device.clone()), tuning, notifier.clone());
+    (device, copy_engine, notifier)
+}
+
+/// Creates a copy engine thread with one ring copy.
+fn fixture(
+    slots: (usize, usize),
+    chunk: usize,
+    depth: usize,
+    cpu_store_threshold: usize,
+) -> (Device, CopyEngineThread, Ends) {
+    let (device, mut copy_engine, notifier) = thread(chunk, depth, cpu_store_threshold);
+    let ends = Ends::new(slots, chunk, &mut copy_engine, &notifier);
+    (device, copy_engine, ends)
 }
 
 fn ring(
@@ -249,21 +257,21 @@ fn meta(n: u64) -> FrameMeta {
 }
 
 impl Ends {
-    fn new(
+    /// Creates the ends of a ring copy that `make` creates.
+    fn with<T>(
         slots: (usize, usize),
-        chunk: usize,
-        copy_engine: &mut CopyEngineThread,
         notifier: &Arc<Notifier>,
-    ) -> Self {
+        make: impl FnOnce(Reader, Producer, CopyLedger, Option<Box<dyn CopyMethod>>) -> T,
+    ) -> (T, Self) {
         let (from, source) = ring("from", slots.0, Placement::Host, notifier);
         let (target, producer) = ring("to", slots.1, Placement::Cuda(0), notifier);
         let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
         let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
         let copied = from.attach(true, 1, read.clone()).unwrap();
         let memory = Memory::of(&target);
-        let ring_copy = RingCopy::new(copied, producer, ledger.clone(), chunk);
-        copy_engine.add(ring_copy.storing_to(Target::Fake(memory.clone())));
-        Self {
+        let stores = Some(Box::new(memory.clone()) as _);
+        let made = make(copied, producer, ledger.clone(), stores);
+        let ends = Self {
             memory,
             source,
             target,
@@ -272,7 +280,21 @@ impl Ends {
             read,
             made: 0,
             seen: 0,
-        }
+        };
+        (made, ends)
+    }
+
+    fn new(
+        slots: (usize, usize),
+        chunk: usize,
+        copy_engine: &mut CopyEngineThread,
+        notifier: &Arc<Notifier>,
+    ) -> Self {
+        let (ring_copy, ends) = Self::with(slots, notifier, |reader, producer, ledger, stores| {
+            RingCopy::chunked(reader, producer, ledger, chunk, stores)
+        });
+        copy_engine.add(ring_copy);
+        ends
     }
 
     fn make(&mut self, frames: usize) {
@@ -323,10 +345,7 @@ proptest! {
         cpu_store_threshold in prop::sample::select(vec![0, SLOT / 2, SLOT, 2 * SLOT, usize::MAX]),
         script in prop::collection::vec((0_usize..6, 0_u8..4), 1..80),
     ) {
-        let notifier = Arc::new(Notifier::default());
-        let device = Device::default();
-        let mut copy_engine = CopyEngineThread::new(Box::new(device.clone()), storing(chunk * SLOT, depth, cpu_store_threshold), notifier.clone());
-        let mut ends = Ends::new(slots, chunk * SLOT, &mut copy_engine, &notifier);
+        let (device, mut copy_engine, mut ends) = fixture(slots, chunk * SLOT, depth, cpu_store_threshold);
         for (count, what) in script {
             match what {
                 0 => ends.make(count),
@@ -340,7 +359,7 @@ proptest! {
         // The remaining frames arrive after the device has completed all copies. Then the target closes.
         let Ends { source, reader, seen, made, ledger, target, read, memory } = ends;
         drop(source);
-        let mut rest = Ends { source: ring("none", 2, Placement::Host, &notifier).1, reader, seen, made, ledger, target, read, memory };
+        let mut rest = Ends { source: ring("none", 2, Placement::Host, &Arc::default()).1, reader, seen, made, ledger, target, read, memory };
         while copy_engine.step().unwrap() != Step::Finished {
             device.finish(DONE);
             rest.take(usize::MAX);
@@ -362,14 +381,7 @@ proptest! {
 
 #[test]
 fn ready_frames_are_batched_behind_copies_in_flight() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(1 << 20, 2),
-        notifier.clone(),
-    );
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
+    let (device, mut copy_engine, mut ends) = fixture((64, 64), 1 << 20, 2, 0);
     // Some of the frames 5 to 9 fill most of their slot and others little of it. All frames of a burst are copied
     // together.
     for frames in [1, 1, 3, 9] {
@@ -388,13 +400,7 @@ fn ready_frames_are_batched_behind_copies_in_flight() {
 
 #[test]
 fn ring_copies_are_served_in_turn() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(2 * SLOT, 1),
-        notifier.clone(),
-    );
+    let (device, mut copy_engine, notifier) = thread(2 * SLOT, 1, 0);
     let mut ring_copies: Vec<_> = (0..3)
         .map(|_| Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
@@ -420,13 +426,7 @@ fn ring_copies_are_served_in_turn() {
 
 #[test]
 fn small_ring_copy_is_served_beside_saturated_one() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(2 * SLOT, 4),
-        notifier.clone(),
-    );
+    let (device, mut copy_engine, notifier) = thread(2 * SLOT, 4, 0);
     let mut ring_copies: Vec<_> = (0..2)
         .map(|_| Ends::new((64, 64), 2 * SLOT, &mut copy_engine, &notifier))
         .collect();
@@ -444,14 +444,7 @@ fn small_ring_copy_is_served_beside_saturated_one() {
 #[test]
 fn reader_without_guarantee_sees_frames_of_busy_copy() {
     for slots in [2, 8, 32] {
-        let notifier = Arc::new(Notifier::default());
-        let device = Device::default();
-        let mut copy_engine = CopyEngineThread::new(
-            Box::new(device.clone()),
-            tuning(1 << 20, 8),
-            notifier.clone(),
-        );
-        let mut ends = Ends::new((64, slots), 1 << 20, &mut copy_engine, &notifier);
+        let (device, mut copy_engine, mut ends) = fixture((64, slots), 1 << 20, 8, 0);
         let (ledger, mut seen) = (ReaderLedger::default(), 0);
         let mut idle = ends.target.attach(false, 1, ledger.clone()).unwrap();
         for _ in 0..200 {
@@ -469,14 +462,7 @@ fn reader_without_guarantee_sees_frames_of_busy_copy() {
 
 #[test]
 fn frames_without_payload_are_not_copied() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(1 << 20, 1),
-        notifier.clone(),
-    );
-    let mut ends = Ends::new((8, 8), 1 << 20, &mut copy_engine, &notifier);
+    let (device, mut copy_engine, mut ends) = fixture((8, 8), 1 << 20, 1, 0);
     let mut slots = ends.source.reserve(2);
     slots.finish(FrameMeta::whole(0, 0));
     slots.finish(FrameMeta::whole(1, 0));
@@ -490,14 +476,7 @@ fn frames_without_payload_are_not_copied() {
 
 #[test]
 fn copy_completed_after_failed_copy_is_not_published() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(2 * SLOT, 3),
-        notifier.clone(),
-    );
-    let mut ends = Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier);
+    let (device, mut copy_engine, mut ends) = fixture((32, 32), 2 * SLOT, 3, 0);
     ends.make(6);
     copy_engine.step().unwrap();
     assert_eq!(device.in_flight(), 3);
@@ -511,14 +490,7 @@ fn copy_completed_after_failed_copy_is_not_published() {
 
 #[test]
 fn short_frames_are_copied_without_padding() {
-    let notifier = Arc::new(Notifier::default());
-    let device = Device::default();
-    let mut copy_engine = CopyEngineThread::new(
-        Box::new(device.clone()),
-        tuning(1 << 20, 1),
-        notifier.clone(),
-    );
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
+    let (device, mut copy_engine, mut ends) = fixture((64, 64), 1 << 20, 1, 0);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.bytes_mut().unwrap()[..16].fill(7);
@@ -535,14 +507,7 @@ fn short_frames_are_copied_without_padding() {
 #[test]
 fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
     for refused in [false, true] {
-        let notifier = Arc::new(Notifier::default());
-        let device = Device::default();
-        let mut copy_engine = CopyEngineThread::new(
-            Box::new(device.clone()),
-            tuning(2 * SLOT, 2),
-            notifier.clone(),
-        );
-        let mut ends = Ends::new((32, 32), 2 * SLOT, &mut copy_engine, &notifier);
+        let (device, mut copy_engine, mut ends) = fixture((32, 32), 2 * SLOT, 2, 0);
         ends.make(10);
         copy_engine.step().unwrap();
         device.finish(DONE);
@@ -578,14 +543,7 @@ fn device_failure_loses_copies_in_flight_and_publishes_nothing() {
 #[test]
 fn wait_ends_on_frame_copy_or_timeout() {
     for policy in [Wait::Busy, Wait::Adaptive] {
-        let notifier = Arc::new(Notifier::default());
-        let device = Device::default();
-        let mut copy_engine = CopyEngineThread::new(
-            Box::new(device.clone()),
-            tuning(1 << 20, 1),
-            notifier.clone(),
-        );
-        let mut ends = Ends::new((8, 8), 1 << 20, &mut copy_engine, &notifier);
+        let (device, mut copy_engine, mut ends) = fixture((8, 8), 1 << 20, 1, 0);
         copy_engine.wait(policy, Duration::from_millis(1));
         ends.make(1);
         copy_engine.wait(policy, Duration::from_mins(10));

@@ -18,9 +18,7 @@ use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::Direction;
-use daq_core::staging::{
-    CopyEngineThread, CopyStream, InlineCopy, Profile, RingCopy, measure_with,
-};
+use daq_core::staging::{CopyEngineThread, CopyStream, Profile, RingCopy, measure_with};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -506,7 +504,7 @@ impl Pipeline {
         parts: &mut Parts<'_>,
         kernel: &str,
         burst: usize,
-    ) -> Result<Option<(InlineCopy, Arc<Notifier>)>, StartError> {
+    ) -> Result<Option<(RingCopy, Arc<Notifier>)>, StartError> {
         let copier = Copier::Kernel(kernel.to_owned());
         let copies = &mut parts.plan.copies.iter();
         let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {
@@ -516,7 +514,7 @@ impl Pipeline {
         let reader = self.attach(&copy.from, &copy.name, true, 1)?;
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
-        let inline_copy = InlineCopy::new(reader, producer, ledger, burst);
+        let inline_copy = RingCopy::inline(reader, producer, ledger, burst);
         let inline_copy = inline_copy
             .expect("`copier` selects a kernel thread only if the CPU can store to the ring");
         Ok(Some((inline_copy, bell)))

@@ -7,7 +7,7 @@ use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ledger::KernelLedger;
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
-use daq_core::staging::InlineCopy;
+use daq_core::staging::RingCopy;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,14 +38,14 @@ pub struct Parts {
     /// Whether the work runs on a device. A device does not notify the thread when the work is complete.
     pub on_device: bool,
     /// The copy into the input ring that this thread performs, with the notifier that both rings of the copy use.
-    pub inline_copy: Option<(InlineCopy, Arc<Notifier>)>,
+    pub inline_copy: Option<(RingCopy, Arc<Notifier>)>,
 }
 
 /// A kernel with its rings. Dropping the runner waits for the device. If the device does not finish, the memory that it
 /// uses is leaked.
 pub struct Runner {
     name: String,
-    inline_copy: Option<InlineCopy>,
+    inline_copy: Option<RingCopy>,
     reader: Reader,
     producer: Producer,
     stream: Option<driver::Stream>,
@@ -204,11 +204,7 @@ impl Runner {
     /// Returns whether the input has ended. If this thread copies into the input ring, closes that ring when the source
     /// of the copy has ended.
     fn is_finished(&mut self) -> bool {
-        if self
-            .inline_copy
-            .as_ref()
-            .is_some_and(InlineCopy::is_finished)
-        {
+        if self.inline_copy.as_ref().is_some_and(RingCopy::is_finished) {
             self.inline_copy = None;
         }
         self.inline_copy.is_none() && self.reader.is_finished()

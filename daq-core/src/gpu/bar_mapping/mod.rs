@@ -357,7 +357,7 @@ impl BarMapping {
 
     /// Checks whether the device hangs, and whether an access of this thread has detected that the memory was lost.
     #[inline]
-    fn check_device(&self) -> Result<(), BarMappingError> {
+    pub(crate) fn check_device(&self) -> Result<(), BarMappingError> {
         // The fault handler runs between two instructions of this thread, so this check must stay after the accesses.
         compiler_fence(Ordering::SeqCst);
         if self.guard.is_lost() || self.device.is_hung() {
@@ -491,11 +491,6 @@ impl Stores<'_> {
         // SAFETY: the word is inside the mapping, which is page-aligned, and no reference to the mapping is created.
         unsafe { to.cast::<u64>().write_volatile(value) };
         self.mapped.check_device()
-    }
-
-    /// Ends the group without a fence. A later fence of this thread also covers these stores.
-    pub(crate) fn unfenced(self) {
-        std::mem::forget(self);
     }
 
     /// Whether the stores go through `mapped`.

@@ -7,22 +7,9 @@ fn lines(n: u64) -> usize {
     content(n).len().next_multiple_of(64)
 }
 
-fn copy_engine(
-    device: &Device,
-    depth: usize,
-    cpu_store_threshold: usize,
-) -> (CopyEngineThread, Arc<Notifier>) {
-    let notifier = Arc::new(Notifier::default());
-    let tuning = storing(1 << 20, depth, cpu_store_threshold);
-    let copy_engine = CopyEngineThread::new(Box::new(device.clone()), tuning, notifier.clone());
-    (copy_engine, notifier)
-}
-
 #[test]
 fn small_burst_is_stored_and_large_burst_copied() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 2, 3 * SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
+    let (device, mut copy_engine, mut ends) = fixture((64, 64), 1 << 20, 2, 3 * SLOT);
     ends.make(3);
     assert_eq!(copy_engine.step(), Ok(Step::Busy));
     assert_eq!((ends.target.published(), device.in_flight()), (3, 0));
@@ -56,9 +43,7 @@ fn small_burst_is_stored_and_large_burst_copied() {
 
 #[test]
 fn short_frames_in_large_slots_are_measured_by_length() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 2, SLOT);
-    let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
+    let (_, mut copy_engine, mut ends) = fixture((64, 64), 1 << 20, 2, SLOT);
     let mut slots = ends.source.reserve(8);
     for n in 0..8 {
         slots.finish(FrameMeta::whole(n, 16));
@@ -73,9 +58,7 @@ fn short_frames_in_large_slots_are_measured_by_length() {
 
 #[test]
 fn full_frames_are_stored_together_and_short_ones_by_length() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 1, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut copy_engine, &notifier);
+    let (_, mut copy_engine, mut ends) = fixture((32, 32), 1 << 20, 1, usize::MAX);
     // Whole lines are stored, so a slot is full if the frame's last byte is in its last line.
     let lengths = [SLOT, SLOT - 5, 0, SLOT, 70, 64, SLOT - 63, SLOT];
     let mut slots = ends.source.reserve(lengths.len());
@@ -114,9 +97,8 @@ fn full_frames_are_stored_together_and_short_ones_by_length() {
 #[test]
 fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
     for (cpu_store_threshold, stored) in [(0, 0), (usize::MAX, 40)] {
-        let device = Device::default();
-        let (mut copy_engine, notifier) = copy_engine(&device, 2, cpu_store_threshold);
-        let mut ends = Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier);
+        let (device, mut copy_engine, mut ends) =
+            fixture((64, 64), 1 << 20, 2, cpu_store_threshold);
         for _ in 0..4 {
             ends.make(10);
             while copy_engine.step().unwrap() == Step::Busy || device.finish(DONE) {}
@@ -133,8 +115,7 @@ fn threshold_zero_stores_nothing_and_huge_copies_nothing() {
 
 #[test]
 fn stores_proceed_while_all_copies_are_in_flight() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 1, 2 * SLOT);
+    let (device, mut copy_engine, notifier) = thread(1 << 20, 1, 2 * SLOT);
     let mut ring_copies: Vec<_> = (0..2)
         .map(|_| Ends::new((64, 64), 1 << 20, &mut copy_engine, &notifier))
         .collect();
@@ -162,9 +143,7 @@ fn stores_proceed_while_all_copies_are_in_flight() {
 
 #[test]
 fn step_with_continuous_source_ends() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 4, usize::MAX);
-    let mut ends = Ends::new((64, 64), SLOT, &mut copy_engine, &notifier);
+    let (_, mut copy_engine, mut ends) = fixture((64, 64), SLOT, 4, usize::MAX);
     ends.make(30);
     // A chunk contains one frame, so each step stores one frame.
     for done in 1..=30 {
@@ -176,14 +155,12 @@ fn step_with_continuous_source_ends() {
 
 #[test]
 fn lost_memory_ends_copy_and_publishes_nothing() {
-    let device = Device::default();
-    let (mut copy_engine, notifier) = copy_engine(&device, 2, usize::MAX);
-    let mut ends = Ends::new((32, 32), 1 << 20, &mut copy_engine, &notifier);
+    let (_, mut copy_engine, mut ends) = fixture((32, 32), 1 << 20, 2, usize::MAX);
     ends.make(3);
     copy_engine.step().unwrap();
     ends.memory.lost.store(true, Ordering::Relaxed);
     ends.make(4);
-    assert_eq!(copy_engine.step(), Err(lost().into()));
+    assert_eq!(copy_engine.step(), Err(lost()));
     ends.memory.lost.store(false, Ordering::Relaxed);
     ends.make(2);
     assert!(!copy_engine.discard(), "the source has not ended");
@@ -198,27 +175,12 @@ fn lost_memory_ends_copy_and_publishes_nothing() {
 }
 
 /// Creates an inline copy between two rings.
-fn inline_copy(slots: (usize, usize), burst: usize) -> (InlineCopy, Ends) {
-    let notifier = Arc::new(Notifier::default());
-    let (from, source) = ring("from", slots.0, Placement::Host, &notifier);
-    let (target, producer) = ring("to", slots.1, Placement::Cuda(0), &notifier);
-    let (ledger, read) = (CopyLedger::default(), ReaderLedger::default());
-    let reader = target.attach(true, 1, ReaderLedger::default()).unwrap();
-    let copied = from.attach(true, 1, read.clone()).unwrap();
-    let memory = Memory::of(&target);
-    let to = Target::Fake(memory.clone());
-    let inline_copy = InlineCopy::with(copied, producer, ledger.clone(), burst, to);
-    let ends = Ends {
-        memory,
-        source,
-        target,
-        reader,
-        ledger,
-        read,
-        made: 0,
-        seen: 0,
-    };
-    (inline_copy, ends)
+fn inline_copy(slots: (usize, usize), burst: usize) -> (RingCopy, Ends) {
+    Ends::with(
+        slots,
+        &Arc::default(),
+        |reader, producer, ledger, stores| RingCopy::with(reader, producer, ledger, burst, stores),
+    )
 }
 
 proptest! {
@@ -282,9 +244,8 @@ fn store_copy_with_lost_memory_stops() {
 
 #[test]
 fn rings_without_mapping_are_not_stored() {
-    let notifier = Arc::new(Notifier::default());
-    let (from, _source) = ring("from", 4, Placement::Host, &notifier);
-    let (_target, producer) = ring("to", 4, Placement::Cuda(0), &notifier);
+    let (from, _source) = ring("from", 4, Placement::Host, &Arc::default());
+    let (_target, producer) = ring("to", 4, Placement::Cuda(0), &Arc::default());
     let reader = from.attach(true, 1, ReaderLedger::default()).unwrap();
-    assert!(InlineCopy::new(reader, producer, CopyLedger::default(), 4).is_none());
+    assert!(RingCopy::inline(reader, producer, CopyLedger::default(), 4).is_none());
 }

@@ -78,6 +78,22 @@ pub struct Rows {
     pub pitch: usize,
 }
 
+impl Rows {
+    /// Returns one row of `bytes` bytes.
+    pub const fn one(bytes: usize) -> Self {
+        Self {
+            count: 1,
+            bytes,
+            pitch: bytes,
+        }
+    }
+
+    /// Returns the number of bytes from the start of the first row to the end of the last row.
+    pub const fn extent(&self) -> usize {
+        self.count.saturating_sub(1) * self.pitch + self.bytes
+    }
+}
+
 /// Copies rows of host memory to the device on a stream.
 ///
 /// # Safety

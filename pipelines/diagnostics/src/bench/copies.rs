@@ -11,7 +11,7 @@ use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::Direction;
 use daq_core::staging::{
-    BaselineCopy, CopyEngineThread, CopyStream, InlineCopy, RingCopy, StagingError, Tuning, measure,
+    BaselineCopy, CopyEngineThread, CopyStream, RingCopy, StagingError, Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;
@@ -185,12 +185,12 @@ impl Pair {
     /// copy.
     fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
         let (reader, producer) = self.copied;
-        let Some(mut inline_copy) = InlineCopy::new(reader, producer, CopyLedger::default(), 1)
+        let Some(mut inline_copy) = RingCopy::inline(reader, producer, CopyLedger::default(), 1)
         else {
             return Ok(());
         };
         Self::time(self.source, &self.target, bytes, times, || {
-            Ok(inline_copy.step().map(drop)?)
+            inline_copy.step().map(drop)
         })
     }
 }

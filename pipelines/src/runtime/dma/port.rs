@@ -11,6 +11,7 @@ use daq_core::kernel::DeviceDoorbell;
 use daq_core::ledger::EngineCounters;
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::ring::Producer;
+use daq_core::staging::StagingError;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -442,7 +443,8 @@ impl Port {
     /// Makes the device ring the doorbell after the engine is armed again, starting with the count `posted`.
     pub(super) fn ring_from(&mut self, posted: u64) -> Result<(), DmaError> {
         if let Some((bell, _)) = &self.bell {
-            bell.ring_from(posted).map_err(BounceCopyError::from)?;
+            bell.ring_from(posted)
+                .map_err(|error| BounceCopyError::from(StagingError::from(error)))?;
             self.is_ringing = true;
         }
         Ok(())

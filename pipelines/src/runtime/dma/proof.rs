@@ -10,13 +10,14 @@
 use super::DmaError;
 use super::port::Port;
 use crate::sys::device_code;
-use daq_core::dma::{Seen, Sentinel};
+use daq_core::dma::{BounceCopyError, Seen, Sentinel};
 use daq_core::gpu::Event;
 use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{Argument, Device, Function, Grid, Module, Stream};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::region::Placement;
 use daq_core::ring::Producer;
+use daq_core::staging::StagingError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -174,7 +175,7 @@ impl OnGpu {
         bytes: usize,
         written: usize,
     ) -> Result<Seen, DmaError> {
-        let lost = |error| DmaError::BounceCopy(daq_core::dma::BounceCopyError::BarMapping(error));
+        let lost = |error| BounceCopyError::from(StagingError::from(error));
         self.found.copy_to(0, &[0; 16]).map_err(lost)?;
         let count = |value: usize| Argument::U64(value as u64);
         self.function.launch(
@@ -194,7 +195,7 @@ impl OnGpu {
         while !mark.is_done() {
             std::thread::yield_now();
             if start.elapsed() > VERIFY_TIMEOUT {
-                return Err(daq_core::dma::BounceCopyError::Hung {
+                return Err(BounceCopyError::Hung {
                     device: self.device.name(),
                     waited: VERIFY_TIMEOUT,
                 }

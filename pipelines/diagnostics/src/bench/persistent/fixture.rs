@@ -16,7 +16,7 @@ use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use daq_core::staging::InlineCopy;
+use daq_core::staging::RingCopy;
 use daq_pipelines::kernels::file::{FileKernel, FrameKeys};
 use daq_pipelines::runtime::Failure;
 use daq_pipelines::runtime::control::Control;
@@ -189,7 +189,7 @@ impl Bench {
         let (out, made) = Ring::new(output.clone(), options("out", 4), RingLedger::default())?;
         let attach = |ring: &Ring| ring.attach(true, MAX_BATCH, ReaderLedger::default());
         let inline_copy =
-            InlineCopy::new(attach(&source)?, copied, CopyLedger::default(), MAX_BATCH);
+            RingCopy::inline(attach(&source)?, copied, CopyLedger::default(), MAX_BATCH);
         let kernel = self.kernel(
             frame,
             concurrent_frames,

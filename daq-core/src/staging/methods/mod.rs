@@ -1,0 +1,103 @@
+//! The methods that copy bytes from the slots of one ring to the slots of another.
+//!
+//! | Method | From | To | Done by |
+//! |---|---|---|---|
+//! | [`CopyStream`] | host memory or a GPU | a GPU or host memory | the GPU's copy engine |
+//! | [`CopyStream`] of [`WithinGpu`] | a GPU | the same GPU | the GPU |
+//! | [`CpuStores`] | host memory | a GPU with a BAR mapping | the CPU |
+//! | [`HostStores`] | host memory | host memory | the CPU |
+//!
+//! A further method is one more file and one more line in [`between`].
+
+mod cpu_stores;
+mod host_stores;
+mod stream;
+mod within_gpu;
+
+pub use cpu_stores::CpuStores;
+pub use host_stores::HostStores;
+pub use stream::{CopyStream, StreamPath};
+pub use within_gpu::WithinGpu;
+
+use super::{Direction, StagingError};
+use crate::gpu::driver::{Device, Rows};
+use crate::region::{Placement, Region, RegionError};
+use crate::ring::Completion;
+use std::fmt;
+use std::sync::Arc;
+
+/// How the frames of a burst are divided into copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Division {
+    /// Slots that are contiguous in both rings are copied together, as one range or as rows. For methods in which each
+    /// copy has a cost.
+    Rows,
+    /// Only the lines of 64 bytes that contain payload are copied. For methods in which each byte has a cost.
+    Lines,
+}
+
+/// Copies bytes between the memories of two rings, in order.
+pub trait CopyMethod: fmt::Debug + Send {
+    /// Returns how bursts are divided for this method.
+    fn division(&self) -> Division {
+        Division::Rows
+    }
+
+    /// Starts a copy of rows. `to` and `from` are addresses of the rings' regions.
+    ///
+    /// # Safety
+    /// Until the next [event](Self::record_event) is done, all rows must stay allocated at source and target, nothing
+    /// else may write the source, and nothing else may read or write the target. A device may write the source if the
+    /// caller discards the bytes that it may have written.
+    unsafe fn copy(&self, to: u64, from: u64, rows: Rows) -> Result<(), StagingError>;
+
+    /// Records the end of all copies started so far. Returns [`Completion::Immediate`] if they have already ended.
+    fn record_event(&self) -> Result<Completion, StagingError>;
+
+    /// Whether the end of another copy can be recorded.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits until no copy is in flight. Returns earlier if the device has failed.
+    fn settle(&self) {}
+
+    /// Declares that the device will not finish its work. Its memory is leaked, and no function waits for the work any
+    /// more.
+    fn leak(&self) {}
+
+    /// Returns the GPU whose memory the CPU stores to; `None` if the CPU stores to no GPU.
+    fn stored_gpu(&self) -> Option<&'static Device> {
+        None
+    }
+}
+
+/// Returns the method for copies from `from` to `to` with at most `depth` copies in flight; `None` if no method copies
+/// between these memories. Pins host memory that a GPU reads.
+pub fn between(
+    from: &Arc<Region>,
+    to: &Arc<Region>,
+    depth: usize,
+) -> Result<Option<Box<dyn CopyMethod>>, RegionError> {
+    Ok(match (from.placement(), to.placement()) {
+        (Placement::Host, Placement::Host) => Some(Box::new(HostStores)),
+        (Placement::Host, Placement::Cuda(ordinal)) => {
+            if let Some(mapping) = to.mapping() {
+                return Ok(Some(Box::new(CpuStores::new(mapping.clone()))));
+            }
+            let device = Device::open(ordinal)?;
+            from.pin(device)?;
+            Some(Box::new(CopyStream::new(device, Direction::In, depth)?))
+        }
+        (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
+            let device = Device::open(a)?;
+            Some(Box::new(CopyStream::new(device, WithinGpu, depth)?))
+        }
+        _ => None,
+    })
+}
+
+/// Converts a region's address in host memory to a pointer.
+fn host(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX))
+}
