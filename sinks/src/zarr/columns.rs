@@ -6,9 +6,6 @@ use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::units::ByteSize;
 use serde_json::{Map, Value, json};
-use std::num::NonZeroU64;
-use std::sync::Arc;
-use zarrs::array::{Array, ArrayBuilder, ChunkKeySeparator, DataType, FillValue, data_type};
 
 /// Desired number of rows per chunk of the arrays other than `frames`, so that their files are not too small. The
 /// actual number is a multiple of the number of rows per chunk of `frames`.
@@ -34,13 +31,23 @@ pub(super) struct Column {
     pub(super) width: usize,
     /// Number of rows per chunk.
     pub(super) rows: u64,
-    /// Shape of a chunk.
-    pub(super) chunk: Vec<NonZeroU64>,
-    /// The metadata and the codecs of the array. [`Store`](super::store::Store) writes the files.
-    pub(super) array: Array<()>,
+    /// The array's metadata, as in its `zarr.json`: <https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html>.
+    pub(super) metadata: Value,
 }
 
 impl Column {
+    /// Returns the name of the file of a chunk. `chunk` counts along the first dimension; along the others there is one
+    /// chunk.
+    pub(super) fn chunk_name(&self, chunk: u64) -> String {
+        let dims = self.metadata["shape"].as_array().map_or(1, Vec::len);
+        format!("c.{chunk}{}", ".0".repeat(dims - 1))
+    }
+
+    /// Sets the number of rows of the array.
+    pub(super) fn set_rows(&mut self, rows: u64) {
+        self.metadata["shape"][0] = json!(rows);
+    }
+
     /// Returns the number of bytes per chunk.
     pub(super) fn chunk_bytes(&self) -> usize {
         self.width * usize::try_from(self.rows).unwrap_or(usize::MAX)
@@ -61,7 +68,7 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     let (kind, dims, mut names) = elements(layout);
     names.insert(0, "frame");
     let plain = |name, kind, width, attributes: Value| {
-        column(name, kind, width, index, &[], &["frame"], attributes)
+        column(name, kind, width, index, &[], &["frame"], &attributes)
     };
     let clocks: Map<_, _> = (0..=u8::MAX)
         .map_while(|n| {
@@ -83,19 +90,14 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
             rows,
             &dims,
             &names,
-            frame_attributes(layout),
+            &frame_attributes(layout),
         )?,
-        plain("sequence", data_type::uint64(), 8, json!({}))?,
-        plain("epoch", data_type::uint32(), 4, json!({}))?,
-        plain(
-            "timestamp_ns",
-            data_type::uint64(),
-            8,
-            json!({ "units": "ns" }),
-        )?,
-        plain("clock", data_type::uint8(), 1, json!({ "names": clocks }))?,
-        plain("length", data_type::uint64(), 8, json!({ "units": "byte" }))?,
-        plain("flags", data_type::uint32(), 4, json!({ "bits": bits }))?,
+        plain("sequence", "uint64", 8, json!({}))?,
+        plain("epoch", "uint32", 4, json!({}))?,
+        plain("timestamp_ns", "uint64", 8, json!({ "units": "ns" }))?,
+        plain("clock", "uint8", 1, json!({ "names": clocks }))?,
+        plain("length", "uint64", 8, json!({ "units": "byte" }))?,
+        plain("flags", "uint32", 4, json!({ "bits": bits }))?,
     ];
     if context.packets_per_frame > 0 {
         let packets_per_frame = u64::from(context.packets_per_frame);
@@ -107,24 +109,24 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
         let width = context.packets_per_frame as usize;
         columns.push(column(
             "present",
-            data_type::bool(),
+            "bool",
             width,
             rows,
             &[packets_per_frame],
             &["frame", "packet"],
-            attributes,
+            &attributes,
         )?);
     }
     if context.packets_per_frame > 0 && context.packet_bytes == 0 {
         for name in ["packets_per_frame", "first_bytes", "packet_bytes"] {
-            columns.push(plain(name, data_type::uint32(), 4, json!({}))?);
+            columns.push(plain(name, "uint32", 4, json!({}))?);
         }
     }
     Ok(columns)
 }
 
 /// Returns the type, the dimensions and the names of the dimensions of one frame.
-fn elements(layout: &Layout) -> (DataType, Vec<u64>, Vec<&'static str>) {
+fn elements(layout: &Layout) -> (&'static str, Vec<u64>, Vec<&'static str>) {
     let (points, channels) = (
         (layout.points as u64, "point"),
         (u64::from(layout.channels), "channel"),
@@ -134,19 +136,19 @@ fn elements(layout: &Layout) -> (DataType, Vec<u64>, Vec<&'static str>) {
         Order::Planar => vec![channels, points],
     };
     let kind = match (layout.scalar, layout.complex) {
-        (Scalar::Float32, true) => data_type::complex64(),
-        (Scalar::Float64, true) => data_type::complex128(),
+        (Scalar::Float32, true) => "complex64",
+        (Scalar::Float64, true) => "complex128",
         (scalar, complex) => {
             if complex {
                 dims.push((2, "part"));
             }
             match scalar {
-                Scalar::Int8 => data_type::int8(),
-                Scalar::Uint8 => data_type::uint8(),
-                Scalar::Int16 => data_type::int16(),
-                Scalar::Int32 => data_type::int32(),
-                Scalar::Float32 => data_type::float32(),
-                Scalar::Float64 => data_type::float64(),
+                Scalar::Int8 => "int8",
+                Scalar::Uint8 => "uint8",
+                Scalar::Int16 => "int16",
+                Scalar::Int32 => "int32",
+                Scalar::Float32 => "float32",
+                Scalar::Float64 => "float64",
             }
         }
     };
@@ -174,49 +176,43 @@ fn frame_attributes(layout: &Layout) -> Value {
 
 fn column(
     name: &'static str,
-    kind: DataType,
+    kind: &str,
     width: usize,
     rows: u64,
     dims: &[u64],
-    names: &[&'static str],
-    attributes: Value,
+    names: &[&str],
+    attributes: &Value,
 ) -> Result<Column, SinkError> {
-    let defect = |why: String| SinkError::Failed {
-        what: format!("create the array `{name}`"),
-        why,
+    let with_rows = |rows| [&[rows], dims].concat();
+    if with_rows(rows).contains(&0) {
+        return Err(SinkError::Failed {
+            what: format!("create the array `{name}`"),
+            why: "a frame has no samples; raise the `slot` of the input ring".to_owned(),
+        });
+    }
+    let fill = match kind {
+        "bool" => json!(false),
+        "complex64" | "complex128" => json!([0.0, 0.0]),
+        "float32" | "float64" => json!(0.0),
+        _ => json!(0),
     };
-    let elements = usize::try_from(dims.iter().product::<u64>())
-        .unwrap_or(usize::MAX)
-        .max(1);
-    let shape: Vec<u64> = std::iter::once(0).chain(dims.iter().copied()).collect();
-    let chunk: Vec<u64> = std::iter::once(rows).chain(dims.iter().copied()).collect();
-    let chunk: Option<Vec<NonZeroU64>> = chunk.into_iter().map(NonZeroU64::new).collect();
-    let chunk = chunk.ok_or_else(|| {
-        defect("a frame has no samples; raise the `slot` of the input ring".to_owned())
-    })?;
-    let attributes = match attributes {
-        Value::Object(attributes) => attributes,
-        _ => Map::new(),
-    };
-    let mut builder = ArrayBuilder::new(
-        shape,
-        chunk.clone(),
-        kind,
-        FillValue::new(vec![0; width / elements]),
-    );
-    builder
-        .dimension_names(Some(names.iter().copied()))
-        .attributes(attributes);
-    // All chunks of an array are in one directory, with names such as `c.12.0.0`.
-    builder.chunk_key_encoding_default_separator(ChunkKeySeparator::Dot);
-    let array = builder
-        .build(Arc::new(()), &format!("/{name}"))
-        .map_err(|error| defect(error.to_string()))?;
+    let metadata = json!({
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": with_rows(0),
+        "data_type": kind,
+        "chunk_grid": { "name": "regular", "configuration": { "chunk_shape": with_rows(rows) } },
+        // All chunks of an array are in one directory, with names such as `c.12.0.0`.
+        "chunk_key_encoding": { "name": "default", "configuration": { "separator": "." } },
+        "fill_value": fill,
+        "codecs": [{ "name": "bytes", "configuration": { "endian": "little" } }],
+        "dimension_names": names,
+        "attributes": attributes,
+    });
     Ok(Column {
         name,
         width,
         rows,
-        chunk,
-        array,
+        metadata,
     })
 }

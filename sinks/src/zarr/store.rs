@@ -9,14 +9,11 @@ use crate::lock::StemLock;
 use daq_core::sink::{SinkContext, SinkError};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::fs::rename;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use zarrs::array::{ArrayBytes, ArrayToBytesCodecTraits as _, CodecOptions};
-use zarrs::group::GroupBuilder;
 
 /// Metadata file of an array or a group.
 pub(super) const META: &str = "zarr.json";
@@ -94,36 +91,24 @@ impl Store {
 
     /// Creates the arrays, then the group.
     fn make(&self, keys: &ZarrKeys, context: &SinkContext) -> Result<(), SinkError> {
-        let store = self;
-        for column in &store.columns {
-            let dir = store.dir.join(column.name);
+        for column in &self.columns {
+            let dir = self.dir.join(column.name);
             std::fs::create_dir(&dir).map_err(|error| failed("create", &dir, error))?;
-            store_meta(&dir, &column.array)?;
+            replace(&dir, META, &json_text(&column.metadata)?)?;
             sync_directory(&dir)?;
         }
-        let mut attributes = Map::new();
-        attributes.insert("state".to_owned(), json!("writing"));
-        attributes.insert(
-            "recorder".to_owned(),
-            json!(concat!("daq ", env!("CARGO_PKG_VERSION"))),
-        );
-        attributes.insert("pipeline".to_owned(), json!(context.pipeline));
-        attributes.insert("source".to_owned(), json!(context.ring));
+        let mut attributes = json!({
+            "state": "writing",
+            "recorder": concat!("daq ", env!("CARGO_PKG_VERSION")),
+            "pipeline": context.pipeline,
+            "source": context.ring,
+        });
         if let Some(description) = &keys.description {
-            attributes.insert("description".to_owned(), json!(description));
+            attributes["description"] = json!(description);
         }
-        let group = GroupBuilder::new()
-            .attributes(attributes)
-            .build(Arc::new(()), "/");
-        let group = group.map_err(|error| {
-            failed(
-                "set the metadata of",
-                &store.dir,
-                std::io::Error::other(error),
-            )
-        })?;
-        replace(&store.dir, META, &json_text(group.metadata())?)?;
-        sync_directory(&store.dir)
+        let group = json!({ "zarr_format": 3, "node_type": "group", "attributes": attributes });
+        replace(&self.dir, META, &json_text(&group)?)?;
+        sync_directory(&self.dir)
     }
 
     /// Returns the directories of the store.
@@ -171,15 +156,11 @@ impl Store {
         let (frames, others) = self.columns.split_at_mut(FRAMES + 1);
         for column in others.iter_mut().chain(frames) {
             let dir = self.dir.join(column.name);
-            let mut shape = column.array.shape().to_vec();
-            shape[0] = end;
-            column.array.set_shape(shape).map_err(|error| {
-                failed("set the metadata of", &dir, std::io::Error::other(error))
-            })?;
+            column.set_rows(end);
             // The name of the chunk must be durable before the shape that depends on the chunk, even after a power
             // failure.
             sync_directory(&dir)?;
-            store_meta(&dir, &column.array)?;
+            replace(&dir, META, &json_text(&column.metadata)?)?;
             let synced = sync_directory(&dir);
             if column.name == FRAMES_NAME {
                 batch.unsynced = synced.err();
@@ -252,38 +233,18 @@ fn store_chunk(
     bytes: &[u8],
     room: Option<Room>,
 ) -> Result<(), SinkError> {
-    let mut indices = vec![0; column.chunk.len()];
-    indices[0] = chunk;
-    let array = &column.array;
-    let path = store.join(array.chunk_key(&indices).as_str());
-    let encoded = array
-        .codecs()
-        .encode(
-            ArrayBytes::new_flen(bytes),
-            &column.chunk,
-            array.data_type(),
-            array.fill_value(),
-            &CodecOptions::default(),
-        )
-        .map_err(|error| failed("encode the data of", &path, std::io::Error::other(error)))?;
+    let dir = store.join(column.name);
+    let name = column.chunk_name(chunk);
     if let Some(mut room) = room {
-        return room.fill(&encoded, &path).inspect_err(|_| {
+        return room.fill(bytes, &dir.join(name)).inspect_err(|_| {
             // The next attempt creates a new file and needs the space of this one.
             let _ = std::fs::remove_file(&room.path);
         });
     }
-    let name = path
-        .file_name()
-        .and_then(std::ffi::OsStr::to_str)
-        .unwrap_or_default();
-    replace(&store.join(column.name), name, &encoded)
+    replace(&dir, &name, bytes)
 }
 
-fn store_meta(dir: &Path, array: &zarrs::array::Array<()>) -> Result<(), SinkError> {
-    replace(dir, META, &json_text(array.metadata())?)
-}
-
-fn json_text(value: &impl serde::Serialize) -> Result<Vec<u8>, SinkError> {
+fn json_text(value: &Value) -> Result<Vec<u8>, SinkError> {
     serde_json::to_vec_pretty(value).map_err(|error| SinkError::Failed {
         what: "create the store's metadata".to_owned(),
         why: error.to_string(),
