@@ -124,7 +124,10 @@ impl Place {
         let mut tries = 0;
         loop {
             match vfio_user::open(&self.socket()) {
-                Err(error) if tries < 100 && error.to_string().contains("another process uses the card") => {
+                Err(error)
+                    if tries < 100
+                        && error.to_string().contains("another process uses the card") =>
+                {
                     tries += 1;
                     std::thread::sleep(Duration::from_millis(20));
                 }
