@@ -15,6 +15,8 @@ use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
 use crate::topology::P2pPreference;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use std::any::Any;
 use std::fmt;
 
@@ -210,7 +212,29 @@ pub trait Registered: Any + Send + Sync {
 }
 
 macro_rules! registered {
-    ($($entry:ty, $kind:literal;)*) => {$(
+    ($($entry:ty, $spec:path, $kind:literal;)*) => {$(
+        impl $entry {
+            /// Creates an entry whose keys are `K`, without checks beyond the types of the values.
+            pub const fn of<K>(
+                name: &'static str,
+                summary: &'static str,
+                example: &'static str,
+            ) -> Self
+            where
+                K: $spec + DeserializeOwned + JsonSchema + 'static,
+            {
+                Self {
+                    name,
+                    summary,
+                    example,
+                    schema: |_| schemars::schema_for!(K),
+                    parse: |section, _, diagnostics| {
+                        Some(Box::new(section.finish::<K>(&[], diagnostics)?))
+                    },
+                }
+            }
+        }
+
         impl Registered for $entry {
             fn kind(&self) -> &'static str {
                 $kind
@@ -228,9 +252,9 @@ macro_rules! registered {
 }
 
 registered! {
-    SourceEntry, "sources";
-    KernelEntry, "kernels";
-    SinkEntry, "sinks";
+    SourceEntry, SourceSpec, "sources";
+    KernelEntry, KernelSpec, "kernels";
+    SinkEntry, SinkSpec, "sinks";
 }
 
 /// Everything that a configuration can name.

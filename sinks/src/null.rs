@@ -11,10 +11,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 /// Registry entry of `null`.
-pub const ENTRY: SinkEntry = SinkEntry {
-    name: "null",
-    summary: "Counts frames and discards them, for measurements or to simulate a slow consumer",
-    example: "\
+pub const ENTRY: SinkEntry = SinkEntry::of::<NullKeys>(
+    "null",
+    "Counts frames and discards them, for measurements or to simulate a slow consumer",
+    "\
 [sink.NAME]
 driver = \"null\"
 input = \"INPUT\"
@@ -23,9 +23,7 @@ input = \"INPUT\"
 # Wait this long for each frame, to rehearse a slow consumer.
 # delay = \"0 s\"
 ",
-    schema: |_| schemars::schema_for!(NullKeys),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<NullKeys>(&[], diagnostics)?)),
-};
+);
 
 /// The keys of a `null` sink.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]

@@ -21,19 +21,17 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// What daq needs to know of the sink.
-pub const ENTRY: SinkEntry = SinkEntry {
-    name: "index",
-    summary: "Writes one line of text per frame",
-    example: "\
+pub const ENTRY: SinkEntry = SinkEntry::of::<IndexKeys>(
+    "index",
+    "Writes one line of text per frame",
+    "\
 [sink.NAME]
 driver = \"index\"
 input = \"INPUT\"
 # The file to write.
 path = \"index.txt\"
 ",
-    schema: |_| schemars::schema_for!(IndexKeys),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<IndexKeys>(&[], diagnostics)?)),
-};
+);
 
 /// The keys of an `index` sink. These comments become the reference page.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -9,9 +9,7 @@ mod persistent;
 use super::*;
 use crate::claim::Claim;
 use crate::config::{Diagnostics, Document, Problem};
-use crate::entry::{
-    Entry, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec,
-};
+use crate::entry::{KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
@@ -150,33 +148,11 @@ impl SinkSpec for FakeSink {
     }
 }
 
-const QUARTER: KernelEntry = Entry {
-    name: "quarter",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(FakeKernel),
-    parse: |section, _, diagnostics| {
-        Some(Box::new(section.finish::<FakeKernel>(&[], diagnostics)?))
-    },
-};
+const QUARTER: KernelEntry = KernelEntry::of::<FakeKernel>("quarter", "", "");
 
-const FAKE: SourceEntry = Entry {
-    name: "fake",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(FakeSource),
-    parse: |section, _, diagnostics| {
-        Some(Box::new(section.finish::<FakeSource>(&[], diagnostics)?))
-    },
-};
+const FAKE: SourceEntry = SourceEntry::of::<FakeSource>("fake", "", "");
 
-const VOID: SinkEntry = Entry {
-    name: "void",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(FakeSink),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<FakeSink>(&[], diagnostics)?)),
-};
+const VOID: SinkEntry = SinkEntry::of::<FakeSink>("void", "", "");
 
 fn registry() -> Registry {
     Registry::default().with(&FAKE).with(&QUARTER).with(&VOID)

@@ -27,13 +27,7 @@ impl KernelSpec for FakeFile {
     }
 }
 
-const FILE: KernelEntry = Entry {
-    name: FILE_KERNEL,
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(FakeFile),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<FakeFile>(&[], diagnostics)?)),
-};
+const FILE: KernelEntry = KernelEntry::of::<FakeFile>(FILE_KERNEL, "", "");
 
 fn with_files() -> Registry {
     registry().with(&FILE)

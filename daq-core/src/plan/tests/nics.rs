@@ -55,13 +55,7 @@ impl SourceSpec for Carded {
     }
 }
 
-const CARDED: SourceEntry = Entry {
-    name: "carded",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(Carded),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Carded>(&[], diagnostics)?)),
-};
+const CARDED: SourceEntry = SourceEntry::of::<Carded>("carded", "", "");
 
 fn carded() -> Registry {
     registry().with(&CARDED)

@@ -77,21 +77,9 @@ impl SourceSpec for Ringing {
     }
 }
 
-const RINGING: SourceEntry = Entry {
-    name: "ringing",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(Ringing),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Ringing>(&[], diagnostics)?)),
-};
+const RINGING: SourceEntry = SourceEntry::of::<Ringing>("ringing", "", "");
 
-const STAYING: KernelEntry = Entry {
-    name: FILE_KERNEL,
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(Staying),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Staying>(&[], diagnostics)?)),
-};
+const STAYING: KernelEntry = KernelEntry::of::<Staying>(FILE_KERNEL, "", "");
 
 fn persistent() -> Registry {
     registry().with(&RINGING).with(&STAYING)

@@ -2,7 +2,7 @@
 
 use super::*;
 use daq_core::config::{Diagnostics, Document, Problem};
-use daq_core::entry::{EngineRequirements, Entry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{EngineRequirements, SourceContext, SourceEntry, SourceSpec};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::plan::{PlanContext, resolve};
@@ -61,13 +61,7 @@ impl SourceSpec for Declared {
     }
 }
 
-const DEVICE: SourceEntry = Entry {
-    name: "device",
-    summary: "",
-    example: "",
-    schema: |_| schemars::schema_for!(Declared),
-    parse: |section, _, diagnostics| Some(Box::new(section.finish::<Declared>(&[], diagnostics)?)),
-};
+const DEVICE: SourceEntry = SourceEntry::of::<Declared>("device", "", "");
 
 fn recorded() -> Topology {
     let path = "../../daq-core/src/topology/tests/recorded";
