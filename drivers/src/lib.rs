@@ -18,17 +18,14 @@ pub mod xdp;
 mod loopback;
 
 use daq_core::entry::SourceEntry;
-use fpga::transports::emulated::EmulatedDevices;
 
-/// Returns all sources of a program that provides the emulated devices `E`.
-pub const fn sources<E: EmulatedDevices>() -> [SourceEntry; 7] {
-    [
-        udp::ENTRY,
-        xdp::ENTRY,
-        hsb::ENTRY,
-        rdma::ENTRY,
-        fpga::entry::<E>(),
-        sim::ENTRY,
-        replay::ENTRY,
-    ]
-}
+/// All built-in sources.
+pub const SOURCES: &[SourceEntry] = &[
+    udp::ENTRY,
+    xdp::ENTRY,
+    hsb::ENTRY,
+    rdma::ENTRY,
+    fpga::ENTRY,
+    sim::ENTRY,
+    replay::ENTRY,
+];

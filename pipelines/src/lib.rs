@@ -29,7 +29,9 @@ use daq_core::entry::Registry;
 /// Returns the entries of all built-in sources, kernels and sinks.
 pub fn registry() -> Registry {
     Registry::default()
-        .with_all(const { &daq_drivers::sources::<daq_emulators::Emulators>() })
+        .with_all(daq_drivers::SOURCES)
+        .with_all(daq_drivers::fpga::ENGINES)
+        .with_all(daq_emulators::SOURCE_DEVICES)
         .with_all(kernels::KERNELS)
         .with_all(daq_sinks::SINKS)
 }

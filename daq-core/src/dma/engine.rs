@@ -24,6 +24,34 @@ pub struct Caps {
     pub max_slots: usize,
 }
 
+/// The limits of an engine that are independent of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Alignment of slot sizes and addresses in bytes, a power of two.
+    pub alignment: usize,
+    /// Maximum slot size in bytes.
+    pub max_slot: usize,
+    /// Maximum number of slots.
+    pub max_slots: usize,
+    /// Default slot size in bytes.
+    pub preferred: usize,
+}
+
+/// The description of an engine, which is valid before any device is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// The name of the engine in the configuration.
+    pub name: &'static str,
+    /// A summary of one sentence, without a full stop.
+    pub summary: &'static str,
+    /// The limits of the engine.
+    pub limits: Limits,
+    /// The names of the faults that the engine can report.
+    pub faults: &'static [&'static str],
+    /// Whether the engine supports backpressure, unless the configuration selects another mode.
+    pub supports_backpressure: bool,
+}
+
 /// The ring that an engine fills. Transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {

@@ -47,6 +47,8 @@ pub use armed::{Armed, Idle, Refused};
 pub use bounce_copy::{BounceCopy, BounceCopyError};
 pub use buffer::DmaBuffer;
 pub use device::{DmaDevice, DmaError, DmaMap};
-pub use engine::{Caps, Completions, Done, Engine, EngineError, Origin, QuiesceTimeout, Slots};
+pub use engine::{
+    Caps, Completions, Done, Engine, EngineError, EngineInfo, Limits, Origin, QuiesceTimeout, Slots,
+};
 pub use sentinel::{Seen, Sentinel};
 pub use sequence::{FrameSequence, Step};

@@ -22,9 +22,7 @@ pub mod vfio_user;
 pub mod xdma;
 
 use daq_drivers::fpga::device::{Device, DeviceError};
-use daq_drivers::fpga::transports::emulated::{
-    EmulatedDeviceEntry, EmulatedDevices, EmulatedOptions, FaultKind,
-};
+use daq_drivers::fpga::transports::emulated::{EmulatedDeviceEntry, EmulatedOptions, FaultKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,13 +57,8 @@ pub const DEVICES: &[DeviceEntry] = &[
     },
 ];
 
-/// Gives the source `fpga` access to the devices of this crate.
-#[derive(Debug)]
-pub struct Emulators;
-
-impl EmulatedDevices for Emulators {
-    const DEVICES: &'static [EmulatedDeviceEntry] = &[emulated(&DEVICES[0]), emulated(&DEVICES[1])];
-}
+/// The entries of all emulated devices for the source `fpga`.
+pub const SOURCE_DEVICES: &[EmulatedDeviceEntry] = &[emulated(&DEVICES[0]), emulated(&DEVICES[1])];
 
 const fn emulated(card: &DeviceEntry) -> EmulatedDeviceEntry {
     EmulatedDeviceEntry {

@@ -6,13 +6,12 @@
 mod common;
 
 use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, Slots};
+use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::Device;
-use daq_drivers::fpga::engines::{ENGINES, Opening};
-use daq_drivers::fpga::transports::emulated::EmulatedDevices;
 use daq_drivers::fpga::transports::{self, Open};
-use daq_drivers::fpga::{FpgaConfig, engines::xdma, entry};
-use daq_emulators::Emulators;
+use daq_drivers::fpga::{ENGINES, ENTRY, FpgaEngine, FpgaSource, engines::xdma::Xdma};
+use daq_emulators::SOURCE_DEVICES;
 use daq_emulators::pattern::{self, Pattern};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +22,12 @@ const BYTES: usize = 4096;
 /// Time after which an operation counts as hanging.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
+fn registry() -> Registry {
+    Registry::default()
+        .with_all(ENGINES)
+        .with_all(SOURCE_DEVICES)
+}
+
 struct Bench {
     device: Arc<dyn Device>,
     region: Arc<Region>,
@@ -32,24 +37,16 @@ struct Bench {
 impl Bench {
     /// Creates an engine from the configuration `keys`, and a ring for it.
     fn new(keys: &str) -> Self {
-        let config: FpgaConfig = toml::from_str(keys).unwrap();
-        let problems = config.problems(Emulators::DEVICES);
-        assert!(problems.is_empty(), "{problems:?}");
+        let source = FpgaSource::<Xdma>::from_text(keys, &registry()).unwrap();
         let directory = Path::new("");
+        let registry = registry();
         let open = Open {
             directory,
-            emulated: Emulators::DEVICES,
-            emulated_options: config.emulated.as_ref(),
+            registry: &registry,
+            emulated_options: source.config.emulated.as_ref(),
         };
-        let device = transports::open(&config.device, &open).unwrap();
-        let entry = config.engine().unwrap();
-        assert!(ENGINES.iter().any(|known| known.name == entry.name));
-        let engine = (entry.open)(&Opening {
-            device: device.clone(),
-            config: &config,
-            directory,
-        })
-        .unwrap();
+        let device = transports::open(&source.config.device, &open).unwrap();
+        let engine = Box::new(source.open(device.clone(), directory).unwrap());
         let options = HostOptions {
             shared: true,
             ..HostOptions::default()
@@ -110,7 +107,7 @@ fn next(armed: &mut Armed, done: &mut Completions) -> Result<(), EngineError> {
 }
 
 fn completions() -> Completions {
-    Completions::new(SLOTS, xdma::ENTRY.faults.len())
+    Completions::new(SLOTS, Xdma::INFO.faults.len())
 }
 
 /// Verifies every byte of at least `frames` frames, for each of `arms` starts of the engine.
@@ -327,8 +324,9 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
         let text = format!(
             "device = \"emulated:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
         );
-        let source = common::spec(
-            &entry::<Emulators>(),
+        let source = common::spec_in(
+            &registry(),
+            &ENTRY,
             &format!("[source.adc]\ndriver = \"fpga\"\nring = \"raw\"\n{text}"),
         )
         .unwrap();

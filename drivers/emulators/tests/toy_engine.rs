@@ -4,14 +4,16 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use daq_core::dma::{
-    Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, QuiesceTimeout, Slots,
+    Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, EngineInfo, Limits,
+    QuiesceTimeout, Slots,
 };
+use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::fpga::FpgaConfig;
 use daq_drivers::fpga::device::{Device, GONE, Registers};
 use daq_drivers::fpga::engines::{
-    EngineEntry, Limits, Opening, check_slots, disable_and_reset, now, unfit, wait_until,
+    NoKeys, Opening, check_slots, disable_and_reset, now, unfit, wait_until,
 };
+use daq_drivers::fpga::{FpgaEngine, FpgaSource};
 use daq_emulators::{EmulatedDevice, Host, Identity, Step, in_process};
 use std::path::Path;
 use std::sync::Arc;
@@ -54,26 +56,27 @@ struct Toy {
     finished: u32,
 }
 
-const ENTRY: EngineEntry = EngineEntry {
-    name: "toy",
-    summary: "an engine to learn from",
-    limits: Limits {
-        alignment: 64,
-        max_slot: 1 << 20,
-        max_slots: 64,
-        preferred: 4096,
-    },
-    faults: &[],
-    keys: &[],
-    supports_backpressure: |_| true,
-    rings: |_| false,
-    problems: |_| Vec::new(),
-    recognises: |device| device.identity().vendor == 0x7079,
-    open: |opening| Ok(Box::new(Toy::open(opening)?)),
-};
+impl FpgaEngine for Toy {
+    const INFO: EngineInfo = EngineInfo {
+        name: "toy",
+        summary: "an engine to learn from",
+        limits: Limits {
+            alignment: 64,
+            max_slot: 1 << 20,
+            max_slots: 64,
+            preferred: 4096,
+        },
+        faults: &[],
+        supports_backpressure: true,
+    };
 
-impl Toy {
-    fn open(opening: &Opening) -> Result<Self, EngineError> {
+    type Keys = NoKeys;
+
+    fn recognises(device: &dyn Device) -> bool {
+        device.identity().vendor == 0x7079
+    }
+
+    fn open(opening: &Opening<NoKeys>) -> Result<Self, EngineError> {
         let device = opening.device.clone();
         let registers = device.registers(0)?;
         let id = registers.read(register::ID);
@@ -91,7 +94,9 @@ impl Toy {
             device: device.as_dma(),
         })
     }
+}
 
+impl Toy {
     fn gone(&self) -> EngineError {
         let device = self.device.name().to_owned();
         EngineError::Gone { device }
@@ -123,7 +128,7 @@ impl Toy {
 
 impl Engine for Toy {
     fn name(&self) -> &'static str {
-        ENTRY.name
+        Self::INFO.name
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -135,14 +140,14 @@ impl Engine for Toy {
             supports_backpressure: true,
             doorbell_bits: 0,
             end_of_packet: false,
-            alignment: ENTRY.limits.alignment,
-            max_transfer: ENTRY.limits.max_slot,
-            max_slots: ENTRY.limits.max_slots,
+            alignment: Self::INFO.limits.alignment,
+            max_transfer: Self::INFO.limits.max_slot,
+            max_slots: Self::INFO.limits.max_slots,
         }
     }
 
     fn faults(&self) -> &'static [&'static str] {
-        ENTRY.faults
+        Self::INFO.faults
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
@@ -200,7 +205,7 @@ impl Engine for Toy {
             return Ok(());
         }
         if !self.stop(timeout) {
-            let engine = format!("{} of {}", ENTRY.name, self.device.name());
+            let engine = format!("{} of {}", Self::INFO.name, self.device.name());
             return Err(QuiesceTimeout {
                 engine,
                 waited: timeout,
@@ -285,17 +290,12 @@ impl EmulatedDevice for EmulatedToy {
     }
 }
 
-fn open(
-    card: impl EmulatedDevice + 'static,
-) -> (Arc<dyn Device>, Result<Box<dyn Engine>, EngineError>) {
+fn open(card: impl EmulatedDevice + 'static) -> (Arc<dyn Device>, Result<Toy, EngineError>) {
     let device = in_process::open(Box::new(card)).unwrap();
-    let config: FpgaConfig = toml::from_str("device = \"emulated:toy\"").unwrap();
-    let opening = Opening {
-        device: device.clone(),
-        config: &config,
-        directory: Path::new(""),
-    };
-    let engine = (ENTRY.open)(&opening);
+    let source =
+        FpgaSource::<Toy>::from_text("device = \"vfio-user:toy.sock\"", &Registry::default())
+            .unwrap();
+    let engine = source.open(device.clone(), Path::new(""));
     (device, engine)
 }
 
@@ -304,7 +304,7 @@ fn toy_engine_fills_ring_in_order() {
     const SLOTS: usize = 5;
     const BYTES: usize = 4096;
     let (device, engine) = open(EmulatedToy::default());
-    let mut engine = engine.unwrap();
+    let mut engine: Box<dyn Engine> = Box::new(engine.unwrap());
     let options = HostOptions {
         shared: true,
         ..HostOptions::default()

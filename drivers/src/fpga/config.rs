@@ -1,6 +1,6 @@
 //! The keys of an `fpga` source.
 
-use super::engines::{ENGINES, EngineEntry};
+use super::engines::EngineEntry;
 use super::transports::emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use crate::packet::{Endian, frames};
 use daq_core::config::{Problem, nearest};
@@ -8,7 +8,7 @@ use daq_core::dma::FrameSequence;
 use daq_core::layout::Samples;
 use daq_core::topology::P2pPreference;
 use daq_core::units::Span;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, schema_for};
 use serde::{Deserialize, Deserializer, de};
 use std::borrow::Cow;
 use std::fmt;
@@ -126,35 +126,6 @@ impl JsonSchema for DeviceKey {
     }
 }
 
-/// The name of one of [`ENGINES`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineName(pub String);
-
-impl<'de> Deserialize<'de> for EngineName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let names: Vec<&str> = ENGINES.iter().map(|entry| entry.name).collect();
-        if names.contains(&name.as_str()) {
-            return Ok(Self(name));
-        }
-        let suggestion = nearest(&name, &names).unwrap_or(names[0]);
-        Err(de::Error::custom(format!(
-            "unknown engine \"{name}\"; try \"{suggestion}\""
-        )))
-    }
-}
-
-impl JsonSchema for EngineName {
-    fn schema_name() -> Cow<'static, str> {
-        "EngineName".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let names: Vec<&str> = ENGINES.iter().map(|entry| entry.name).collect();
-        schemars::json_schema!({ "enum": names })
-    }
-}
-
 /// How the source detects finished transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -223,7 +194,7 @@ const fn one() -> u64 {
     1
 }
 
-/// The keys of an `fpga` source.
+/// The keys of an `fpga` source that all engines support.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FpgaConfig {
@@ -234,32 +205,16 @@ pub struct FpgaConfig {
     /// `device = "emulated:NAME"`: stream and faults of the emulated card, as the options of `daq emulate`.
     pub emulated: Option<EmulatedOptions>,
     /// The DMA engine of the card. Can be omitted for `"emulated:NAME"`, where the name selects the engine.
-    pub engine: Option<EngineName>,
+    pub engine: Option<String>,
     /// Index of the engine's DMA channel, starting at 0.
     #[serde(default)]
     pub channel: usize,
     /// How finished transfers are detected: `"poll"`, or `"interrupt"` to sleep until the card raises an interrupt.
     #[serde(default)]
     pub completion: CompletionMode,
-    /// `xdma`, `external`: true applies backpressure, so the card waits while no slot is free. False lets the card
-    /// overwrite frames; frames that were not copied in time are counted as `overrun`. Default: true for `xdma`, false
-    /// for `external`.
-    pub credits: Option<bool>,
     /// Registers of the design to write or wait for when the engine starts and stops, in this order.
     #[serde(default)]
     pub registers: Vec<RegisterStep>,
-    /// `litepcie`: path of the `csr.csv` file from the build of the design. It contains the register addresses.
-    pub csr: Option<PathBuf>,
-    /// `litepcie`: offset of the DMA writer's registers in BAR 0, as an alternative to `csr`.
-    pub base: Option<u64>,
-    /// `external`: the program that starts and stops the card's engine, with its arguments. A path that contains `/` is
-    /// relative to the directory of the configuration file.
-    pub command: Option<Vec<String>>,
-    /// `external`: maximum run time of the command. Default: 2 s.
-    pub timeout: Option<Span>,
-    /// `external`: width of the engine's DMA addresses in bits, for a card without a driver. Default: 32. A driver sets the
-    /// width itself.
-    pub address_bits: Option<u16>,
     /// Whether the card writes directly to GPU memory: `"auto"` decides by the PCIe topology, `"direct"` always tries,
     /// `"staged"` copies through host memory.
     #[serde(default)]
@@ -280,17 +235,7 @@ pub struct FpgaConfig {
 }
 
 impl FpgaConfig {
-    /// Returns the engine that the configuration selects by `engine` or by the name of the emulated device.
-    pub fn engine(&self) -> Option<&'static EngineEntry> {
-        let ((Some(EngineName(name)), _) | (None, DeviceKey::Emulated(name))) =
-            (&self.engine, &self.device)
-        else {
-            return None;
-        };
-        ENGINES.iter().find(|entry| entry.name == name)
-    }
-
-    fn check_emulated(&self, emulated: &[EmulatedDeviceEntry], found: &mut Vec<Problem>) {
+    fn check_emulated(&self, emulated: &[&EmulatedDeviceEntry], found: &mut Vec<Problem>) {
         let DeviceKey::Emulated(name) = &self.device else {
             return;
         };
@@ -310,33 +255,26 @@ impl FpgaConfig {
         }
     }
 
-    /// Checks the configuration of a program that offers the devices in `emulated`, and returns all problems.
-    pub fn problems(&self, emulated: &[EmulatedDeviceEntry]) -> Vec<Problem> {
-        let mut found = Vec::new();
-        if let Some(engine) = self.engine() {
-            found.extend((engine.problems)(self));
-            for (key, given) in [
-                ("credits", self.credits.is_some()),
-                ("csr", self.csr.is_some()),
-                ("base", self.base.is_some()),
-                ("command", self.command.is_some()),
-                ("timeout", self.timeout.is_some()),
-                ("address_bits", self.address_bits.is_some()),
-            ] {
-                if given && !engine.keys.contains(&key) {
-                    let message = format!("the engine `{}` does not support `{key}`", engine.name);
-                    found.push(Problem::at(key, message).help("remove this key"));
-                }
-            }
-        } else {
-            let names: Vec<String> = ENGINES
-                .iter()
-                .map(|entry| format!("\"{}\" ({})", entry.name, entry.summary))
-                .collect();
-            let message = format!("the DMA engine of {} is not configured", self.device);
-            let help = format!("add `engine`: {}", names.join(", "));
-            found.push(Problem::at("engine", message).help(help));
+    /// Returns the problem of a configuration that selects no engine of `engines`.
+    pub(super) fn missing_engine(&self, engines: &[EngineEntry]) -> Problem {
+        if let Some(name) = &self.engine {
+            let names: Vec<&str> = engines.iter().map(|entry| entry.info.name).collect();
+            let suggestion = nearest(name, &names).unwrap_or(names[0]);
+            return Problem::at("engine", format!("`engine`: unknown engine \"{name}\""))
+                .help(format!("write for instance \"{suggestion}\""));
         }
+        let names: Vec<String> = engines
+            .iter()
+            .map(|entry| format!("\"{}\" ({})", entry.info.name, entry.info.summary))
+            .collect();
+        let message = format!("the DMA engine of {} is not configured", self.device);
+        Problem::at("engine", message).help(format!("add `engine`: {}", names.join(", ")))
+    }
+
+    /// Checks the keys that all engines support, in a program that offers the devices in `emulated`. Returns all
+    /// problems.
+    pub(super) fn problems(&self, emulated: &[&EmulatedDeviceEntry]) -> Vec<Problem> {
+        let mut found = Vec::new();
         self.check_emulated(emulated, &mut found);
         for (i, step) in self.registers.iter().enumerate() {
             let mut must = |holds: bool, key: &str, message: String, help: &str| {
@@ -381,6 +319,42 @@ impl FpgaConfig {
         }
         found
     }
+}
+
+/// Returns the names of all keys that belong to `engines`.
+pub(super) fn engine_keys(engines: &[EngineEntry]) -> Vec<String> {
+    let mut keys: Vec<String> = engines.iter().flat_map(EngineEntry::keys).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Returns the schema of all keys of the source: the common keys, and the keys of `engines`.
+pub(super) fn schema(engines: &[EngineEntry]) -> Schema {
+    let mut schema = schema_for!(FpgaConfig).to_value();
+    let names: Vec<&str> = engines.iter().map(|entry| entry.info.name).collect();
+    schema["properties"]["engine"]["enum"] = names.into();
+    for entry in engines {
+        let own = (entry.schema)().to_value();
+        for part in ["$defs", "properties"] {
+            let own = own[part].as_object().into_iter().flatten();
+            for (key, value) in own {
+                let known = &mut schema[part][key];
+                if known.is_null() {
+                    *known = value.clone();
+                }
+                if part == "properties" {
+                    let users = engines.iter().filter(|engine| engine.keys().contains(key));
+                    let users: Vec<String> = users
+                        .map(|engine| format!("`{}`", engine.info.name))
+                        .collect();
+                    let text = value["description"].as_str().unwrap_or_default();
+                    known["description"] = format!("{}: {text}", users.join(", ")).into();
+                }
+            }
+        }
+    }
+    serde_json::from_value(schema).unwrap_or_default()
 }
 
 /// Converts the configuration of the sequence number.
@@ -438,18 +412,14 @@ pub fn frame_sequence(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fpga::engines::FpgaEngine;
+    use crate::fpga::engines::edu::Edu;
+    use crate::fpga::engines::litepcie::Writer;
+    use crate::fpga::engines::xdma::Xdma;
     use crate::fpga::mock;
 
-    fn read(text: &str) -> Result<FpgaConfig, String> {
-        toml::from_str(text).map_err(|error| error.to_string())
-    }
-
-    fn keys(text: &str) -> Vec<String> {
-        let problems = read(text).unwrap().problems(mock::DEVICES);
-        problems
-            .into_iter()
-            .filter_map(|problem| problem.key)
-            .collect()
+    fn keys<E: FpgaEngine>(text: &str) -> Vec<String> {
+        mock::problem_keys::<E>(text)
     }
 
     #[test]
@@ -490,29 +460,14 @@ mod tests {
     }
 
     #[test]
-    fn engine_is_declared_or_detected() {
-        let engine = |text: &str| read(text).unwrap().engine().map(|entry| entry.name);
-        assert_eq!(engine("device = \"emulated:xdma\""), Some("xdma"));
-        assert_eq!(
-            engine("device = \"emulated:xdma\"\nengine = \"edu\""),
-            Some("edu")
-        );
-        assert_eq!(engine("device = \"0000:3b:00.0\""), None);
-        assert_eq!(keys("device = \"0000:3b:00.0\""), ["engine"]);
-        assert_eq!(keys("device = \"emulated:another\""), ["engine", "device"]);
-        let error = read("device = \"3b:00.0\"\nengine = \"xmda\"").unwrap_err();
-        assert!(error.contains("try \"xdma\""), "{error}");
-    }
-
-    #[test]
     fn contradicting_keys_are_reported() {
         assert_eq!(
-            keys(
+            keys::<Edu>(
                 "device = \"3b:00.0\"\nengine = \"edu\"\ncredits = true\nbase = 0\ncsr = \"x\"\ncores = [1, 2]"
             ),
-            ["credits", "csr", "base", "cores"]
+            ["base", "credits", "csr", "cores"]
         );
-        let found = keys(
+        let found = keys::<Xdma>(
             "device = \"emulated:xdma\"\nchannel = 4\n\
              registers = [{ bar = 6, offset = 2, value = 3, mask = 1 }, { bar = 0, offset = 4, value = 0, mask = 0 }]",
         );
@@ -526,14 +481,17 @@ mod tests {
                 "registers.1.mask"
             ]
         );
-        assert_eq!(keys("device = \"3b:00.0\"\nengine = \"litepcie\""), ["csr"]);
+        assert_eq!(
+            keys::<Writer>("device = \"3b:00.0\"\nengine = \"litepcie\""),
+            ["csr"]
+        );
         for (sequence, key) in [
             ("offset = 0, bytes = 9", "bytes"),
             ("offset = 0, bytes = 4, bits = 33", "bits"),
             ("offset = 0, bytes = 1, bits = 0", "bits"),
             ("offset = 0, bytes = 4, step = 0", "step"),
         ] {
-            let found = keys(&format!(
+            let found = keys::<Xdma>(&format!(
                 "device = \"emulated:xdma\"\nsequence = {{ {sequence} }}"
             ));
             assert_eq!(found, [format!("sequence.{key}")]);

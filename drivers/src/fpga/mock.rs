@@ -1,10 +1,10 @@
 //! A device for tests that define what its registers do.
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
-use super::engines::Opening;
 use super::transports::emulated::EmulatedDeviceEntry;
-use super::{EngineEntry, FpgaConfig};
-use daq_core::dma::{DmaDevice, DmaError, Engine, EngineError};
+use super::{ENGINES, EngineEntry, FpgaEngine, FpgaSource, config};
+use daq_core::dma::{DmaDevice, DmaError, EngineError};
+use daq_core::entry::Registry;
 use daq_core::region::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -13,8 +13,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Emulated devices for tests of the configuration: their names are valid, but `open` always returns an error.
-pub const DEVICES: &[EmulatedDeviceEntry] = &[named("xdma"), named("litepcie")];
+/// The built-in engines, and emulated devices for tests of the configuration: their names are valid, but `open` always
+/// returns an error.
+pub fn registry() -> Registry {
+    const DEVICES: &[EmulatedDeviceEntry] = &[named("xdma"), named("litepcie")];
+    Registry::default().with_all(ENGINES).with_all(DEVICES)
+}
 
 const fn named(name: &'static str) -> EmulatedDeviceEntry {
     EmulatedDeviceEntry {
@@ -125,18 +129,12 @@ impl Mock {
     }
 
     /// Opens an engine on this device with additional `keys`.
-    pub fn open(
+    pub fn open<E: FpgaEngine>(
         self: &Arc<Self>,
-        entry: &EngineEntry,
         keys: &str,
         directory: &Path,
-    ) -> Result<Box<dyn Engine>, EngineError> {
-        let config = config(entry.name, keys);
-        (entry.open)(&Opening {
-            device: self.clone(),
-            config: &config,
-            directory,
-        })
+    ) -> Result<E, EngineError> {
+        source::<E>(keys).open(self.clone(), directory)
     }
 
     /// Raises an interrupt.
@@ -145,16 +143,33 @@ impl Mock {
     }
 }
 
-/// The configuration of an engine.
-pub fn config(engine: &str, keys: &str) -> FpgaConfig {
-    let text = format!("device = \"3b:00.0\"\nengine = \"{engine}\"\n{keys}");
-    let config: FpgaConfig = toml::from_str(&text).unwrap();
-    assert!(
-        config.problems(DEVICES).is_empty(),
-        "{:?}",
-        config.problems(DEVICES)
+/// A source with an engine.
+pub fn source<E: FpgaEngine>(keys: &str) -> FpgaSource<E> {
+    let text = format!(
+        "device = \"3b:00.0\"\nengine = \"{}\"\n{keys}",
+        E::INFO.name
     );
-    config
+    FpgaSource::from_text(&text, &registry()).unwrap()
+}
+
+/// Returns the keys of `text` that have problems.
+pub fn problem_keys<E: FpgaEngine>(text: &str) -> Vec<String> {
+    let mut common: toml::Table = toml::from_str(text).unwrap();
+    let (mut own, mut foreign) = (toml::Table::new(), Vec::new());
+    let registry = registry();
+    let known = EngineEntry::of::<E>().keys();
+    for key in config::engine_keys(ENGINES) {
+        match common.remove(&key) {
+            Some(value) if known.contains(&key) => _ = own.insert(key, value),
+            Some(_) => foreign.push(key),
+            None => {}
+        }
+    }
+    let (config, keys) = (common.try_into().unwrap(), own.try_into().unwrap());
+    let foreign: Vec<&str> = foreign.iter().map(String::as_str).collect();
+    let problems = FpgaSource::<E>::problems(&config, Some(&keys), &foreign, &registry);
+    let keys = problems.into_iter().filter_map(|problem| problem.key);
+    keys.collect()
 }
 
 impl DmaDevice for Mock {

@@ -36,14 +36,16 @@ mod mock;
 mod tests;
 
 pub use config::FpgaConfig;
-pub use engines::{ENGINES, EngineEntry};
+pub use engines::{ENGINES, EngineEntry, FpgaEngine};
 
 use config::DeviceKey;
-use daq_core::check::{FileUse, NamedFile};
+use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
-use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::dma::FrameSequence;
-use daq_core::entry::{EngineRequirements, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::config::{Diagnostics, Document, Problem, Section};
+use daq_core::dma::{EngineError, FrameSequence};
+use daq_core::entry::{
+    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+};
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
@@ -52,20 +54,28 @@ use daq_core::units::ByteSize;
 use device::Device;
 use engines::Opening;
 use registers::EngineWithRegisters;
+use std::path::Path;
 use std::sync::Arc;
 use transports::Open;
-use transports::emulated::{EmulatedDeviceEntry, EmulatedDevices};
-use transports::kernel_driver::KernelDriverDevice;
+use transports::emulated::EmulatedDeviceEntry;
 
-/// The registry entry of the source, in a program that offers the emulated devices `E`.
-pub const fn entry<E: EmulatedDevices>() -> SourceEntry {
-    SourceEntry {
-        name: "fpga",
-        summary: "Drive a card's DMA engine from user space: XDMA, LitePCIe, or an emulated card",
-        example: EXAMPLE,
-        schema: |_| schemars::schema_for!(FpgaConfig),
-        parse: |section, _, diagnostics| parse(section, diagnostics, E::DEVICES),
-    }
+/// The registry entry of the source.
+pub const ENTRY: SourceEntry = SourceEntry {
+    name: "fpga",
+    summary: "Drive a card's DMA engine from user space: XDMA, LitePCIe, or an emulated card",
+    example: EXAMPLE,
+    schema: |registry| config::schema(&engines(registry)),
+    parse,
+};
+
+/// Returns the engines of a program.
+fn engines(registry: &Registry) -> Vec<EngineEntry> {
+    registry.all::<EngineEntry>().copied().collect()
+}
+
+/// Returns the emulated devices of a program.
+fn emulated_devices(registry: &Registry) -> Vec<&'static EmulatedDeviceEntry> {
+    registry.all().collect()
 }
 
 const EXAMPLE: &str = r#"[source.NAME]
@@ -85,42 +95,127 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # sequence   = { offset = 0, bytes = 8, endian = "little" }    # a sequence number in each frame
 "#;
 
-/// A source whose configuration was checked.
-struct Fpga {
-    config: FpgaConfig,
-    emulated: &'static [EmulatedDeviceEntry],
-    engine: &'static EngineEntry,
+/// Reads a section with the engine that the section selects.
+fn parse(
+    section: &mut Section,
+    registry: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
+    let name = section
+        .peek("engine")
+        .or_else(|| match section.peek("device")? {
+            DeviceKey::Emulated(name) if !section.has("engine") => Some(name),
+            _ => None,
+        });
+    let name: Option<String> = name;
+    let engines = engines(registry);
+    let selected = engines
+        .iter()
+        .find(|entry| name.as_deref() == Some(entry.info.name));
+    if let Some(entry) = selected {
+        return (entry.parse)(section, registry, diagnostics);
+    }
+    let keys = config::engine_keys(&engines);
+    section.detach(&keys.iter().map(String::as_str).collect::<Vec<_>>());
+    section.finish_checked::<FpgaConfig>(&[], diagnostics, |config| {
+        let mut found = vec![config.missing_engine(&engines)];
+        found.extend(config.problems(&emulated_devices(registry)));
+        found
+    });
+    None
+}
+
+/// A source whose configuration was checked, with the engine `E`.
+pub struct FpgaSource<E: FpgaEngine> {
+    /// The keys that all engines support.
+    pub config: FpgaConfig,
+    /// The keys of the engine.
+    pub keys: E::Keys,
+    registry: Registry,
     samples: Samples,
 }
 
-fn parse(
-    section: &mut Section,
-    diagnostics: &mut Diagnostics,
-    emulated: &'static [EmulatedDeviceEntry],
-) -> Option<Box<dyn SourceSpec>> {
-    let check = |config: &FpgaConfig| config.problems(emulated);
-    let config: FpgaConfig = section.finish_checked(&[], diagnostics, check)?;
-    let engine = config.engine()?;
-    let samples = config.samples.clone().unwrap_or_default();
-    let fpga = Fpga {
-        config,
-        emulated,
-        engine,
-        samples,
-    };
-    Some(Box::new(fpga))
-}
+impl<E: FpgaEngine> FpgaSource<E> {
+    /// Reads the remaining keys of a section. Returns `None` after an error was reported.
+    pub fn read(
+        section: &mut Section,
+        registry: &Registry,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Self> {
+        let own = EngineEntry::of::<E>().keys();
+        let foreign: Vec<String> = config::engine_keys(&engines(registry))
+            .into_iter()
+            .filter(|key| !own.contains(key))
+            .collect();
+        let given: Vec<&str> = foreign
+            .iter()
+            .map(String::as_str)
+            .filter(|key| section.has(key))
+            .collect();
+        section.detach(&foreign.iter().map(String::as_str).collect::<Vec<_>>());
+        let own: Vec<&str> = own.iter().map(String::as_str).collect();
+        let keys: Option<E::Keys> = section.take(&own, diagnostics);
+        let config: FpgaConfig =
+            section.finish_checked(&[], diagnostics, |config: &FpgaConfig| {
+                Self::problems(config, keys.as_ref(), &given, registry)
+            })?;
+        let samples = config.samples.clone().unwrap_or_default();
+        Some(Self {
+            config,
+            keys: keys?,
+            registry: registry.clone(),
+            samples,
+        })
+    }
 
-impl Fpga {
+    /// Reads the keys of a section from the TOML text `keys`, in a program with the entries of `registry`. The error
+    /// contains all diagnostics.
+    pub fn from_text(keys: &str, registry: &Registry) -> Result<Self, String> {
+        let mut diagnostics = Diagnostics::new();
+        let text = format!("[source.fpga]\n{keys}\n");
+        let document = Document::from_text("fpga.toml", &text, &mut diagnostics);
+        let mut sections = document.sections("source").into_iter();
+        let read = sections
+            .next()
+            .and_then(|mut section| Self::read(&mut section, registry, &mut diagnostics));
+        read.ok_or_else(|| diagnostics.render(document.sources(), false))
+    }
+
+    /// Checks the keys. `foreign` are the given keys that belong only to other engines.
+    fn problems(
+        config: &FpgaConfig,
+        keys: Option<&E::Keys>,
+        foreign: &[&str],
+        registry: &Registry,
+    ) -> Vec<Problem> {
+        let mut found = keys.map_or(Vec::new(), |keys| E::problems(config, keys));
+        for key in foreign {
+            let message = format!("the engine `{}` does not support `{key}`", E::INFO.name);
+            found.push(Problem::at(*key, message).help("remove this key"));
+        }
+        found.extend(config.problems(&emulated_devices(registry)));
+        found
+    }
+
+    /// Opens the engine on `device`. Relative paths start at `directory`.
+    pub fn open(&self, device: Arc<dyn Device>, directory: &Path) -> Result<E, EngineError> {
+        E::open(&Opening {
+            device,
+            config: &self.config,
+            keys: &self.keys,
+            directory,
+        })
+    }
+
     fn emulated_device(&self) -> Option<&'static EmulatedDeviceEntry> {
         let DeviceKey::Emulated(name) = &self.config.device else {
             return None;
         };
-        self.emulated.iter().find(|known| known.name == name)
+        self.registry.find(name)
     }
 }
 
-impl SourceSpec for Fpga {
+impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
     fn claims(&self) -> Vec<Claim> {
         match &self.config.device {
             // Each source emulates its own device.
@@ -130,28 +225,23 @@ impl SourceSpec for Fpga {
     }
 
     fn files(&self) -> Vec<NamedFile> {
-        let csr = self.config.csr.iter();
-        csr.map(|csr| NamedFile::new("csr", csr, FileUse::Reads))
-            .collect()
+        E::files(&self.keys)
     }
 
     fn origins(&self) -> Vec<String> {
         let FpgaConfig {
             device, channel, ..
         } = &self.config;
-        vec![format!(
-            "{} of {device}, channel {channel}",
-            self.engine.name
-        )]
+        vec![format!("{} of {device}, channel {channel}", E::INFO.name)]
     }
 
     fn preferred_slot(&self) -> Option<usize> {
-        Some(self.engine.limits.preferred)
+        Some(E::INFO.limits.preferred)
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        let limits = &self.engine.limits;
-        let (slot, name) = (ByteSize(slot_bytes as u64), self.engine.name);
+        let limits = &E::INFO.limits;
+        let (slot, name) = (ByteSize(slot_bytes as u64), E::INFO.name);
         if slot_bytes > limits.max_slot {
             let max = ByteSize(limits.max_slot as u64).rounded();
             return Err(Problem::at(
@@ -200,19 +290,19 @@ impl SourceSpec for Fpga {
     }
 
     fn supports_backpressure(&self) -> bool {
-        (self.engine.supports_backpressure)(&self.config)
+        E::supports_backpressure(&self.keys)
     }
 
     fn engine(&self) -> Option<EngineRequirements> {
-        let limits = &self.engine.limits;
+        let limits = &E::INFO.limits;
         Some(EngineRequirements {
             device: self.config.device.pci().map(str::to_owned),
             writer: Writer::Fpga,
             preference: self.config.path,
             host_only: self.config.device.host_only().map(str::to_owned),
             cpu_reads_memory: false,
-            can_ring_doorbell: (self.engine.rings)(&self.config),
-            faults: self.engine.faults,
+            can_ring_doorbell: E::can_ring_doorbell(&self.keys),
+            faults: E::INFO.faults,
             alignment: limits.alignment,
             max_slot: limits.max_slot,
             max_slots: limits.max_slots,
@@ -248,14 +338,14 @@ impl SourceSpec for Fpga {
         if !self.supports_backpressure() {
             notes.push(format!(
                 "`{}` does not support backpressure: frames that the engine overwrites before they are copied are counted as `overrun`",
-                self.engine.name
+                E::INFO.name
             ));
         }
         notes
     }
 
     fn silence_hint(&self) -> SilenceHint {
-        let name = self.engine.name;
+        let name = E::INFO.name;
         Box::new(move || {
             format!(
                 "the engine `{name}` completes no transfers: check the trigger and clock of the design and the PCIe link of the \
@@ -271,30 +361,22 @@ impl SourceSpec for Fpga {
         };
         let open = Open {
             directory: &context.directory,
-            emulated: self.emulated,
+            registry: &self.registry,
             emulated_options: config.emulated.as_ref(),
         };
-        let device = match &config.device {
-            DeviceKey::Pci(address) if self.engine.name == engines::external::ENTRY.name => {
-                KernelDriverDevice::open(address, config.address_bits)
-                    .map(|device| device as Arc<dyn Device>)
-            }
-            device => transports::open(device, &open),
-        }
-        .map_err(|error| failed(&error.why))?;
-        let opening = Opening {
-            device: device.clone(),
-            config,
-            directory: &context.directory,
-        };
-        let engine = (self.engine.open)(&opening).map_err(|error| {
-            let hint = engines::suggest_engine(&*device, self.engine.name);
-            SourceError::new(
-                config.device.to_string(),
-                format!("{error}{}", hint.unwrap_or_default()),
-            )
-        })?;
-        let engine = EngineWithRegisters::wrap(engine, &*device, &config.registers)
+        let device =
+            E::open_device(config, &self.keys, &open).map_err(|error| failed(&error.why))?;
+        let engine = self
+            .open(device.clone(), &context.directory)
+            .map_err(|error| {
+                let hint =
+                    engines::suggest_engine(&engines(&self.registry), &*device, E::INFO.name);
+                SourceError::new(
+                    config.device.to_string(),
+                    format!("{error}{}", hint.unwrap_or_default()),
+                )
+            })?;
+        let engine = EngineWithRegisters::wrap(Box::new(engine), &*device, &config.registers)
             .map_err(|error| failed(&error.why))?;
         Ok(Producers::Engine(engine))
     }

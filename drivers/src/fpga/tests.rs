@@ -1,8 +1,9 @@
 //! Tests of the engine `edu`, of register steps, and of the source as the plan uses it.
 
 use super::device::{Device, Identity};
-use super::engines::{edu, xdma};
-use super::mock::{Mock, config};
+use super::engines::edu::Edu;
+use super::engines::xdma::Xdma;
+use super::mock::{Mock, source};
 use super::*;
 use daq_core::config::Document;
 use daq_core::dma::{Completions, Engine, EngineError, Slots};
@@ -41,24 +42,24 @@ fn poll(engine: &mut dyn Engine) -> Result<usize, EngineError> {
 #[test]
 fn edu_fills_slot_by_several_copies() {
     let mock = edu();
-    let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    let mut engine = mock.open::<Edu>("", Path::new("")).unwrap();
     engine.arm(&slots()).unwrap();
-    assert_eq!(poll(&mut *engine), Ok(0));
+    assert_eq!(poll(&mut engine), Ok(0));
     assert_eq!(mock.registers.writes(), [], "no credit");
     let copy = |target, bytes| [(0x80, 0x4_0000), (0x88, target), (0x90, bytes), (0x98, 3)];
     engine.credit(2);
     assert_eq!(mock.registers.writes(), copy(0x2_0000, 2048));
-    assert_eq!(poll(&mut *engine), Ok(0), "it is still copying");
+    assert_eq!(poll(&mut engine), Ok(0), "it is still copying");
     assert_eq!(mock.registers.writes(), []);
     mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut *engine), Ok(0));
+    assert_eq!(poll(&mut engine), Ok(0));
     assert_eq!(mock.registers.writes(), copy(0x2_0800, 64));
     mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut *engine), Ok(1));
+    assert_eq!(poll(&mut engine), Ok(1));
     assert_eq!(mock.registers.writes(), copy(0x1_0000, 2048));
     // A copy cannot be aborted.
     assert!(engine.quiesce(Duration::ZERO).is_err());
-    engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    engine = mock.open::<Edu>("", Path::new("")).unwrap();
     assert!(engine.arm(&slots()).is_err(), "a copy is in progress");
     mock.registers.set(0x98, 2);
     engine.arm(&slots()).unwrap();
@@ -68,28 +69,28 @@ fn edu_fills_slot_by_several_copies() {
     engine.arm(&slots()).unwrap();
     mock.registers.remove();
     engine.credit(1);
-    assert!(matches!(poll(&mut *engine), Err(EngineError::Gone { .. })));
+    assert!(matches!(poll(&mut engine), Err(EngineError::Gone { .. })));
     assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
 }
 
 #[test]
 fn edu_incomplete_slot_is_not_reported() {
     let mock = edu();
-    let mut engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
+    let mut engine = mock.open::<Edu>("", Path::new("")).unwrap();
     engine.arm(&slots()).unwrap();
     engine.credit(1);
     mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut *engine), Ok(0), "the last copy is in progress");
+    assert_eq!(poll(&mut engine), Ok(0), "the last copy is in progress");
     assert!(engine.quiesce(Duration::ZERO).is_err());
     mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut *engine), Ok(0));
+    assert_eq!(poll(&mut engine), Ok(0));
 }
 
 #[test]
 fn edu_interrupts_are_acknowledged() {
     let mock = edu();
     let mut engine = mock
-        .open(&edu::ENTRY, "completion = \"interrupt\"", Path::new(""))
+        .open::<Edu>("completion = \"interrupt\"", Path::new(""))
         .unwrap();
     engine.arm(&slots()).unwrap();
     assert_eq!(engine.wait(Duration::MAX), Ok(false), "no copy in progress");
@@ -105,16 +106,16 @@ fn edu_interrupts_are_acknowledged() {
 #[test]
 fn device_of_other_engine_is_detected() {
     let mock = edu();
-    let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
+    let error = mock.open::<Xdma>("", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
-    let hint = engines::suggest_engine(&*mock, "xdma");
+    let hint = engines::suggest_engine(ENGINES, &*mock, "xdma");
     assert_eq!(
         hint.as_deref(),
         Some("; the device looks like `engine = \"edu\"`")
     );
-    assert_eq!(engines::suggest_engine(&*mock, "edu"), None);
+    assert_eq!(engines::suggest_engine(ENGINES, &*mock, "edu"), None);
     let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
-    assert!(other.open(&edu::ENTRY, "", Path::new("")).is_err());
+    assert!(other.open::<Edu>("", Path::new("")).is_err());
 }
 
 #[test]
@@ -128,8 +129,9 @@ fn registers_are_written_before_start_and_after_stop() {
         { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
     ]";
     let wrap = |mock: &Arc<Mock>, keys: &str| {
-        let engine = mock.open(&edu::ENTRY, "", Path::new("")).unwrap();
-        EngineWithRegisters::wrap(engine, &**mock, &config("edu", keys).registers)
+        let engine = mock.open::<Edu>("", Path::new("")).unwrap();
+        let registers = source::<Edu>(keys).config.registers;
+        EngineWithRegisters::wrap(Box::new(engine), &**mock, &registers)
     };
     let mut engine = wrap(&mock, steps).unwrap();
     mock.registers.set(0x204, 0xabcd);
@@ -173,7 +175,7 @@ fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
     let text = format!("[source.adc]\n{keys}\n");
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let mut section = document.sections("source").remove(0);
-    let spec = parse(&mut section, &mut diagnostics, mock::DEVICES);
+    let spec = parse(&mut section, &mock::registry(), &mut diagnostics);
     let rendered = diagnostics.render(document.sources(), false);
     if rendered.is_empty() {
         Ok(spec.unwrap())
@@ -231,6 +233,20 @@ fn plan_gets_engine_requirements() {
 }
 
 #[test]
+fn engine_is_declared_or_detected() {
+    let engine = |keys: &str| read(keys).map(|spec| spec.origins().remove(0));
+    assert_eq!(
+        engine("device = \"emulated:xdma\"").unwrap(),
+        "xdma of emulated:xdma, channel 0"
+    );
+    let declared = engine("device = \"emulated:xdma\"\nengine = \"edu\"").unwrap();
+    assert!(declared.starts_with("edu of"), "{declared}");
+    let error = engine("device = \"emulated:another\"").unwrap_err();
+    assert!(error.contains("is not configured"), "{error}");
+    assert!(error.contains("no emulated device `another`"), "{error}");
+}
+
+#[test]
 fn config_errors_are_located() {
     let errors = |keys: &str| read(keys).err().unwrap();
     let error = errors("device = \"0000:3b:00\"\nengine = \"xdma\"");
@@ -259,6 +275,6 @@ fn mock_implements_device() {
     // An engine reports a missing BAR.
     let mock = Mock::new(0x100, Identity::default(), |_, _, _| true);
     assert_eq!(mock.identity(), Identity::default());
-    let error = mock.open(&xdma::ENTRY, "", Path::new("")).err().unwrap();
+    let error = mock.open::<Xdma>("", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("only 0x100 bytes"), "{error}");
 }

@@ -18,12 +18,21 @@ use std::time::{Duration, Instant};
 
 /// Returns the checked source of a configuration's first section, or all diagnostics.
 pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    spec_in(&Registry::default(), entry, text)
+}
+
+/// As [`spec`], in a program with the entries of `registry`.
+pub fn spec_in(
+    registry: &Registry,
+    entry: &SourceEntry,
+    text: &str,
+) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let mut section = document.sections("source").remove(0);
     let _ = section.take_string("driver", &[], &mut diagnostics);
     let _ = section.take_string("ring", &[], &mut diagnostics);
-    let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
+    let spec = (entry.parse)(&mut section, registry, &mut diagnostics);
     if diagnostics.has_errors() {
         return Err(diagnostics.render(document.sources(), false));
     }

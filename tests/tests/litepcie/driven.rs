@@ -2,11 +2,11 @@
 
 use crate::gateware::{Gateware, built};
 use crate::served::Served;
-use daq_core::dma::{Armed, Completions, DmaMap, Slots};
+use daq_core::dma::{Armed, Completions, DmaMap, Engine, Slots};
 use daq_core::region::{HostOptions, Region};
-use daq_drivers::fpga::engines::Opening;
+use daq_drivers::fpga::FpgaSource;
+use daq_drivers::fpga::engines::litepcie::Writer;
 use daq_drivers::fpga::transports::{Open, open};
-use daq_drivers::fpga::{ENGINES, FpgaConfig};
 use daq_tests::{TIMEOUT, skip, wait_for};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -36,17 +36,18 @@ fn engine_on_gateware_fills_slots_in_order() {
         card.feed().store(0, Ordering::Relaxed);
         let served = Served::new(card, &directory.path().join("card.sock"));
         let csr = built().unwrap().join("csr.csv");
-        let config: FpgaConfig = toml::from_str(&format!(
+        let keys = format!(
             "device = \"vfio-user:card.sock\"\nengine = \"litepcie\"\ncsr = {csr:?}\n\
              completion = {completion:?}"
-        ))
-        .unwrap();
+        );
+        let registry = daq_pipelines::registry();
+        let source = FpgaSource::<Writer>::from_text(&keys, &registry).unwrap();
         let way = Open {
             directory: directory.path(),
-            emulated: &[],
+            registry: &registry,
             emulated_options: None,
         };
-        let device = open(&config.device, &way).unwrap();
+        let device = open(&source.config.device, &way).unwrap();
         let options = HostOptions {
             shared: true,
             ..HostOptions::default()
@@ -55,13 +56,8 @@ fn engine_on_gateware_fills_slots_in_order() {
         let region = Region::host(bytes, options).unwrap();
         let file: File = region.file().unwrap().try_clone_to_owned().unwrap().into();
         let mut map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
-        let entry = ENGINES.iter().find(|entry| entry.name == "litepcie");
-        let opening = Opening {
-            device,
-            config: &config,
-            directory: directory.path(),
-        };
-        let mut engine = (entry.unwrap().open)(&opening).unwrap();
+        let opened = source.open(device.clone(), directory.path()).unwrap();
+        let mut engine: Box<dyn Engine> = Box::new(opened);
         let slots = Slots {
             addresses: (0..SLOTS)
                 .map(|slot| map.address() + 2 * SLOT * slot)
@@ -138,7 +134,7 @@ fn engine_on_gateware_fills_slots_in_order() {
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);
             // The device runs one step between two register accesses.
-            let registers = opening.device.registers(0).unwrap();
+            let registers = device.registers(0).unwrap();
             for _ in 0..1000 {
                 registers.read(0);
             }

@@ -4,38 +4,17 @@
 //! 2 KiB. The data is the first half of the buffer, and QEMU takes 100 ms per copy.
 
 use crate::fpga::config::{CompletionMode, FpgaConfig};
-use crate::fpga::device::{GONE, Interrupt, Registers};
+use crate::fpga::device::{Device, GONE, Interrupt, Registers};
 use crate::fpga::engines::{
-    self, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
+    self, FpgaEngine, NoKeys, Opening, check_slots, now, unfit, wait_until,
 };
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
+    Slots,
 };
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The registry entry of the engine.
-pub const ENTRY: EngineEntry = EngineEntry {
-    name: "edu",
-    summary: "QEMU's educational device",
-    limits: Limits {
-        alignment: 64,
-        max_slot: MAX_SLOT,
-        max_slots: MAX_SLOTS,
-        preferred: 2 * COPY,
-    },
-    faults: &[],
-    keys: &[],
-    supports_backpressure: |_| true,
-    rings: |_| false,
-    problems,
-    recognises: |device| {
-        let identity = device.identity();
-        (identity.vendor, identity.device) == IDS
-    },
-    open: |opening| Ok(Box::new(Edu::open(opening)?)),
-};
 
 /// PCI vendor and device identifiers.
 const IDS: (u16, u16) = (0x1234, 0x11e8);
@@ -74,13 +53,6 @@ const RUN: u32 = 1;
 const TO_MEMORY: u32 = 1 << 1;
 const INTERRUPT: u32 = 1 << 2;
 
-fn problems(config: &FpgaConfig) -> Vec<Problem> {
-    if config.channel == 0 {
-        return Vec::new();
-    }
-    vec![Problem::at("channel", "`edu` has one channel").help("remove `channel`")]
-}
-
 /// The DMA engine of the device.
 pub struct Edu {
     device: Arc<dyn DmaDevice>,
@@ -98,8 +70,35 @@ pub struct Edu {
     in_flight: usize,
 }
 
-impl Edu {
-    fn open(opening: &Opening) -> Result<Self, EngineError> {
+impl FpgaEngine for Edu {
+    const INFO: EngineInfo = EngineInfo {
+        name: "edu",
+        summary: "QEMU's educational device",
+        limits: Limits {
+            alignment: 64,
+            max_slot: MAX_SLOT,
+            max_slots: MAX_SLOTS,
+            preferred: 2 * COPY,
+        },
+        faults: &[],
+        supports_backpressure: true,
+    };
+
+    type Keys = NoKeys;
+
+    fn problems(config: &FpgaConfig, _: &NoKeys) -> Vec<Problem> {
+        if config.channel == 0 {
+            return Vec::new();
+        }
+        vec![Problem::at("channel", "`edu` has one channel").help("remove `channel`")]
+    }
+
+    fn recognises(device: &dyn Device) -> bool {
+        let identity = device.identity();
+        (identity.vendor, identity.device) == IDS
+    }
+
+    fn open(opening: &Opening<NoKeys>) -> Result<Self, EngineError> {
         let device = &opening.device;
         let (name, identity) = (device.name(), device.identity());
         if (identity.vendor, identity.device) != IDS {
@@ -149,7 +148,9 @@ impl Edu {
             device: device.clone().as_dma(),
         })
     }
+}
 
+impl Edu {
     /// Starts the next copy if a slot is free and no copy is in progress.
     fn start_copy(&mut self) {
         let Slots {
@@ -196,7 +197,7 @@ impl Edu {
 
 impl Engine for Edu {
     fn name(&self) -> &'static str {
-        ENTRY.name
+        Self::INFO.name
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -208,14 +209,14 @@ impl Engine for Edu {
             supports_backpressure: true,
             doorbell_bits: 0,
             end_of_packet: false,
-            alignment: ENTRY.limits.alignment,
+            alignment: Self::INFO.limits.alignment,
             max_transfer: MAX_SLOT,
             max_slots: MAX_SLOTS,
         }
     }
 
     fn faults(&self) -> &'static [&'static str] {
-        ENTRY.faults
+        Self::INFO.faults
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
@@ -295,7 +296,7 @@ impl Engine for Edu {
             Ok(())
         } else {
             Err(QuiesceTimeout {
-                engine: format!("{} of {}", ENTRY.name, self.device.name()),
+                engine: format!("{} of {}", Self::INFO.name, self.device.name()),
                 waited: timeout,
             })
         }

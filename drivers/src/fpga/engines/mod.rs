@@ -5,38 +5,97 @@ pub mod external;
 pub mod litepcie;
 pub mod xdma;
 
+use super::FpgaSource;
 use super::config::FpgaConfig;
 use super::device::{Device, DeviceError};
-use daq_core::config::Problem;
-use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, Slots};
+use super::transports::{self, Open};
+use daq_core::check::NamedFile;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, EngineInfo, Slots};
+use daq_core::entry::{Registered, Registry, SourceSpec};
 use daq_core::frame::{Clock, Timestamp};
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// All engines.
-pub const ENGINES: &[EngineEntry] = &[xdma::ENTRY, litepcie::ENTRY, edu::ENTRY, external::ENTRY];
+/// The built-in engines.
+pub const ENGINES: &[EngineEntry] = &[
+    EngineEntry::of::<xdma::Xdma>(),
+    EngineEntry::of::<litepcie::Writer>(),
+    EngineEntry::of::<edu::Edu>(),
+    EngineEntry::of::<external::ExternalEngine>(),
+];
 
-/// Limits of an engine that are independent of the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Alignment of slot sizes and addresses in bytes, a power of two.
-    pub alignment: usize,
-    /// Maximum slot size in bytes.
-    pub max_slot: usize,
-    /// Maximum number of slots.
-    pub max_slots: usize,
-    /// Default slot size in bytes.
-    pub preferred: usize,
+/// An engine of the source `fpga`: its description, its keys, and how it is opened.
+pub trait FpgaEngine: Engine + Sized + 'static {
+    /// The description of the engine.
+    const INFO: EngineInfo;
+
+    /// The keys of the source that belong to this engine, in addition to [`FpgaConfig`]. Their comments become the
+    /// reference page.
+    type Keys: DeserializeOwned + JsonSchema + Send + Sync + 'static;
+
+    /// Checks the values of the keys.
+    fn problems(config: &FpgaConfig, keys: &Self::Keys) -> Vec<Problem> {
+        let _ = (config, keys);
+        Vec::new()
+    }
+
+    /// Returns whether the engine supports backpressure with these keys.
+    fn supports_backpressure(keys: &Self::Keys) -> bool {
+        let _ = keys;
+        Self::INFO.supports_backpressure
+    }
+
+    /// Returns whether the engine can write the number of finished transfers to a given address after each transfer.
+    fn can_ring_doorbell(keys: &Self::Keys) -> bool {
+        let _ = keys;
+        false
+    }
+
+    /// Returns the files that the keys name.
+    fn files(keys: &Self::Keys) -> Vec<NamedFile> {
+        let _ = keys;
+        Vec::new()
+    }
+
+    /// Returns whether the identity or the registers of the device show that it has this engine.
+    fn recognises(device: &dyn Device) -> bool {
+        let _ = device;
+        false
+    }
+
+    /// Opens the device of the engine.
+    fn open_device(
+        config: &FpgaConfig,
+        keys: &Self::Keys,
+        open: &Open,
+    ) -> Result<Arc<dyn Device>, DeviceError> {
+        let _ = keys;
+        transports::open(&config.device, open)
+    }
+
+    /// Opens the engine of a device without changing the state of the design.
+    fn open(opening: &Opening<Self::Keys>) -> Result<Self, EngineError>;
 }
 
+/// The keys of an engine that has no keys of its own.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NoKeys {}
+
 /// Context for opening an engine.
-pub struct Opening<'a> {
+pub struct Opening<'a, K> {
     /// The device on which the engine is opened.
     pub device: Arc<dyn Device>,
     /// The keys of the source.
     pub config: &'a FpgaConfig,
+    /// The keys of the engine.
+    pub keys: &'a K,
     /// Base directory of relative paths.
     pub directory: &'a Path,
 }
@@ -44,44 +103,67 @@ pub struct Opening<'a> {
 /// A registry entry of an engine, selected by `engine = "…"`.
 #[derive(Clone, Copy)]
 pub struct EngineEntry {
-    /// The name of the engine in the configuration.
-    pub name: &'static str,
-    /// A summary of one sentence, without a full stop.
-    pub summary: &'static str,
-    /// The limits of the engine.
-    pub limits: Limits,
-    /// The names of the faults that the engine can report.
-    pub faults: &'static [&'static str],
-    /// The engine-specific keys of the source that this engine supports.
-    pub keys: &'static [&'static str],
-    /// Whether the engine supports backpressure with this configuration.
-    pub supports_backpressure: fn(&FpgaConfig) -> bool,
-    /// Whether the engine can write the number of finished transfers to a given address after each transfer.
-    pub rings: fn(&FpgaConfig) -> bool,
-    /// Checks the keys of the configuration.
-    pub problems: fn(&FpgaConfig) -> Vec<Problem>,
-    /// Returns whether the identity or the registers of the device show that it has this engine.
-    pub recognises: fn(&dyn Device) -> bool,
-    /// Opens the engine of a device without changing the state of the design.
-    pub open: fn(&Opening) -> Result<Box<dyn Engine>, EngineError>,
+    /// The description of the engine.
+    pub info: &'static EngineInfo,
+    /// The JSON schema of the engine's own keys.
+    pub schema: fn() -> Schema,
+    /// Reads a section that selects this engine.
+    pub(super) parse: fn(&mut Section, &Registry, &mut Diagnostics) -> Option<Box<dyn SourceSpec>>,
+    recognises: fn(&dyn Device) -> bool,
+}
+
+impl EngineEntry {
+    /// Creates the entry of the engine `E`.
+    pub const fn of<E: FpgaEngine>() -> Self {
+        Self {
+            info: &E::INFO,
+            schema: || schema_for!(E::Keys),
+            parse: |section, registry, diagnostics| {
+                FpgaSource::<E>::read(section, registry, diagnostics)
+                    .map(|source| Box::new(source) as Box<dyn SourceSpec>)
+            },
+            recognises: E::recognises,
+        }
+    }
+
+    /// Returns the names of the engine's own keys.
+    pub(super) fn keys(&self) -> Vec<String> {
+        let schema = (self.schema)();
+        let properties = schema.get("properties").and_then(|keys| keys.as_object());
+        properties.map_or(Vec::new(), |keys| keys.keys().cloned().collect())
+    }
+}
+
+impl Registered for EngineEntry {
+    fn kind(&self) -> &'static str {
+        "DMA engines"
+    }
+
+    fn name(&self) -> &'static str {
+        self.info.name
+    }
+
+    fn summary(&self) -> &'static str {
+        self.info.summary
+    }
 }
 
 impl fmt::Debug for EngineEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EngineEntry")
-            .field("name", &self.name)
+            .field("info", self.info)
             .finish_non_exhaustive()
     }
 }
 
-/// Suggests another engine than `tried` that the device seems to have, as the end of a sentence.
-pub fn suggest_engine(device: &dyn Device, tried: &str) -> Option<String> {
-    let other = ENGINES
+/// Suggests another of `engines` than `tried` that the device seems to have, as the end of a sentence.
+pub fn suggest_engine(engines: &[EngineEntry], device: &dyn Device, tried: &str) -> Option<String> {
+    let other = engines
         .iter()
-        .find(|entry| entry.name != tried && (entry.recognises)(device))?;
+        .find(|entry| entry.info.name != tried && (entry.recognises)(device))?;
     Some(format!(
         "; the device looks like `engine = \"{}\"`",
-        other.name
+        other.info.name
     ))
 }
 

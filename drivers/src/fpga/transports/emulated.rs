@@ -1,23 +1,18 @@
 //! Devices that are emulated in this process: their configuration and their registry.
 //!
-//! This crate contains no emulators. The program passes a list of emulated devices to [`crate::sources`].
+//! This crate contains no emulators. A program adds the entries of its emulated devices to its registry.
 
 use crate::fpga::FpgaConfig;
 use crate::fpga::device::{Device, DeviceError};
 use daq_core::config::Problem;
 use daq_core::config::nearest;
+use daq_core::entry::Registered;
 use daq_core::units::{BitRate, ByteSize};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-
-/// The emulated devices that a program offers under `device = "emulated:NAME"`.
-pub trait EmulatedDevices {
-    /// All emulated devices of the program.
-    const DEVICES: &'static [EmulatedDeviceEntry];
-}
 
 /// Opens an emulated device by its name.
 pub type OpenEmulated = fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>;
@@ -35,6 +30,20 @@ pub struct EmulatedDeviceEntry {
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
     /// Starts the device of this name.
     pub open: OpenEmulated,
+}
+
+impl Registered for EmulatedDeviceEntry {
+    fn kind(&self) -> &'static str {
+        "emulated devices"
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn summary(&self) -> &'static str {
+        self.summary
+    }
 }
 
 /// The content of a stream: 64-bit little-endian words.

@@ -9,6 +9,7 @@ pub mod vfio_user;
 
 use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
+use daq_core::entry::Registry;
 use emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use vfio::VfioDevice;
 pub struct Open<'a> {
     /// Base directory of relative paths.
     pub directory: &'a Path,
-    /// The emulated devices that the program offers.
-    pub emulated: &'a [EmulatedDeviceEntry],
+    /// The entries of the program, which contain its emulated devices.
+    pub registry: &'a Registry,
     /// Options of an emulated device in this process.
     pub emulated_options: Option<&'a EmulatedOptions>,
 }
@@ -31,7 +32,7 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
         DeviceKey::Pci(address) => Ok(VfioDevice::open(address, None)?),
         DeviceKey::VfioUser(path) => vfio_user::open(&options.directory.join(path)),
         DeviceKey::Emulated(name) => {
-            let known = options.emulated.iter().find(|known| known.name == name);
+            let known = options.registry.find::<EmulatedDeviceEntry>(name);
             let known = known.ok_or_else(|| {
                 DeviceError::new(
                     device.to_string(),

@@ -18,33 +18,20 @@ mod tests;
 pub use command::{Action, CommandInput, ExternalCommand, MemoryRange};
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
-use crate::fpga::device::Device;
-use crate::fpga::engines::{self, EngineEntry, Limits, Opening, check_slots, now, unfit};
+use crate::fpga::device::{Device, DeviceError};
+use crate::fpga::engines::{self, FpgaEngine, Opening, check_slots, now, unfit};
+use crate::fpga::transports::kernel_driver::KernelDriverDevice;
+use crate::fpga::transports::{self, Open};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits,
+    QuiesceTimeout, Slots,
 };
+use daq_core::units::Span;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The registry entry of the engine.
-pub const ENTRY: EngineEntry = EngineEntry {
-    name: "external",
-    summary: "a card with its own driver, started and stopped by your program",
-    limits: Limits {
-        alignment: ALIGNMENT,
-        max_slot: MAX_SLOT,
-        max_slots: MAX_SLOTS,
-        preferred: 64 << 10,
-    },
-    faults: FAULTS,
-    keys: &["command", "timeout", "address_bits", "credits"],
-    supports_backpressure,
-    rings: |_| false,
-    problems,
-    recognises: |_| false,
-    open: |opening| Ok(Box::new(ExternalEngine::open(opening)?)),
-};
 
 const ALIGNMENT: usize = 64;
 const MAX_SLOT: usize = 1 << 30;
@@ -62,65 +49,22 @@ const POLLS_PER_CHECK: u32 = 64;
 
 const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
 
-fn supports_backpressure(config: &FpgaConfig) -> bool {
-    config.credits == Some(true)
-}
-
-fn problems(config: &FpgaConfig) -> Vec<Problem> {
-    let mut found = Vec::new();
-    let mut must = |holds: bool, key: &str, message: &str, help: &str| {
-        if !holds {
-            found.push(Problem::at(key, message).help(help));
-        }
-    };
-    must(
-        matches!(config.device, DeviceKey::Pci(_)),
-        "device",
-        "`external` needs a PCI device",
-        "use the PCI address of the card, as printed by lspci -D",
-    );
-    must(
-        config
-            .command
-            .as_ref()
-            .is_some_and(|words| words.first().is_some_and(|word| !word.is_empty())),
-        "command",
-        "`external` needs the program that starts and stops the card",
-        "add it: command = [\"./program-card\"]",
-    );
-    must(
-        config.timeout.is_none_or(|timeout| !timeout.0.is_zero()),
-        "timeout",
-        "`timeout` must be longer than zero",
-        "raise `timeout`, or remove this key for the default of 2 s",
-    );
-    must(
-        config
-            .address_bits
-            .is_none_or(|bits| (1..=64).contains(&bits)),
-        "address_bits",
-        "`address_bits` must be 1 to 64",
-        "use the width of the engine's DMA addresses, usually 32 or 64",
-    );
-    must(
-        config.channel == 0,
-        "channel",
-        "`external` does not support channels",
-        "pass the channel to the command as an argument",
-    );
-    must(
-        config.completion == CompletionMode::Poll,
-        "completion",
-        "`external` does not support interrupts, which belong to the card's driver",
-        "remove `completion`",
-    );
-    must(
-        config.registers.is_empty(),
-        "registers",
-        "`external` cannot write registers, which belong to the card's driver",
-        "let the program in `command` write the registers",
-    );
-    found
+/// The keys of the engine `external`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExternalKeys {
+    /// True applies backpressure, so the card waits while no slot is free. False lets the card
+    /// overwrite frames; frames that were not copied in time are counted as `overrun`. Default: true for `xdma`, false
+    /// for `external`.
+    pub credits: Option<bool>,
+    /// The program that starts and stops the card's engine, with its arguments. A path that contains `/` is
+    /// relative to the directory of the configuration file.
+    pub command: Option<Vec<String>>,
+    /// Maximum run time of the command. Default: 2 s.
+    pub timeout: Option<Span>,
+    /// Width of the engine's DMA addresses in bits, for a card without a driver. Default: 32. A driver sets the
+    /// width itself.
+    pub address_bits: Option<u16>,
 }
 
 /// An engine that a user-supplied command programs.
@@ -139,18 +83,103 @@ pub struct ExternalEngine {
     polls: u32,
 }
 
-impl ExternalEngine {
-    fn open(opening: &Opening) -> Result<Self, EngineError> {
-        let (device, config) = (opening.device.clone(), opening.config);
+impl FpgaEngine for ExternalEngine {
+    const INFO: EngineInfo = EngineInfo {
+        name: "external",
+        summary: "a card with its own driver, started and stopped by your program",
+        limits: Limits {
+            alignment: ALIGNMENT,
+            max_slot: MAX_SLOT,
+            max_slots: MAX_SLOTS,
+            preferred: 64 << 10,
+        },
+        faults: FAULTS,
+        supports_backpressure: false,
+    };
+
+    type Keys = ExternalKeys;
+
+    fn problems(config: &FpgaConfig, keys: &ExternalKeys) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut must = |holds: bool, key: &str, message: &str, help: &str| {
+            if !holds {
+                found.push(Problem::at(key, message).help(help));
+            }
+        };
+        must(
+            matches!(config.device, DeviceKey::Pci(_)),
+            "device",
+            "`external` needs a PCI device",
+            "use the PCI address of the card, as printed by lspci -D",
+        );
+        must(
+            keys.command
+                .as_ref()
+                .is_some_and(|words| words.first().is_some_and(|word| !word.is_empty())),
+            "command",
+            "`external` needs the program that starts and stops the card",
+            "add it: command = [\"./program-card\"]",
+        );
+        must(
+            keys.timeout.is_none_or(|timeout| !timeout.0.is_zero()),
+            "timeout",
+            "`timeout` must be longer than zero",
+            "raise `timeout`, or remove this key for the default of 2 s",
+        );
+        must(
+            keys.address_bits
+                .is_none_or(|bits| (1..=64).contains(&bits)),
+            "address_bits",
+            "`address_bits` must be 1 to 64",
+            "use the width of the engine's DMA addresses, usually 32 or 64",
+        );
+        must(
+            config.channel == 0,
+            "channel",
+            "`external` does not support channels",
+            "pass the channel to the command as an argument",
+        );
+        must(
+            config.completion == CompletionMode::Poll,
+            "completion",
+            "`external` does not support interrupts, which belong to the card's driver",
+            "remove `completion`",
+        );
+        must(
+            config.registers.is_empty(),
+            "registers",
+            "`external` cannot write registers, which belong to the card's driver",
+            "let the program in `command` write the registers",
+        );
+        found
+    }
+
+    fn supports_backpressure(keys: &ExternalKeys) -> bool {
+        keys.credits == Some(true)
+    }
+
+    fn open_device(
+        config: &FpgaConfig,
+        keys: &ExternalKeys,
+        open: &Open,
+    ) -> Result<Arc<dyn Device>, DeviceError> {
+        match &config.device {
+            DeviceKey::Pci(address) => Ok(KernelDriverDevice::open(address, keys.address_bits)?),
+            device => transports::open(device, open),
+        }
+    }
+
+    fn open(opening: &Opening<ExternalKeys>) -> Result<Self, EngineError> {
+        let (device, keys) = (opening.device.clone(), opening.keys);
         let dma = device.clone().as_dma();
-        let words = config.command.as_deref().unwrap_or_default();
-        let timeout = config.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
+        let words = keys.command.as_deref().unwrap_or_default();
+        let timeout = keys.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
         let command = ExternalCommand::new(words, opening.directory, timeout)
             .ok_or_else(|| unfit(device.name(), "`command` is not configured"))?;
         Ok(Self {
             words: DmaBuffer::new(dma.clone(), PAGE)?,
             command,
-            supports_backpressure: supports_backpressure(config),
+            supports_backpressure: Self::supports_backpressure(keys),
             slots: Slots {
                 addresses: Vec::new(),
                 bytes: 0,
@@ -166,7 +195,9 @@ impl ExternalEngine {
             dma,
         })
     }
+}
 
+impl ExternalEngine {
     fn run(&self, action: Action) -> Result<(), String> {
         let base = self.words.address();
         let credits = self.supports_backpressure.then_some(base + CREDITS as u64);
@@ -195,7 +226,7 @@ impl ExternalEngine {
         };
         Err(EngineError::Faulted {
             device: self.device.name().to_owned(),
-            engine: ENTRY.name,
+            engine: Self::INFO.name,
             faults: vec![FAULTS[fault]],
         })
     }
@@ -211,7 +242,7 @@ impl ExternalEngine {
 
 impl Engine for ExternalEngine {
     fn name(&self) -> &'static str {
-        ENTRY.name
+        Self::INFO.name
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -307,7 +338,7 @@ impl Engine for ExternalEngine {
         stopped.map_err(|why| {
             tracing::warn!("{}: {why}", self.device.name());
             QuiesceTimeout {
-                engine: format!("{} of {}", ENTRY.name, self.device.name()),
+                engine: format!("{} of {}", Self::INFO.name, self.device.name()),
                 waited: self.command.timeout(),
             }
         })

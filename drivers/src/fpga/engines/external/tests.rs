@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fpga::device::Identity;
+use crate::fpga::engines::edu::Edu;
 use crate::fpga::mock::{self, Mock};
 use daq_core::dma::{Armed, DmaMap};
 use daq_core::region::{HostOptions, Region};
@@ -28,13 +29,7 @@ impl Fixture {
     fn engine(&self, script: &str, keys: &str) -> ExternalEngine {
         let words = serde_json::json!(["sh", "-c", script]);
         let keys = format!("command = {words}\ntimeout = \"60 s\"\n{keys}");
-        let config = mock::config("external", &keys);
-        let opening = Opening {
-            device: self.mock.clone(),
-            config: &config,
-            directory: self.folder.path(),
-        };
-        ExternalEngine::open(&opening).unwrap()
+        self.mock.open(&keys, self.folder.path()).unwrap()
     }
 
     fn read(&self, file: &str) -> String {
@@ -238,14 +233,7 @@ fn external_engine_dropped_is_stopped() {
 
 #[test]
 fn external_engine_contradicting_keys_are_reported() {
-    let keys = |text: &str| -> Vec<String> {
-        let config: FpgaConfig = toml::from_str(text).unwrap();
-        let problems = config.problems(mock::DEVICES);
-        problems
-            .into_iter()
-            .filter_map(|problem| problem.key)
-            .collect()
-    };
+    let keys = mock::problem_keys::<ExternalEngine>;
     let command = "device = \"3b:00.0\"\nengine = \"external\"\n";
     assert_eq!(keys(command), ["command"]);
     assert_eq!(keys(&format!("{command}command = []")), ["command"]);
@@ -263,8 +251,9 @@ fn external_engine_contradicting_keys_are_reported() {
     assert_eq!(found, expected);
     let found = keys("device = \"emulated:xdma\"\nengine = \"external\"\ncommand = [\"x\"]");
     assert_eq!(found, ["device"]);
-    let found =
-        keys("device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"");
+    let found = mock::problem_keys::<Edu>(
+        "device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"",
+    );
     assert_eq!(found, ["command", "timeout"]);
     assert!(ExternalCommand::new(&[], Path::new("."), DEFAULT_TIMEOUT).is_none());
 }

@@ -45,35 +45,19 @@ mod tests;
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers};
-use crate::fpga::engines::{
-    self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
-};
+use crate::fpga::engines::{self, Count, FpgaEngine, Opening, check_slots, now, unfit, wait_until};
 use csr::{ADDRESS_BITS, Map, Msi};
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
+    Slots,
 };
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The registry entry of the engine.
-pub const ENTRY: EngineEntry = EngineEntry {
-    name: "litepcie",
-    summary: "the DMA writer of LitePCIe",
-    limits: Limits {
-        alignment: ALIGNMENT,
-        max_slot: MAX_TRANSFER,
-        max_slots: TABLE,
-        preferred: 64 << 10,
-    },
-    faults: FAULTS,
-    keys: &["csr", "base"],
-    supports_backpressure: |_| false,
-    rings: |_| false,
-    problems,
-    recognises: |_| false,
-    open: |opening| Ok(Box::new(Writer::open(opening)?)),
-};
 
 /// Maximum packet size in bytes. A packet must not cross a 4 KiB boundary, and the core splits a slot into packets from
 /// its start.
@@ -126,35 +110,14 @@ const ROUNDS: u64 = 1 << 16;
 
 const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
 
-fn problems(config: &FpgaConfig) -> Vec<Problem> {
-    let mut found = Vec::new();
-    match (&config.csr, config.base) {
-        // The emulated device provides its register addresses.
-        (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {}
-        (None, None) => found.push(
-            Problem::at(
-                "csr",
-                "the register addresses of the design are not configured",
-            )
-            .help("add `csr = \"csr.csv\"`, the file from the build of the design"),
-        ),
-        (Some(_), Some(_)) => found.push(
-            Problem::at("base", "`csr` and `base` are mutually exclusive")
-                .help("remove one of them"),
-        ),
-        (None, Some(base)) => {
-            if !base.is_multiple_of(4) {
-                let message = format!("{base:#x} is not aligned to 4 bytes");
-                found.push(Problem::at("base", message).help("use a multiple of 4"));
-            }
-            if config.completion == CompletionMode::Interrupt {
-                let message = "interrupts need register addresses that `base` does not give";
-                found.push(Problem::at("completion", message).help("use `csr` instead of `base`"));
-            }
-        }
-        (Some(_), None) => {}
-    }
-    found
+/// The keys of the engine `litepcie`.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LitePcieKeys {
+    /// Path of the `csr.csv` file from the build of the design. It contains the register addresses.
+    pub csr: Option<PathBuf>,
+    /// Offset of the DMA writer's registers in BAR 0, as an alternative to `csr`.
+    pub base: Option<u64>,
 }
 
 /// The writer's interrupt.
@@ -184,13 +147,72 @@ pub struct Writer {
     reported: u64,
 }
 
-impl Writer {
-    fn open(opening: &Opening) -> Result<Self, EngineError> {
-        let (device, config) = (&opening.device, opening.config);
+impl FpgaEngine for Writer {
+    const INFO: EngineInfo = EngineInfo {
+        name: "litepcie",
+        summary: "the DMA writer of LitePCIe",
+        limits: Limits {
+            alignment: ALIGNMENT,
+            max_slot: MAX_TRANSFER,
+            max_slots: TABLE,
+            preferred: 64 << 10,
+        },
+        faults: FAULTS,
+        supports_backpressure: false,
+    };
+
+    type Keys = LitePcieKeys;
+
+    fn problems(config: &FpgaConfig, keys: &LitePcieKeys) -> Vec<Problem> {
+        let mut found = Vec::new();
+        match (&keys.csr, keys.base) {
+            // The emulated device provides its register addresses.
+            (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {}
+            (None, None) => found.push(
+                Problem::at(
+                    "csr",
+                    "the register addresses of the design are not configured",
+                )
+                .help("add `csr = \"csr.csv\"`, the file from the build of the design"),
+            ),
+            (Some(_), Some(_)) => found.push(
+                Problem::at("base", "`csr` and `base` are mutually exclusive")
+                    .help("remove one of them"),
+            ),
+            (None, Some(base)) => {
+                if !base.is_multiple_of(4) {
+                    let message = format!("{base:#x} is not aligned to 4 bytes");
+                    found.push(Problem::at("base", message).help("use a multiple of 4"));
+                }
+                if config.completion == CompletionMode::Interrupt {
+                    let message = "interrupts need register addresses that `base` does not give";
+                    found.push(
+                        Problem::at("completion", message).help("use `csr` instead of `base`"),
+                    );
+                }
+            }
+            (Some(_), None) => {}
+        }
+        found
+    }
+
+    fn files(keys: &LitePcieKeys) -> Vec<NamedFile> {
+        let csr = keys.csr.iter();
+        csr.map(|csr| NamedFile::new("csr", csr, FileUse::Reads))
+            .collect()
+    }
+
+    fn open(opening: &Opening<LitePcieKeys>) -> Result<Self, EngineError> {
+        let Opening {
+            device,
+            config,
+            keys,
+            directory,
+        } = opening;
         let name = device.name();
-        let map = match (&config.csr, config.base) {
+        let map = match (&keys.csr, keys.base) {
             (Some(file), _) => {
-                let path = opening.directory.join(file);
+                let path = directory.join(file);
                 let fail = |why: String| unfit(name, format!("{}: {why}", path.display()));
                 let text = daq_core::file::read(&path).map_err(|error| fail(error.to_string()))?;
                 let text = String::from_utf8_lossy(&text);
@@ -275,7 +297,9 @@ impl Writer {
             device: device.clone().as_dma(),
         })
     }
+}
 
+impl Writer {
     fn read(&self, offset: u64) -> u32 {
         self.registers.read(self.map.writer + offset)
     }
@@ -287,7 +311,7 @@ impl Writer {
     fn faulted(&self, fault: usize) -> EngineError {
         EngineError::Faulted {
             device: self.device.name().to_owned(),
-            engine: ENTRY.name,
+            engine: Self::INFO.name,
             faults: vec![FAULTS[fault]],
         }
     }
@@ -376,7 +400,7 @@ impl Writer {
 
 impl Engine for Writer {
     fn name(&self) -> &'static str {
-        ENTRY.name
+        Self::INFO.name
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -395,7 +419,7 @@ impl Engine for Writer {
     }
 
     fn faults(&self) -> &'static [&'static str] {
-        ENTRY.faults
+        Self::INFO.faults
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
@@ -535,7 +559,7 @@ impl Engine for Writer {
         };
         self.set_interrupt(false);
         idle.map_err(|_| QuiesceTimeout {
-            engine: format!("{} of {}", ENTRY.name, self.device.name()),
+            engine: format!("{} of {}", Self::INFO.name, self.device.name()),
             waited: timeout,
         })
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fpga::device::Identity;
-use crate::fpga::mock::{Mock, config};
+use crate::fpga::mock::Mock;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,11 +24,7 @@ fn device() -> Arc<Mock> {
 }
 
 fn open(mock: &Arc<Mock>, keys: &str, directory: &Path) -> Result<Writer, EngineError> {
-    Writer::open(&Opening {
-        device: mock.clone(),
-        config: &config("litepcie", keys),
-        directory,
-    })
+    mock.open(keys, directory)
 }
 
 fn slots(count: u64) -> Slots {

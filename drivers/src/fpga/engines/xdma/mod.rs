@@ -25,12 +25,11 @@ mod tests;
 
 use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers};
-use crate::fpga::engines::{
-    self, Count, EngineEntry, Limits, Opening, check_slots, now, unfit, wait_until,
-};
+use crate::fpga::engines::{self, Count, FpgaEngine, Opening, check_slots, now, unfit, wait_until};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, QuiesceTimeout, Slots,
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
+    Slots,
 };
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
@@ -39,28 +38,10 @@ use layout::{
     channel, common, irq, sgdma,
 };
 use ring::{Outcome, Ring};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The registry entry of the engine.
-pub const ENTRY: EngineEntry = EngineEntry {
-    name: "xdma",
-    summary: "AMD/Xilinx XDMA, a stream from card to host",
-    limits: Limits {
-        // The widest data path that the core has.
-        alignment: 64,
-        max_slot: MAX_TRANSFER,
-        max_slots: MAX_CREDITS,
-        preferred: 1 << 20,
-    },
-    faults: FAULTS,
-    keys: &["credits"],
-    supports_backpressure: |config| uses_credits(config),
-    rings: |config| uses_credits(config),
-    problems,
-    recognises: |device| find(device).is_some(),
-    open: |opening| Ok(Box::new(Xdma::open(opening)?)),
-};
 
 /// Maximum number of bytes per descriptor, rounded down to a multiple of the widest data path.
 const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
@@ -78,16 +59,14 @@ const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout to stop an engine that was left running by another program.
 const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
-fn uses_credits(config: &FpgaConfig) -> bool {
-    config.credits.unwrap_or(true)
-}
-
-fn problems(config: &FpgaConfig) -> Vec<Problem> {
-    if config.channel < CHANNELS {
-        return Vec::new();
-    }
-    let message = format!("XDMA has no channel {}", config.channel);
-    vec![Problem::at("channel", message).help("use 0 to 3, the channels from card to host")]
+/// The keys of the engine `xdma`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct XdmaKeys {
+    /// True applies backpressure, so the card waits while no slot is free. False lets the card
+    /// overwrite frames; frames that were not copied in time are counted as `overrun`. Default: true for `xdma`, false
+    /// for `external`.
+    pub credits: Option<bool>,
 }
 
 /// Finds the BAR that contains the core's identifiers. Returns its number and its registers.
@@ -155,8 +134,44 @@ pub struct Xdma {
     errors: u32,
 }
 
-impl Xdma {
-    fn open(opening: &Opening) -> Result<Self, EngineError> {
+impl FpgaEngine for Xdma {
+    const INFO: EngineInfo = EngineInfo {
+        name: "xdma",
+        summary: "AMD/Xilinx XDMA, a stream from card to host",
+        limits: Limits {
+            // The widest data path that the core has.
+            alignment: 64,
+            max_slot: MAX_TRANSFER,
+            max_slots: MAX_CREDITS,
+            preferred: 1 << 20,
+        },
+        faults: FAULTS,
+        supports_backpressure: true,
+    };
+
+    type Keys = XdmaKeys;
+
+    fn problems(config: &FpgaConfig, _: &XdmaKeys) -> Vec<Problem> {
+        if config.channel < CHANNELS {
+            return Vec::new();
+        }
+        let message = format!("XDMA has no channel {}", config.channel);
+        vec![Problem::at("channel", message).help("use 0 to 3, the channels from card to host")]
+    }
+
+    fn supports_backpressure(keys: &XdmaKeys) -> bool {
+        keys.credits.unwrap_or(Self::INFO.supports_backpressure)
+    }
+
+    fn can_ring_doorbell(keys: &XdmaKeys) -> bool {
+        Self::supports_backpressure(keys)
+    }
+
+    fn recognises(device: &dyn Device) -> bool {
+        find(device).is_some()
+    }
+
+    fn open(opening: &Opening<XdmaKeys>) -> Result<Self, EngineError> {
         let (device, config) = (&opening.device, opening.config);
         let name = device.name();
         let Some((_, registers)) = find(&**device) else {
@@ -193,7 +208,7 @@ impl Xdma {
             _ => 64,
         };
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
-        let has_credits = uses_credits(config);
+        let has_credits = Self::supports_backpressure(opening.keys);
         // The probe of the credit mode below would let an engine continue that was left running and waits for credits.
         let control = registers.read(at + channel::CONTROL);
         if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
@@ -255,7 +270,9 @@ impl Xdma {
             device: device.clone().as_dma(),
         })
     }
+}
 
+impl Xdma {
     fn read(&self, offset: u64) -> u32 {
         self.registers.read(C2H + CHANNEL * self.channel + offset)
     }
@@ -279,7 +296,7 @@ impl Xdma {
     fn faulted(&self, faults: Vec<&'static str>) -> EngineError {
         EngineError::Faulted {
             device: self.device.name().to_owned(),
-            engine: ENTRY.name,
+            engine: Self::INFO.name,
             faults,
         }
     }
@@ -458,7 +475,7 @@ fn not_found(device: &dyn Device) -> String {
 
 impl Engine for Xdma {
     fn name(&self) -> &'static str {
-        ENTRY.name
+        Self::INFO.name
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -477,7 +494,7 @@ impl Engine for Xdma {
     }
 
     fn faults(&self) -> &'static [&'static str] {
-        ENTRY.faults
+        Self::INFO.faults
     }
 
     fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
@@ -639,7 +656,7 @@ impl Engine for Xdma {
             return Err(QuiesceTimeout {
                 engine: format!(
                     "{} channel {} of {}",
-                    ENTRY.name,
+                    Self::INFO.name,
                     self.channel,
                     self.device.name()
                 ),

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fpga::device::Identity;
-use crate::fpga::mock::{Mock, config};
+use crate::fpga::mock::Mock;
 use daq_core::dma::Armed;
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
@@ -46,11 +46,7 @@ fn device() -> Arc<Mock> {
 }
 
 fn open(mock: &Arc<Mock>, keys: &str) -> Result<Xdma, EngineError> {
-    Xdma::open(&Opening {
-        device: mock.clone(),
-        config: &config("xdma", &format!("channel = 1\n{keys}")),
-        directory: Path::new(""),
-    })
+    mock.open(&format!("channel = 1\n{keys}"), Path::new(""))
 }
 
 fn slots(count: u64) -> Slots {

@@ -7,8 +7,8 @@ use daq_core::entry::{EngineRequirements, SourceContext, SourceSpec};
 use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
-use daq_drivers::fpga::FpgaConfig;
-use daq_drivers::fpga::engines::Opening;
+use daq_drivers::fpga::FpgaSource;
+use daq_drivers::fpga::engines::xdma::Xdma;
 use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step, in_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -145,7 +145,7 @@ impl EmulatedDevice for TimedDevice {
 /// A source of the plan whose device records timestamps.
 pub(super) struct TimedSource {
     pub(super) planned: Box<dyn SourceSpec>,
-    pub(super) config: FpgaConfig,
+    pub(super) source: Arc<FpgaSource<Xdma>>,
     pub(super) marks: Marks,
 }
 
@@ -171,20 +171,14 @@ impl SourceSpec for TimedSource {
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let failed = |why: String| SourceError::new(self.config.device.to_string(), why);
-        let options = self.config.emulated.clone().unwrap_or_default();
+        let failed = |why: String| SourceError::new(self.source.config.device.to_string(), why);
+        let options = self.source.config.emulated.clone().unwrap_or_default();
         let card = daq_emulators::build("xdma", &options).map_err(failed)?;
         let marks = self.marks.clone();
         let device = in_process::open(Box::new(TimedDevice { card, marks }))
             .map_err(|error| failed(error.to_string()))?;
-        let engine = self.config.engine();
-        let engine = engine.ok_or_else(|| failed("the planned source has no engine".to_owned()))?;
-        let opening = Opening {
-            device,
-            config: &self.config,
-            directory: &context.directory,
-        };
-        let engine = (engine.open)(&opening).map_err(|error| failed(error.to_string()))?;
+        let engine = self.source.open(device, &context.directory);
+        let engine = Box::new(engine.map_err(|error| failed(error.to_string()))?);
         Ok(Producers::Engine(engine))
     }
 }

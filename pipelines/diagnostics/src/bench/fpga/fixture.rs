@@ -10,10 +10,11 @@ use daq_core::ledger::{CounterFile, Proof, SourceReport};
 use daq_core::plan::{Component, Config, PlanContext, resolve};
 use daq_core::staging::Profile;
 use daq_core::topology::Topology;
-use daq_drivers::fpga::FpgaConfig;
+use daq_drivers::fpga::FpgaSource;
 use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout for a pipeline that makes no progress.
@@ -111,17 +112,18 @@ impl Bench {
             let mut sections = document.sections("source").into_iter();
             let of_card = sections.next().and_then(|mut section| {
                 section.detach(&["driver", "ring", "wait"]);
-                section.finish::<FpgaConfig>(&[], &mut diagnostics)
+                FpgaSource::read(&mut section, &registry(), &mut diagnostics)
             });
             let of_card = of_card.ok_or_else(|| {
                 failed("cannot read the configuration keys of the emulated device")
             })?;
+            let of_card = Arc::new(of_card);
             let sources = std::mem::take(&mut config.sources).into_iter();
             config.sources = sources
                 .map(|source| {
                     let spec: Box<dyn SourceSpec> = Box::new(TimedSource {
                         planned: source.spec,
-                        config: of_card.clone(),
+                        source: of_card.clone(),
                         marks: marks.clone(),
                     });
                     Component { spec, ..source }
