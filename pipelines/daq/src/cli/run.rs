@@ -197,26 +197,37 @@ impl FormatTime for TimeOfDay {
 /// Starts the log on stderr. Messages contain the time of day on a terminal, no time in the journal (which adds the
 /// time itself), and otherwise the date and the time. `DAQ_LOG` sets the level.
 pub(super) fn log() {
-    use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::prelude::*;
     console::start();
     let on_terminal = console::is_interactive();
     let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
-    let filter = EnvFilter::try_new(if wanted.is_empty() { "info" } else { &wanted });
-    let filter = filter.unwrap_or_else(|error| {
+    let levels = if wanted.is_empty() { "info" } else { &wanted };
+    let filter = levels.parse::<Targets>().unwrap_or_else(|error| {
         print_error!("cannot parse DAQ_LOG={wanted}: {error}; using DAQ_LOG=info");
-        EnvFilter::new("info")
+        Targets::new().with_default(LevelFilter::INFO)
     });
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(LevelFilter::TRACE)
         .with_writer(|| Stderr)
         .log_internal_errors(false)
         .with_target(false);
     let _ = if on_terminal {
-        builder.with_timer(TimeOfDay).with_ansi(true).try_init()
+        builder
+            .with_timer(TimeOfDay)
+            .with_ansi(true)
+            .finish()
+            .with(filter)
+            .try_init()
     } else if systemd::present() {
-        builder.without_time().with_ansi(false).try_init()
+        builder
+            .without_time()
+            .with_ansi(false)
+            .finish()
+            .with(filter)
+            .try_init()
     } else {
-        builder.with_ansi(false).try_init()
+        builder.with_ansi(false).finish().with(filter).try_init()
     };
 }
 
