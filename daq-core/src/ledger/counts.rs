@@ -37,6 +37,40 @@ impl Counts {
     }
 }
 
+/// Declares the named counters of a source, one line per counter. The names of the fields are the names of the
+/// counters.
+///
+/// ```
+/// daq_core::counts! {
+///     /// The counters of a camera.
+///     pub struct CameraCounts {
+///         /// Number of frames that the camera ended early.
+///         short,
+///     }
+/// }
+/// assert_eq!(CameraCounts::NAMES, ["short"]);
+/// ```
+#[macro_export]
+macro_rules! counts {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$field_meta:meta])* $field:ident,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default)]
+        $vis struct $name {
+            $($(#[$field_meta])* pub $field: $crate::ledger::Counter,)*
+        }
+
+        impl $name {
+            /// The names of the counters, for [`SourceSpec::counts`]($crate::entry::SourceSpec::counts).
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
+
+            /// Returns the counters of a source that declares them.
+            pub fn of(counts: &$crate::ledger::Counts) -> Self {
+                Self { $($field: counts.counter(stringify!($field)),)* }
+            }
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

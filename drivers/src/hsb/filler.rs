@@ -1,7 +1,7 @@
 //! The receiving thread of a sensor: arms the sensor, and places the packets of its socket in the window.
 
 use super::placer::Placer;
-use super::statistics::{CONTROL_ERRORS, COUNTS, Counters, REARMED, Statistics};
+use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Link, Parts, Rearm, Supervisor, Target};
 use crate::sender::{SenderWatch, message_of};
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
@@ -34,7 +34,11 @@ pub(super) struct Supervision {
 
 impl Supervision {
     /// Creates a supervisor for the source `name`; it does not arm the sensor yet.
-    pub(super) fn start(self, name: &str, counters: &Counters) -> Result<Supervisor, SourceError> {
+    pub(super) fn start(
+        self,
+        name: &str,
+        counters: &SensorCounts,
+    ) -> Result<Supervisor, SourceError> {
         let Self {
             target,
             rearm,
@@ -45,8 +49,8 @@ impl Supervision {
             target,
             rearm,
             rearm_after,
-            errors: counters[CONTROL_ERRORS].clone(),
-            rearmed: counters[REARMED].clone(),
+            errors: counters.control_errors.clone(),
+            rearmed: counters.rearmed.clone(),
         });
         supervisor.map_err(|error| {
             SourceError::new(
@@ -72,8 +76,7 @@ pub(super) struct Receiver {
     messages: usize,
     drops_read: Option<Instant>,
     is_started: bool,
-    /// Counters in the order of [`COUNTS`].
-    counters: Counters,
+    counters: SensorCounts,
 }
 
 impl Receiver {
@@ -84,7 +87,7 @@ impl Receiver {
         placer: Placer,
         supervision: Option<Supervision>,
     ) -> Result<Self, SourceError> {
-        let counters = std::array::from_fn(|i| context.counts.counter(COUNTS[i]));
+        let counters = SensorCounts::of(&context.counts);
         let supervisor = supervision
             .map(|supervision| supervision.start(&context.name, &counters))
             .transpose()?;

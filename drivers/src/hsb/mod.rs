@@ -115,7 +115,7 @@ use daq_core::units::ByteSize;
 use ecb::{Ecb, Reservation};
 use filler::{Receiver, Supervision};
 use placer::Placer;
-use statistics::COUNTS;
+use statistics::SensorCounts;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
@@ -436,7 +436,7 @@ impl SourceSpec for Hsb {
     }
 
     fn counts(&self) -> &'static [&'static str] {
-        COUNTS
+        SensorCounts::NAMES
     }
 
     fn memory(&self, _geometry: &Geometry) -> usize {

@@ -2,6 +2,7 @@
 
 use super::pages::{ALIGNMENT, Pages};
 use super::queue_pair::{self, Parts, QueuePair};
+use super::statistics::SensorCounts;
 use super::{Hsb, Mode};
 use daq_core::entry::{EngineRequirements, SourceContext};
 use daq_core::gpu::Writer;
@@ -105,7 +106,7 @@ impl Hsb {
             pages,
             rearm_after: self.config.rearm_after.0,
             relaxed: self.config.relaxed_ordering,
-            counters: std::array::from_fn(|i| context.counts.counter(super::COUNTS[i])),
+            counters: SensorCounts::of(&context.counts),
         })?;
         Ok(Producers::Engine(Box::new(engine)))
     }

@@ -1,19 +1,23 @@
 //! Counters of a sensor besides the ledger, computed from frame metadata.
 
 use super::metadata::Metadata;
-use daq_core::ledger::Counter;
+use daq_core::counts;
 
-/// Names of the counters.
-pub(super) const COUNTS: &[&str] = &["metadata", "skipped", "short", "control_errors", "rearmed"];
-
-/// The index in [`COUNTS`] of the number of failed register requests.
-pub(super) const CONTROL_ERRORS: usize = 3;
-
-/// The index in [`COUNTS`] of the number of times that a sensor was armed again.
-pub(super) const REARMED: usize = 4;
-
-/// The counters, in the order of [`COUNTS`].
-pub(super) type Counters = [Counter; 5];
+counts! {
+    /// The counters of a sensor besides its ledger.
+    pub(super) struct SensorCounts {
+        /// Number of frames whose metadata arrived.
+        metadata,
+        /// Number of frames that the sensor numbered and never sent.
+        skipped,
+        /// Number of frames that the sensor ended early.
+        short,
+        /// Number of failed register requests.
+        control_errors,
+        /// Number of times that a sensor was armed again.
+        rearmed,
+    }
+}
 
 /// Maximum number of skipped frames between two received frames; a larger difference is ignored as implausible.
 const MAX_SKIPPED: u16 = 1 << 15;
@@ -62,10 +66,9 @@ impl Statistics {
     }
 
     /// Copies the statistics to `counters`.
-    pub(super) fn store(&self, counters: &Counters) {
-        let [metadata, skipped, short, _, _] = counters;
-        metadata.set(self.metadata);
-        skipped.set(self.skipped);
-        short.set(self.short);
+    pub(super) fn store(&self, counts: &SensorCounts) {
+        counts.metadata.set(self.metadata);
+        counts.skipped.set(self.skipped);
+        counts.short.set(self.short);
     }
 }

@@ -106,7 +106,9 @@ fn queue_pair_declares_its_engine_needs() {
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
     assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
     assert_eq!(needs.faults, queue_pair::FAULTS);
-    assert!(card.counts() == COUNTS && card.memory(&card.geometry(2 << 20).unwrap()) == 0);
+    assert!(
+        card.counts() == SensorCounts::NAMES && card.memory(&card.geometry(2 << 20).unwrap()) == 0
+    );
     // The slot contains a frame, rounded up to a multiple of 128, and its metadata.
     assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
     let geometry = card.geometry((1 << 20) + 128).unwrap();

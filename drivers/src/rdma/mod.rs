@@ -31,6 +31,7 @@ use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::counts;
 use daq_core::entry::{
     EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
 };
@@ -62,8 +63,18 @@ const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 /// Maximum payload of a packet in bytes, limited by the size of a datagram.
 const MAX_DATAGRAM: usize = 4096;
 
-/// Names of the additional counters. A sender is connected if `links` is one more than `links_ended`.
-const COUNTS: &[&str] = &["links", "links_ended", "refused"];
+counts! {
+    /// The counters of an `rdma` source besides its ledger. A sender is connected if `links` is one more than
+    /// `links_ended`.
+    struct RdmaCounts {
+        /// Number of links that were established.
+        links,
+        /// Number of links that have ended.
+        links_ended,
+        /// Number of connections that were refused.
+        refused,
+    }
+}
 
 /// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -256,7 +267,7 @@ impl RdmaConfig {
                 Box::new(allows) as Box<dyn Fn(SocketAddr) -> bool + Send + Sync>
             }),
             token,
-            refused: context.counts.counter(COUNTS[2]),
+            refused: RdmaCounts::of(&context.counts).refused,
         };
         Ok(Box::new(Guarded::new(listener, access)))
     }
@@ -366,7 +377,7 @@ impl SourceSpec for Rdma {
     }
 
     fn counts(&self) -> &'static [&'static str] {
-        COUNTS
+        RdmaCounts::NAMES
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -424,6 +435,7 @@ impl SourceSpec for Rdma {
         let rails = nics::open_rails(&names, config.queue_pairs)
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
+        let counts = RdmaCounts::of(&context.counts);
         let options = Options {
             name: format!("source {}", context.name),
             mode: config.mode,
@@ -431,8 +443,8 @@ impl SourceSpec for Rdma {
             packets_per_frame: config.packets_per_frame,
             relaxed: config.relaxed_ordering,
             counters: Counters {
-                links: context.counts.counter(COUNTS[0]),
-                ended: context.counts.counter(COUNTS[1]),
+                links: counts.links,
+                ended: counts.links_ended,
             },
         };
         let receiver = Receiver::new(&options, rails, listener)

@@ -41,7 +41,7 @@
 use super::filler::Supervision;
 use super::pages::{ALIGNMENT, Pages};
 use super::psn::PsnTracker;
-use super::statistics::{Counters, Statistics};
+use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{
     Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Sentinel, Slots,
@@ -101,8 +101,7 @@ pub(super) struct Parts {
     pub(super) rearm_after: Duration,
     /// Whether PCIe writes may be reordered.
     pub(super) relaxed: bool,
-    /// Counters in the order of `COUNTS`.
-    pub(super) counters: Counters,
+    pub(super) counters: SensorCounts,
 }
 
 /// A queue pair and the pages that a sensor writes through it.
@@ -160,7 +159,7 @@ pub(super) struct QueuePair {
     seen: Statistics,
     /// Number of frames that ended, for the supervisor.
     accepted: u64,
-    counters: Counters,
+    counters: SensorCounts,
 }
 
 impl QueuePair {

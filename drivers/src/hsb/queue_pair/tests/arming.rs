@@ -29,7 +29,7 @@ fn failed_requests_are_counted() {
     let mut bench = Bench::new(5, 24, false);
     lock(&bench.seen).refuses = true;
     bench.stop();
-    assert_eq!(bench.counters[CONTROL_ERRORS].get(), 1);
+    assert_eq!(bench.counters.control_errors.get(), 1);
 }
 
 #[test]
@@ -53,9 +53,9 @@ fn device_without_registers_is_armed_with_another_queue_pair() {
         "{error}"
     );
     bench.stop();
-    assert_eq!(bench.counters[REARMED].get(), 0);
+    assert_eq!(bench.counters.rearmed.get(), 0);
     bench.arm();
-    assert_eq!(bench.counters[REARMED].get(), 1);
+    assert_eq!(bench.counters.rearmed.get(), 1);
     assert_ne!(bench.register(0), pair);
     bench.send_all(0..2);
     let done = bench.take(2);
@@ -108,7 +108,7 @@ fn late_announcement_arms_the_device() {
     bench.send_all(0..3);
     let done = bench.take(3);
     assert!(done.iter().all(|done| !done.is_bad));
-    assert_eq!(bench.counters[REARMED].get(), 0);
+    assert_eq!(bench.counters.rearmed.get(), 0);
 }
 
 #[test]

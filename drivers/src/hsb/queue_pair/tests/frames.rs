@@ -117,7 +117,7 @@ fn incomplete_packets_are_missing() {
             assert!(bench.take(1)[0].is_bad);
         }
         let short = if plain { 2 } else { 5 };
-        assert_eq!(bench.counters[2].get(), short);
+        assert_eq!(bench.counters.short.get(), short);
         assert_eq!(bench.faults[Fault::Order as usize], 0);
     }
 }

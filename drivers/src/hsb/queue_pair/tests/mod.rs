@@ -6,13 +6,12 @@ mod frames;
 
 use super::super::arm::ArmParameters;
 use super::super::ecb::{Ecb, Reservation};
-use super::super::statistics::{CONTROL_ERRORS, REARMED};
+use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
 use crate::sys::words;
 use daq_core::dma::{Armed as Engaged, DmaMap, Done};
 use daq_core::frame::{Clock, Flags};
-use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Region};
 use daq_rdma::emulated::{EmulatedNic, Faults};
 use daq_rdma::verbs::{
@@ -254,7 +253,7 @@ struct Bench {
     skipped: u64,
     /// Sum of all reported faults.
     faults: [u64; FAULTS.len()],
-    counters: Counters,
+    counters: SensorCounts,
 }
 
 fn payload(frame: u64) -> Vec<u8> {
@@ -293,7 +292,7 @@ impl Bench {
             seen: SharedCalls(seen.clone()),
         });
         let ecb = Ecb::shared(address).unwrap();
-        let counters = Counters::default();
+        let counters = SensorCounts::default();
         let pages = Pages {
             base: 0,
             stride: 0,
