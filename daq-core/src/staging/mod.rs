@@ -48,6 +48,8 @@ pub use methods::{
     CopyMethod, CopyStream, CpuStores, Division, HostStores, StreamPath, WithinGpu, between,
 };
 pub use numa::warn_if_remote_numa;
-pub use profile::{Basis, DEFAULT_CPU_STORE_THRESHOLD, Profile, Profiles, Rates, Sending};
+pub use profile::{
+    Basis, DEFAULT_CPU_STORE_THRESHOLD, Profile, Profiles, ProfilesError, Rates, Sending,
+};
 pub use ring_copy::RingCopy;
 pub use store_methods::{RawStores, StoreMethod};

@@ -7,7 +7,7 @@ use crate::topology::{Gpu, Topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The file name inside the state directory.
@@ -192,6 +192,16 @@ pub struct Profiles {
     gpus: BTreeMap<String, Profile>,
 }
 
+/// The file with the profiles exists and could not be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read the measured copy rates in {}: {source}; run `daq tune` to measure them again", path.display())]
+pub struct ProfilesError {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// The error of the system call, or of the parser.
+    pub source: io::Error,
+}
+
 /// The hardware and software that a profile depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Basis<'a> {
@@ -246,19 +256,21 @@ impl Basis<'_> {
 }
 
 impl Profiles {
-    /// Reads the profiles in `directory`; returns no profiles if no readable file exists. Implausible profiles are
-    /// dropped.
-    pub fn load(directory: &Path) -> Self {
-        let mut kept: Self = crate::file::read(&directory.join(FILE))
-            .ok()
-            .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-            .unwrap_or_default();
+    /// Reads the profiles in `directory`; returns no profiles if there is no file. Implausible profiles are dropped.
+    pub fn load(directory: &Path) -> Result<Self, ProfilesError> {
+        let path = directory.join(FILE);
+        let bytes = match crate::file::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            read => read,
+        };
+        let kept = bytes.and_then(|bytes| Ok(serde_json::from_slice::<Self>(&bytes)?));
+        let mut kept = kept.map_err(|source| ProfilesError { path, source })?;
         kept.gpus.retain(|_, profile| profile.is_possible());
-        kept
+        Ok(kept)
     }
 
     /// Writes the profiles to `directory`, which is created if necessary.
-    pub fn save(&self, directory: &Path) -> io::Result<std::path::PathBuf> {
+    pub fn save(&self, directory: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(directory)?;
         let file = directory.join(FILE);
         let next = directory.join(format!("{FILE}.{}", std::process::id()));
@@ -313,7 +325,7 @@ mod tests {
             "{\"bytes_per_second\": 5e10, \"latency_ns\": 7000, \"by_size\": [[4194304, 5e10]]}";
         let text = format!("{{\"gpus\": {{\"GPU-1|\": {{\"in\": {rates}, \"out\": {rates}}}}}}}");
         std::fs::write(directory.path().join(FILE), text).unwrap();
-        let kept = Profiles::load(directory.path());
+        let kept = Profiles::load(directory.path()).unwrap();
         let profile = kept.get("GPU-1|").unwrap();
         assert_eq!(profile.cpu_store_threshold, None);
         assert_eq!(
@@ -336,11 +348,11 @@ mod tests {
     fn saved_profile_is_valid_until_machine_changes() {
         let directory = tempfile::tempdir().unwrap();
         let print = "GPU-1|driver 1".to_owned();
-        let mut profiles = Profiles::load(directory.path());
+        let mut profiles = Profiles::load(directory.path()).unwrap();
         assert_eq!(profiles, Profiles::default());
         profiles.set(print.clone(), profile());
         profiles.save(&directory.path().join("daq")).unwrap();
-        let mut profiles = Profiles::load(&directory.path().join("daq"));
+        let mut profiles = Profiles::load(&directory.path().join("daq")).unwrap();
         assert_eq!(profiles.get(&print), Some(&profile()));
         let newer = "GPU-1|driver 2".to_owned();
         assert_eq!(profiles.get(&newer), None);
@@ -381,10 +393,13 @@ mod tests {
     }
 
     #[test]
-    fn invalid_profile_file_is_ignored() {
+    fn invalid_profile_file_is_reported_with_path_and_reason() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join(FILE), "{\"gpus\": 7}").unwrap();
-        assert_eq!(Profiles::load(directory.path()), Profiles::default());
+        let file = directory.path().join(FILE);
+        std::fs::write(&file, "{\"gpus\": 7}").unwrap();
+        let error = Profiles::load(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(file.to_str().unwrap()), "{error}");
+        assert!(error.contains("invalid type: integer `7`"), "{error}");
     }
 
     #[test]
@@ -405,7 +420,7 @@ mod tests {
             profiles.set("GPU-1|".to_owned(), spoiled.clone());
             profiles.save(directory.path()).unwrap();
             assert_eq!(
-                Profiles::load(directory.path()),
+                Profiles::load(directory.path()).unwrap(),
                 Profiles::default(),
                 "{spoiled:?}"
             );

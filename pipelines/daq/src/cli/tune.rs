@@ -47,12 +47,20 @@ fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
     basis.fingerprint()
 }
 
+/// Reads the saved profiles. If they cannot be read, prints a warning and returns no profiles.
+fn load(directory: &Path) -> Profiles {
+    Profiles::load(directory).unwrap_or_else(|error| {
+        print_error!("warning: {error}; until then, daq assumes default rates");
+        Profiles::default()
+    })
+}
+
 /// Returns the saved profiles of `topology`'s GPUs that are still valid.
 pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
     let Some(directory) = directory.filter(|_| !topology.gpus.is_empty()) else {
         return BTreeMap::new();
     };
-    let profiles = Profiles::load(directory);
+    let profiles = load(directory);
     let gpus = topology.gpus.iter();
     gpus.filter_map(|gpu| {
         let profile = profiles.get(&fingerprint(topology, gpu))?;
@@ -73,7 +81,7 @@ pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathB
     let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
     let gpu = gpu.ok_or_else(|| format!("the GPU cuda:{ordinal} is no longer available"))?;
     let fingerprint = fingerprint(&topology, gpu);
-    let mut profiles = Profiles::load(directory);
+    let mut profiles = load(directory);
     let mut profile = match profiles.get(&fingerprint) {
         Some(known) => known.clone(),
         None => Device::open(ordinal)
@@ -98,7 +106,7 @@ pub(super) fn tune(args: &Args) -> u8 {
         return exit::UNAVAILABLE;
     }
     let directory = state::resolve_directory(args.state_dir.as_deref());
-    let mut profiles = directory.as_deref().map(Profiles::load).unwrap_or_default();
+    let mut profiles = directory.as_deref().map(load).unwrap_or_default();
     let mut output = serde_json::Map::new();
     for gpu in &topology.gpus {
         let name = format!("cuda:{}", gpu.ordinal);
