@@ -15,6 +15,7 @@ use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMappingError, Refusal};
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
+use report::Columns;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use target::{Method, Target};
@@ -159,7 +160,8 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// If the GPU does not exist.
 pub fn gpu(options: &Options) -> Result<Report, CudaError> {
     let device = Device::open(options.device)?;
-    let mut report = Report::new(device);
+    let about = format!("{} (cuda:{})", device.name(), device.ordinal());
+    let mut report = Report::new(about.clone(), Columns::CheckFirst, [("device", about)]);
     let is_wanted =
         |name: &str| options.checks.is_empty() || options.checks.iter().any(|check| check == name);
     let mut targets = Vec::new();

@@ -1,9 +1,7 @@
-//! Formats the results of the checks as text and as JSON.
+//! Formats the results of checks as text and as JSON.
 
-use super::target::Memory;
-use daq_core::gpu::Backend;
-use daq_core::gpu::driver::Device;
-use serde_json::{Value, json};
+use crate::doctor::{self, Finding};
+use serde_json::{Map, Value, json};
 use std::fmt;
 
 /// Outcome of a check.
@@ -26,7 +24,7 @@ impl Outcome {
         }
     }
 
-    pub(super) fn detail(&self) -> Option<&str> {
+    fn detail(&self) -> Option<&str> {
         match self {
             Self::Ok => None,
             Self::Failed(why) | Self::Skipped(why) => Some(why),
@@ -34,27 +32,65 @@ impl Outcome {
     }
 }
 
-/// The result of one check with one mapping method.
+/// The result of one check of one subject.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) check: &'static str,
-    pub(super) backend: Backend,
-    pub(super) memory: Memory,
+    /// The names and values that identify the subject in JSON.
+    pub(super) subject: Vec<(&'static str, String)>,
     pub(super) outcome: Outcome,
+    /// The details of a successful check.
+    pub(super) found: Option<String>,
+}
+
+impl Entry {
+    fn detail(&self) -> Option<&str> {
+        self.outcome.detail().or(self.found.as_deref())
+    }
+
+    /// Returns the subject as text.
+    fn subject(&self) -> String {
+        let values: Vec<_> = self.subject.iter().map(|(_, value)| &**value).collect();
+        values.join(", ")
+    }
+}
+
+/// The order of the columns in the text of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Columns {
+    /// The check, then its subject.
+    CheckFirst,
+    /// The subject, then its check.
+    SubjectFirst,
 }
 
 /// The results of all checks.
 #[derive(Clone, Debug)]
 pub struct Report {
-    device: String,
+    heading: String,
+    columns: Columns,
+    /// The machine and the version, in JSON.
+    about: Map<String, Value>,
     entries: Vec<Entry>,
+    /// The findings of `daq doctor` that belong to the report, if any were requested.
+    pub(super) findings: Option<Vec<Finding>>,
 }
 
 impl Report {
-    pub(super) fn new(device: &Device) -> Self {
+    pub(super) fn new(
+        heading: String,
+        columns: Columns,
+        about: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Self {
+        let about = about.into_iter();
         Self {
-            device: format!("{} (cuda:{})", device.name(), device.ordinal()),
+            heading,
+            columns,
+            about: about
+                .map(|(name, value)| (name.to_owned(), value.into()))
+                .collect(),
             entries: Vec::new(),
+            findings: None,
         }
     }
 
@@ -72,40 +108,54 @@ impl Report {
         entries.filter(|entry| entry.outcome.name() == name).count()
     }
 
-    /// Returns the report as JSON: `device`, `results` with `check`, `backend`, `memory`, `outcome` and `detail` (null
-    /// if the check succeeded), and the counts `ok`, `failed` and `skipped`.
+    /// Returns the report as JSON: the tested machine, `results` with `check`, the subject, `outcome` and `detail` (null
+    /// without details), the counts `ok`, `failed` and `skipped`, and `findings` as in `daq doctor` if the report has
+    /// any.
     pub fn json(&self) -> Value {
         let results = self.entries.iter().map(|entry| {
-            json!({
+            let mut result = json!({
                 "check": entry.check,
-                "backend": entry.backend,
-                "memory": entry.memory.name(),
                 "outcome": entry.outcome.name().to_lowercase(),
-                "detail": entry.outcome.detail(),
-            })
+                "detail": entry.detail(),
+            });
+            for (name, value) in &entry.subject {
+                result[name] = json!(value);
+            }
+            result
         });
-        json!({
-            "device": self.device,
-            "results": results.collect::<Vec<_>>(),
-            "ok": self.count("ok"),
-            "failed": self.count("FAILED"),
-            "skipped": self.count("skipped"),
-        })
+        let mut report = Value::Object(self.about.clone());
+        report["results"] = results.collect();
+        for name in ["ok", "FAILED", "skipped"] {
+            report[name.to_lowercase()] = json!(self.count(name));
+        }
+        if let Some(findings) = &self.findings {
+            report["findings"] = json!(findings);
+        }
+        report
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.device)?;
+        writeln!(f, "{}", self.heading)?;
+        let subjects = self.entries.iter().map(|entry| entry.subject().len());
+        let width = subjects.max().unwrap_or(0);
         for entry in &self.entries {
-            let method = format!("{}, {}", entry.backend, entry.memory);
-            let line = format!(
-                "  {:<8} {:<19} {method:<21} {}",
-                entry.outcome.name(),
-                entry.check,
-                entry.outcome.detail().unwrap_or_default()
-            );
+            let (check, subject) = (entry.check, entry.subject());
+            let columns = match self.columns {
+                Columns::CheckFirst => format!("{check:<19} {subject:<21}"),
+                Columns::SubjectFirst => format!("{subject:<width$}  {check:<19}"),
+            };
+            let (outcome, detail) = (entry.outcome.name(), entry.detail().unwrap_or_default());
+            let line = format!("  {outcome:<8} {columns} {detail}");
             writeln!(f, "{}", line.trim_end())?;
+        }
+        if let Some(findings) = self
+            .findings
+            .as_ref()
+            .filter(|findings| !findings.is_empty())
+        {
+            writeln!(f, "\n{}\n", doctor::render(findings, false).trim_end())?;
         }
         writeln!(
             f,

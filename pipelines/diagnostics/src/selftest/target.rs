@@ -79,12 +79,15 @@ impl Method {
         BarMapping::with_backing(self.device, bytes, self.backend, backing)
     }
 
-    pub(super) const fn entry(self, check: &'static str, outcome: Outcome) -> Entry {
+    pub(super) fn entry(self, check: &'static str, outcome: Outcome) -> Entry {
         Entry {
             check,
-            backend: self.backend,
-            memory: self.memory,
+            subject: vec![
+                ("backend", self.backend.to_string()),
+                ("memory", self.memory.to_string()),
+            ],
             outcome,
+            found: None,
         }
     }
 }

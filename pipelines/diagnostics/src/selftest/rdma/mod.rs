@@ -6,18 +6,15 @@
 
 mod checks;
 mod pair;
-mod report;
 mod stream;
 
-pub use report::Report;
-
+use super::report::{Columns, Entry, Report};
 use super::{Verdict, run};
 use crate::doctor;
 use checks::Found;
 use daq_core::gpu::driver::Device;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Nic, VerbsError};
-use report::Entry;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,7 +177,19 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
         Ok(device) => format!("{} (cuda:{})", device.name(), device.ordinal()),
         Err(why) => why.clone(),
     };
-    let mut report = Report::new(about);
+    let version = env!("CARGO_PKG_VERSION");
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let kernel = kernel.trim();
+    let mut report = Report::new(
+        format!("daq {version}, Linux {kernel}, {about}"),
+        Columns::SubjectFirst,
+        [
+            ("version", version.to_owned()),
+            ("kernel", kernel.to_owned()),
+            ("gpu", about),
+        ],
+    );
+    report.findings = Some(Vec::new());
     for name in names {
         let setup = Setup {
             nic: nics::open(&name)?,
@@ -195,7 +204,7 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
             });
             report.add(Entry {
                 check: check.name,
-                nic: setup.name.clone(),
+                subject: vec![("nic", setup.name.clone())],
                 outcome,
                 found,
             });
@@ -232,8 +241,8 @@ fn examine(report: &mut Report) {
     let about = findings.into_iter().filter(|finding| {
         finding.group.starts_with("rdma") || ["rdma", "rdmacm", "ibverbs"].contains(&finding.name)
     });
-    report.findings = about.collect();
-    let bad = report.findings.iter().find(|finding| finding.is_bad());
+    let findings: Vec<_> = about.collect();
+    let bad = findings.iter().find(|finding| finding.is_bad());
     let outcome = run(|| match bad {
         None => Ok(()),
         Some(finding) => Err(Verdict::Failed(format!(
@@ -248,10 +257,11 @@ fn examine(report: &mut Report) {
                 .unwrap_or_default()
         ))),
     });
-    let found = Some(format!("{} findings below", report.findings.len()));
+    let found = Some(format!("{} findings below", findings.len()));
+    report.findings = Some(findings);
     report.add(Entry {
         check: DOCTOR.0,
-        nic: "this host".to_owned(),
+        subject: vec![("nic", "this host".to_owned())],
         outcome,
         found,
     });
