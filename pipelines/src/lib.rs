@@ -5,6 +5,7 @@
 //! | [`runtime`] | runs a plan: threads, ledgers, shutdown |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
+//! | [`report`] | the final ledger, the live block and the status line as text |
 //! | [`console`] | output to the terminal while a pipeline runs |
 //! | [`systemd`] | readiness and watchdog |
 
@@ -20,6 +21,7 @@
 pub mod console;
 pub mod http;
 pub mod kernels;
+pub mod report;
 pub mod runtime;
 mod sys;
 pub mod systemd;

@@ -5,7 +5,6 @@
 //! logged.
 
 use crate::http::{Health, HealthFn};
-use daq_core::ledger::Report;
 use daq_core::log_limit::LogLimit;
 use std::ffi::OsStr;
 use std::io;
@@ -26,7 +25,7 @@ pub fn present() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Sends one status line, which `systemctl status` shows; see [`status_line`].
+/// Sends one status line, which `systemctl status` shows; see [`status_line`](crate::report::status_line).
 pub fn status(line: &str) {
     // A line feed would start another assignment in the message.
     send(&format!("STATUS={}", line.replace(['\n', '\r'], " ")));
@@ -68,55 +67,6 @@ fn watchdog_period() -> Option<Duration> {
         || number("WATCHDOG_PID") == Some(u64::from(std::process::id()));
     let period = Duration::from_micros(number("WATCHDOG_USEC").filter(|_| is_ours)?);
     (!period.is_zero()).then_some(period)
-}
-
-/// Returns a status line with the total rate of all sources since `before`, the loss state, and the sinks that accept
-/// no frames.
-///
-/// ```
-/// use daq_core::ledger::{Report, SourceReport};
-/// use daq_pipelines::systemd::status_line;
-/// let mut now = Report { seconds: 2.0, ..Report::default() };
-/// let source = SourceReport { expected: 4, delivered: 3, lost: [("late", 1)].into(), bytes: 1000, ..Default::default() };
-/// now.sources.insert("adc".to_owned(), source);
-/// assert_eq!(status_line(&now, &Report::default()), "4 kbit/s, lost 1 of 4 packets (late 1)");
-/// ```
-pub fn status_line(now: &Report, before: &Report) -> String {
-    let bytes = |report: &Report| {
-        report
-            .sources
-            .values()
-            .map(|source| source.bytes)
-            .sum::<u64>()
-    };
-    let seconds = now.seconds - before.seconds;
-    let bits = bytes(now).saturating_sub(bytes(before)) as f64 * 8.0;
-    let rate = if seconds > 0.0 { bits / seconds } else { 0.0 };
-    let mut parts = vec![shown_rate(rate), now.loss().to_string()];
-    let full = now.sinks.iter().filter(|(_, sink)| sink.full);
-    parts.extend(full.map(|(name, _)| format!("{name}: accepts no frames")));
-    parts.join(", ")
-}
-
-/// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
-pub fn shown_rate(bits: f64) -> String {
-    let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
-    let (mut scaled, mut unit) = (bits.max(0.0), 0);
-    while scaled >= 999.5 && unit + 1 < units.len() {
-        scaled /= 1000.0;
-        unit += 1;
-    }
-    let text = match scaled {
-        99.95.. => format!("{scaled:.0}"),
-        9.995.. => format!("{scaled:.1}"),
-        _ => format!("{scaled:.2}"),
-    };
-    let text = if text.contains('.') {
-        text.trim_end_matches('0').trim_end_matches('.')
-    } else {
-        &text
-    };
-    format!("{text} {}", units[unit])
 }
 
 /// A thread that notifies systemd's watchdog while every data thread makes progress. Dropping it ends the thread.
@@ -191,7 +141,6 @@ impl Drop for Watchdog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::ledger::{EngineReport, ReaderReport, SinkReport, SourceReport};
     use std::os::unix::net::UnixDatagram;
     use std::process::Command;
     use std::sync::Arc;
@@ -325,89 +274,6 @@ mod tests {
         assert!(send(READY));
         status("x");
         assert!(Watchdog::start(Arc::new(Health::default)).is_none());
-    }
-
-    #[test]
-    fn status_line_has_rate_and_loss() {
-        let mut before = Report {
-            seconds: 10.0,
-            ..Report::default()
-        };
-        let source = SourceReport {
-            expected: 10,
-            delivered: 10,
-            bytes: 1000,
-            ..SourceReport::default()
-        };
-        before.sources.insert("adc".to_owned(), source.clone());
-        before.sources.insert("ref".to_owned(), source);
-        assert_eq!(
-            status_line(&before, &before),
-            "0 bit/s, no loss in 20 packets"
-        );
-        let mut now = before.clone();
-        now.seconds = 12.0;
-        let adc = now.sources.get_mut("adc").unwrap();
-        (adc.expected, adc.bytes) = (13, 1000 + 308_641_975);
-        adc.lost = [("wire_gap", 1), ("late", 2)].into();
-        assert_eq!(
-            status_line(&now, &before),
-            "1.23 Gbit/s, lost 3 of 23 packets (late 2, wire_gap 1)"
-        );
-        now.readers.insert(
-            "view".to_owned(),
-            ReaderReport {
-                overrun: 5,
-                ..ReaderReport::default()
-            },
-        );
-        now.sinks.insert(
-            "disk".to_owned(),
-            SinkReport {
-                full: true,
-                dropped: 6,
-                ..SinkReport::default()
-            },
-        );
-        let line = status_line(&now, &before);
-        assert!(
-            line.ends_with(", 5 frames overrun, 6 frames not written, disk: accepts no frames"),
-            "{line}"
-        );
-    }
-
-    #[test]
-    fn status_line_has_partial_frames() {
-        let source = SourceReport {
-            expected: 7,
-            delivered: 7,
-            incomplete: 2,
-            engine: Some(EngineReport::default()),
-            ..SourceReport::default()
-        };
-        let mut now = Report::default();
-        now.sources.insert("camera".to_owned(), source);
-        assert_eq!(
-            status_line(&now, &now),
-            "0 bit/s, lost 0 of 7 frames, 2 frames incomplete"
-        );
-    }
-
-    #[test]
-    fn status_line_rate_has_three_digits() {
-        for (rate, shown) in [
-            (0.0, "0 bit/s"),
-            (0.125, "0.12 bit/s"),
-            (1.0, "1 bit/s"),
-            (1234.0, "1.23 kbit/s"),
-            (99_960.0, "100 kbit/s"),
-            (999.6e6, "1 Gbit/s"),
-            (12_345e6, "12.3 Gbit/s"),
-            (67_108_864_000.0, "67.1 Gbit/s"),
-            (500e9, "500 Gbit/s"),
-        ] {
-            assert_eq!(shown_rate(rate), shown);
-        }
     }
 
     /// Returns the path of a copy of the template unit, whose program exists, and its temporary directory.

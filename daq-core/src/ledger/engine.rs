@@ -1,5 +1,7 @@
 //! Counters of a DMA engine, in addition to the frames of its source.
 
+use super::metric::{Put, Sample, Sampled};
+use super::stored::{State, Stored, Word};
 use super::{Counter, CounterFile, CounterFileError};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,17 +31,65 @@ impl Proof {
     }
 }
 
+impl Word for Proof {
+    fn from_word(word: u64) -> Self {
+        match word {
+            1 => Self::Proven,
+            2 => Self::Disproved,
+            _ => Self::Unproven,
+        }
+    }
+
+    fn to_word(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Sampled for Proof {
+    fn sample(&self, put: Put<'_>) {
+        put(Sample::Value(self.to_word() as f64));
+    }
+}
+
 ledger! {
     /// The counters of a DMA engine.
-    EngineLedger {
-        /// Number of times that the engine was armed again after a fault stopped it.
-        restarts,
-        /// Number of times that the data path was replaced by another.
-        fallbacks,
-        /// Number of times that the engine did not stop in time and its device was reset.
-        quiesce_timeouts,
-        /// Result of the verification of the data path: 0 unproven, 1 proven, 2 disproved (gauge).
-        proof,
+    ledger EngineLedger {}
+    /// A snapshot of an engine's counters.
+    report EngineReport ["source"] {
+        /// Number of times that a DMA engine switched from direct writes to the path through host memory.
+        fallbacks: u64 = Counter, counter "daq_path_fallback_total" {
+            meaning: "The device wrote to a wrong address, or could not access the memory of the ring. The frames \
+                      now go through host memory.",
+            cause: "Peer-to-peer writes between two PCIe slots of this machine do not arrive.",
+            remedy: "`daq topo` names the slots. Move the card, or set path = \"staged\".",
+        },
+        /// Whether the data path of a DMA engine was verified: 0 not yet, 1 verified, 2 failed.
+        proof: Proof = State<Proof>, gauge "daq_path_proof" {
+            meaning: "The first transfer is compared with a pattern that was written to its slot before.",
+            cause: "Value 0: no transfer yet. Value 2: the engine reported a transfer whose data did not arrive.",
+            remedy: "Value 0: check whether the FPGA design sends data. Value 2: run `dmesg | grep -iE \
+                     'dmar|iommu|aer'` and look for IOMMU or PCIe errors.",
+        },
+        /// Number of times that a DMA engine was restarted after a fault.
+        restarts: u64 = Counter, counter "daq_engine_restarts_total" {
+            meaning: "Each restart interrupts the stream.",
+            cause: "Faults on the bus or in the FPGA design.",
+            remedy: "daq_engine_faults_total names the faults.",
+        },
+        /// Number of times that a DMA engine did not stop in time (quiesce timeout).
+        quiesce_timeouts: u64 = Counter, counter "daq_engine_quiesce_timeouts_total" {
+            meaning: "Bus mastering was disabled and the device was reset before its memory was freed.",
+            cause: "The FPGA design hangs.",
+            remedy: "Check whether the FPGA design ends its streams and has a running clock.",
+        },
+        /// Faults that a DMA engine reported, by name.
+        faults: BTreeMap<&'static str, u64>, counter "daq_engine_faults_total" by "fault" {
+            meaning: "The error bits of the engine's status register, by name.",
+            cause: "The label `fault` names the cause. Read errors and unsupported requests are bus faults. The \
+                    reference of each source lists its faults.",
+            remedy: "Bus faults: run `dmesg | grep -iE 'dmar|iommu|aer'` and look for IOMMU or PCIe errors. Other \
+                     faults: check the FPGA design.",
+        },
     }
 }
 
@@ -70,7 +120,7 @@ impl EngineCounters {
 
     /// Records the result of the data path verification.
     pub fn prove(&self, proof: Proof) {
-        self.ledger.proof.set(proof as u64);
+        self.ledger.proof.set(proof);
     }
 
     /// Counts a fault by its name and returns whether it is the first fault with this name. A fault that was not
@@ -92,35 +142,12 @@ impl EngineCounters {
     }
 }
 
-/// A snapshot of an engine's counters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct EngineReport {
-    /// Whether the data path has been verified.
-    pub proof: Proof,
-    /// Number of times that the engine was armed again after a fault.
-    pub restarts: u64,
-    /// Number of times that the data path was replaced by another.
-    pub fallbacks: u64,
-    /// Number of times that the engine did not stop in time and its device was reset.
-    pub quiesce_timeouts: u64,
-    /// Reported faults by name; faults that never occurred are left out.
-    pub faults: BTreeMap<&'static str, u64>,
-}
-
 impl EngineReport {
-    /// Reads the counters.
+    /// Reads the counters. Faults that never occurred are left out.
     pub fn of(counters: &EngineCounters) -> Self {
-        let ledger = &counters.ledger;
         Self {
-            proof: match ledger.proof.get() {
-                1 => Proof::Proven,
-                2 => Proof::Disproved,
-                _ => Proof::Unproven,
-            },
-            restarts: ledger.restarts.get(),
-            fallbacks: ledger.fallbacks.get(),
-            quiesce_timeouts: ledger.quiesce_timeouts.get(),
             faults: counters.faults().filter(|(_, count)| *count > 0).collect(),
+            ..counters.ledger.read()
         }
     }
 }

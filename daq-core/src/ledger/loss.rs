@@ -137,8 +137,9 @@ impl LastRun {
             .filter_map(|name| name.strip_prefix("source.")?.strip_suffix(".expected"));
         names
             .map(|name| {
-                let ledger = SourceLedger::default();
-                ledger.set_all(|field| counters.get(&format!("source.{name}.{field}")).copied());
+                let ledger = SourceLedger::from_values(&format!("source.{name}"), |counter| {
+                    counters.get(counter).copied().unwrap_or(0)
+                });
                 let engine = format!("source.{name}.engine.");
                 let has_engine = counters.keys().any(|counter| counter.starts_with(&engine));
                 let report = SourceReport {

@@ -507,7 +507,7 @@ impl Sequencer {
             if publish {
                 self.producer.refuse(1);
             }
-            self.ledger.lost_ring_full.add(arrived);
+            self.ledger.lost(Cause::RingFull).add(arrived);
         }
     }
 

@@ -3,7 +3,7 @@ use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver::{CudaError, Rows};
-use crate::ledger::{CopyLedger, ReaderLedger, RingLedger};
+use crate::ledger::{CopyLedger, CopyReport, ReaderLedger, RingLedger};
 use crate::notify::{Notifier, Wait};
 use crate::region::{HostOptions, Placement, Region};
 use crate::ring::{Completion, Producer, Reader, Ring, RingOptions};
@@ -331,7 +331,7 @@ impl Ends {
         let settled = ledger.frames.get() + ledger.failed.get();
         assert!(ledger.started.get() >= settled);
         assert_eq!(self.target.published(), ledger.frames.get());
-        let classes: u64 = ledger.sizes().iter().map(|class| class.get()).sum();
+        let classes: u64 = CopyReport::of(ledger, "", "").sizes.iter().sum();
         assert_eq!(classes, ledger.copies.get());
     }
 }

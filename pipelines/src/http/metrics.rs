@@ -1,16 +1,15 @@
 //! Exports the ledgers as Prometheus metrics. The ledgers are read for each request, never by the data threads.
 
-use super::metric::{Kind, Metric, Read, seconds};
 use super::process::{self, Process};
-use super::table::METRICS;
-use daq_core::gpu::Dispatch;
-use daq_core::ledger::{Cause, CopyLedger, CopyReport, DeviceReport, EngineReport, Report};
-use prometheus::core::{Collector, Desc};
-use prometheus::proto::{
-    Bucket, Counter, Gauge, Histogram, LabelPair, Metric as Sample, MetricFamily, MetricType,
+use super::table::{self, PIPELINE, PROCESS};
+use daq_core::ledger::{
+    CopyReport, DeviceReport, EngineReport, KernelReport, Metric, MetricKind, MetricText,
+    ReaderReport, Report, RingReport, Sample, SinkReport, SourceReport,
 };
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::{self, Bucket, LabelPair, MetricFamily, MetricType};
 use prometheus::{Registry, TextEncoder};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Returns a snapshot of all ledgers at the time of the call.
@@ -29,170 +28,103 @@ impl Ledgers {
     /// # Errors
     /// If the table contains an invalid metric name; a test excludes this.
     pub fn new(report: ReportFn) -> prometheus::Result<Self> {
-        let descriptors = METRICS
-            .iter()
-            .map(|metric| {
-                let labels = metric
-                    .labels()
-                    .iter()
-                    .map(|label| (*label).to_owned())
-                    .collect();
-                Desc::new(
-                    metric.name.to_owned(),
-                    metric.help.to_owned(),
-                    labels,
-                    HashMap::new(),
-                )
-            })
-            .collect::<prometheus::Result<_>>()?;
+        let describe = |text: &MetricText| {
+            let labels = text.labels().map(str::to_owned).collect();
+            Desc::new(
+                text.name.to_owned(),
+                text.help.to_owned(),
+                labels,
+                HashMap::new(),
+            )
+        };
+        let metrics = table::metrics().into_iter();
         Ok(Self {
             report,
-            descriptors,
+            descriptors: metrics.map(describe).collect::<prometheus::Result<_>>()?,
             started: process::now(),
         })
     }
+}
 
-    fn samples(&self, metric: &Metric, report: &Report, process: &Process) -> Vec<Sample> {
-        let sample = |values: &[&str], value: f64| {
-            let mut sample = Sample::from_label(pairs(metric.labels(), values));
-            if metric.kind == Kind::Counter {
-                let mut counter = Counter::default();
-                counter.set_value(value);
-                sample.set_counter(counter);
-            } else {
-                let mut gauge = Gauge::default();
-                gauge.set_value(value);
-                sample.set_gauge(gauge);
-            }
-            sample
-        };
-        match metric.read {
-            Read::Source(of) => each(&report.sources, |name, s| sample(&[name], of(s) as f64)),
-            Read::Lost => report
-                .sources
-                .iter()
-                .flat_map(|(name, source)| {
-                    Cause::ALL.into_iter().map(move |cause| {
-                        let lost = source.lost.get(cause.name()).copied().unwrap_or(0);
-                        sample(&[name, cause.name()], lost as f64)
-                    })
-                })
-                .collect(),
-            Read::Counts => report
-                .sources
-                .iter()
-                .flat_map(|(name, source)| {
-                    let counts = source.counts.iter();
-                    counts.map(move |(count, n)| (name, *count, *n))
-                })
-                .map(|(name, count, n)| sample(&[name, count], n as f64))
-                .collect(),
-            Read::Engine(of) => engines(report)
-                .map(|(name, engine)| sample(&[name], of(engine) as f64))
-                .collect(),
-            Read::Faults => engines(report)
-                .flat_map(|(name, engine)| {
-                    let faults = engine.faults.iter();
-                    faults.map(move |(fault, count)| (name, *fault, *count))
-                })
-                .map(|(name, fault, count)| sample(&[name, fault], count as f64))
-                .collect(),
-            Read::Ring(of) => each(&report.rings, |name, r| sample(&[name], of(r) as f64)),
-            Read::LastPacket => each(&report.sources, |name, source| {
-                sample(&[name], seconds(source.last_packet_ns.unwrap_or(0)))
-            }),
-            Read::FrameAge => report
-                .rings
-                .iter()
-                .filter_map(|(name, ring)| {
-                    Some(sample(&[name], seconds(ring.newest_frame_age_ns?)))
-                })
-                .collect(),
-            Read::Mapping => report
-                .rings
-                .iter()
-                .filter_map(|(name, ring)| Some(sample(&[name, ring.mapping?.name()], 1.0)))
-                .collect(),
-            Read::Reader(of) => each(&report.readers, |name, r| {
-                sample(&[name, &r.ring], of(r) as f64)
-            }),
-            Read::Copy(of) => each(&report.copies, |_, c| sample(&[&c.from, &c.to], of(c))),
-            Read::CopySizes => each(&report.copies, |_, c| {
-                // The text format adds the label `le` to each size class.
-                let mut sample = Sample::from_label(pairs(metric.labels(), &[&c.from, &c.to]));
-                sample.set_histogram(sizes(c));
-                sample
-            }),
-            Read::Kernel(of) => each(&report.kernels, |name, k| sample(&[name], of(k) as f64)),
-            Read::Device(of) => on_device(report)
-                .map(|(name, device)| sample(&[name], of(device)))
-                .collect(),
-            Read::Launched(of) => on_device(report)
-                .filter(|(_, device)| device.dispatch == Dispatch::Launch)
-                .map(|(name, device)| sample(&[name], of(device)))
-                .collect(),
-            Read::Dispatch => on_device(report)
-                .map(|(name, device)| sample(&[name, device.dispatch.name()], 1.0))
-                .collect(),
-            Read::Sink(of) => each(&report.sinks, |name, s| sample(&[name], of(s) as f64)),
-            Read::Pipeline(of) => vec![sample(&[], of(report))],
-            Read::Build => vec![sample(&[env!("CARGO_PKG_VERSION")], 1.0)],
-            Read::Process(of) => vec![sample(&[], of(process))],
-            Read::Start => vec![sample(&[], self.started)],
+/// Adds the metrics of components. Each component is given with the values of the labels that name it.
+fn add<'a, R>(
+    families: &mut Vec<MetricFamily>,
+    metrics: &[Metric<R>],
+    components: impl IntoIterator<Item = (Vec<&'a str>, &'a R)>,
+) {
+    let components: Vec<_> = components.into_iter().collect();
+    for Metric { text, samples } in metrics {
+        let mut family = MetricFamily::default();
+        family.set_name(text.name.to_owned());
+        family.set_help(text.help.to_owned());
+        family.set_field_type(match text.kind {
+            MetricKind::Counter => MetricType::COUNTER,
+            MetricKind::Gauge => MetricType::GAUGE,
+            MetricKind::Histogram => MetricType::HISTOGRAM,
+        });
+        for (names, component) in &components {
+            let mut put = |sample: Sample<'_>| {
+                family.mut_metric().push(exported(text, names, sample));
+            };
+            samples(component, &mut put);
         }
+        families.push(family);
     }
 }
 
-fn each<T>(parts: &BTreeMap<String, T>, sample: impl Fn(&str, &T) -> Sample) -> Vec<Sample> {
-    parts
-        .iter()
-        .map(|(name, part)| sample(name, part))
-        .collect()
+/// Converts a sample of the component with the given names.
+fn exported(text: &MetricText, names: &[&str], sample: Sample<'_>) -> proto::Metric {
+    let by = match sample {
+        Sample::Labelled(value, _) => Some(value),
+        // The text format adds the label `le` to each size class.
+        Sample::Value(_) | Sample::Histogram { .. } => None,
+    };
+    let pairs = text.labels().zip(names.iter().copied().chain(by));
+    let pairs = pairs.map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.to_owned());
+        pair.set_value(value.to_owned());
+        pair
+    });
+    let mut metric = proto::Metric::from_label(pairs.collect());
+    match sample {
+        Sample::Value(value) | Sample::Labelled(_, value) if text.kind == MetricKind::Counter => {
+            let mut counter = proto::Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        }
+        Sample::Value(value) | Sample::Labelled(_, value) => {
+            let mut gauge = proto::Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+        Sample::Histogram {
+            bounds,
+            counts,
+            count,
+            sum,
+        } => {
+            let mut histogram = proto::Histogram::default();
+            histogram.set_bucket(cumulative(bounds, counts));
+            histogram.set_sample_count(count);
+            histogram.set_sample_sum(sum as f64);
+            metric.set_histogram(histogram);
+        }
+    }
+    metric
 }
 
-/// Returns the sources with a DMA engine.
-fn engines(report: &Report) -> impl Iterator<Item = (&str, &EngineReport)> {
-    let sources = report.sources.iter();
-    sources.filter_map(|(name, source)| Some((name.as_str(), source.engine.as_ref()?)))
-}
-
-/// Returns the kernels on a GPU.
-fn on_device(report: &Report) -> impl Iterator<Item = (&str, &DeviceReport)> {
-    let kernels = report.kernels.iter();
-    kernels.filter_map(|(name, kernel)| Some((name.as_str(), kernel.device.as_ref()?)))
-}
-
-/// Returns the number of copies per size class in Prometheus' cumulative form: each class includes all smaller classes.
-fn sizes(copy: &CopyReport) -> Histogram {
+/// Returns the size classes in Prometheus' cumulative form: each class includes all smaller classes.
+fn cumulative(bounds: &[u64], counts: &[u64]) -> Vec<Bucket> {
     let mut up_to = 0;
-    let buckets = CopyLedger::BOUNDS
-        .iter()
-        .zip(copy.sizes)
-        .map(|(bound, count)| {
-            up_to += count;
-            let mut bucket = Bucket::default();
-            bucket.set_upper_bound(*bound as f64);
-            bucket.set_cumulative_count(up_to);
-            bucket
-        });
-    let mut histogram = Histogram::default();
-    histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(copy.copies);
-    histogram.set_sample_sum(copy.bytes as f64);
-    histogram
-}
-
-fn pairs(names: &[&str], values: &[&str]) -> Vec<LabelPair> {
-    names
-        .iter()
-        .zip(values)
-        .map(|(name, value)| {
-            let mut pair = LabelPair::default();
-            pair.set_name((*name).to_owned());
-            pair.set_value((*value).to_owned());
-            pair
-        })
-        .collect()
+    let classes = bounds.iter().zip(counts).map(|(bound, count)| {
+        up_to += count;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*bound as f64);
+        bucket.set_cumulative_count(up_to);
+        bucket
+    });
+    classes.collect()
 }
 
 impl Collector for Ledgers {
@@ -201,22 +133,44 @@ impl Collector for Ledgers {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let (report, process) = ((self.report)(), Process::read());
-        METRICS
-            .iter()
-            .map(|metric| {
-                let mut family = MetricFamily::default();
-                family.set_name(metric.name.to_owned());
-                family.set_help(metric.help.to_owned());
-                family.set_field_type(match metric.kind {
-                    Kind::Counter => MetricType::COUNTER,
-                    Kind::Gauge => MetricType::GAUGE,
-                    Kind::Histogram => MetricType::HISTOGRAM,
-                });
-                family.set_metric(self.samples(metric, &report, &process));
-                family
-            })
-            .collect()
+        let (report, process) = ((self.report)(), Process::read(self.started));
+        let (sources, kernels) = (report.sources.iter(), report.kernels.iter());
+        let mut all = Vec::new();
+        let by_name = sources
+            .clone()
+            .map(|(name, source)| (vec![name.as_str()], source));
+        add(&mut all, SourceReport::METRICS, by_name);
+        let engines =
+            sources.filter_map(|(name, s)| Some((vec![name.as_str()], s.engine.as_ref()?)));
+        add(&mut all, EngineReport::METRICS, engines);
+        let rings = report.rings.iter();
+        add(
+            &mut all,
+            RingReport::METRICS,
+            rings.map(|(name, ring)| (vec![name.as_str()], ring)),
+        );
+        let readers = report.readers.iter();
+        let readers = readers.map(|(name, reader)| (vec![name.as_str(), &reader.ring], reader));
+        add(&mut all, ReaderReport::METRICS, readers);
+        let copies = report.copies.values();
+        let copies = copies.map(|copy| (vec![copy.from.as_str(), &copy.to], copy));
+        add(&mut all, CopyReport::METRICS, copies);
+        let by_name = kernels
+            .clone()
+            .map(|(name, kernel)| (vec![name.as_str()], kernel));
+        add(&mut all, KernelReport::METRICS, by_name);
+        let devices =
+            kernels.filter_map(|(name, k)| Some((vec![name.as_str()], k.device.as_ref()?)));
+        add(&mut all, DeviceReport::METRICS, devices);
+        let sinks = report.sinks.iter();
+        add(
+            &mut all,
+            SinkReport::METRICS,
+            sinks.map(|(name, sink)| (vec![name.as_str()], sink)),
+        );
+        add(&mut all, PIPELINE, [(Vec::new(), &report)]);
+        add(&mut all, PROCESS, [(Vec::new(), &process)]);
+        all
     }
 }
 
@@ -253,134 +207,13 @@ impl Exposition {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use daq_core::gpu::Backend;
-    use daq_core::ledger::{
-        KernelReport, Proof, ReaderReport, RingReport, SinkReport, SourceReport,
-    };
+    use crate::report::tests::sample_report;
+    use daq_core::ledger::{Cause, CopySizes};
     use std::collections::BTreeSet;
     use std::io::Write as _;
     use std::process::{Command, Stdio};
-
-    /// A report in which every number differs and every equation holds.
-    pub(in crate::http) fn sample_report() -> Report {
-        let mut report = Report {
-            seconds: 12.5,
-            ..Report::default()
-        };
-        let source = SourceReport {
-            expected: 1000,
-            delivered: 900,
-            pending: 60,
-            lost: [("wire_gap", 37), ("late", 3)].into(),
-            bytes: 921_600,
-            duplicates: 5,
-            rejected: 6,
-            rejected_by: [("length", 6)].into(),
-            control: 7,
-            epochs: 2,
-            skipped: 8,
-            last_packet_ns: Some(1_700_000_000_500_000_000),
-            silent: true,
-            incomplete: 9,
-            engine: Some(EngineReport {
-                proof: Proof::Proven,
-                restarts: 9,
-                fallbacks: 10,
-                quiesce_timeouts: 11,
-                faults: [("descriptor: magic", 12)].into(),
-            }),
-            counts: [("skipped", 4711)].into(),
-        };
-        report.sources.insert("adc".to_owned(), source);
-        let ring = RingReport {
-            capacity: 64,
-            high_water: 33,
-            produced: 110,
-            published: 100,
-            ring_full: 10,
-            newest_frame_age_ns: Some(250_000_000),
-            mapping: Some(Backend::Vulkan),
-        };
-        report.rings.insert("raw".to_owned(), ring);
-        // This ring has no BAR mapping.
-        report
-            .rings
-            .insert("raw@host".to_owned(), RingReport::default());
-        let reader = ReaderReport {
-            ring: "raw".to_owned(),
-            published: 99,
-            read: 70,
-            overrun: 9,
-            discarded: 4,
-            dropped_incomplete: 0,
-            pending: 16,
-            blocked: 11,
-        };
-        report.readers.insert("spectrum".to_owned(), reader);
-        let kernel = KernelReport {
-            input: 80,
-            consumed: 64,
-            accumulating: 12,
-            failed: 1,
-            pending: 3,
-            produced: 13,
-            device: None,
-        };
-        report.kernels.insert("spectrum".to_owned(), kernel);
-        let kernel = KernelReport {
-            input: 85,
-            consumed: 85,
-            produced: 86,
-            device: Some(DeviceReport {
-                dispatch: Dispatch::Launch,
-                launches: 23,
-                busy_ns: 1_500_000_000,
-                gap_ns: 250_000_000,
-                occupancy_ppm: 625_000,
-            }),
-            ..KernelReport::default()
-        };
-        report.kernels.insert("beam".to_owned(), kernel);
-        let kernel = KernelReport {
-            device: Some(DeviceReport {
-                dispatch: Dispatch::Persistent,
-                occupancy_ppm: 125_000,
-                ..DeviceReport::default()
-            }),
-            ..KernelReport::default()
-        };
-        report.kernels.insert("trigger".to_owned(), kernel);
-        let copy = CopyReport {
-            from: "raw@host".to_owned(),
-            to: "raw".to_owned(),
-            started: 107,
-            frames: 100,
-            failed: 2,
-            stored: 31,
-            pending: 5,
-            copies: 36,
-            bytes: 409_600,
-            in_flight: 3,
-            busy_ns: 750_000_000,
-            sizes: [1, 2, 3, 4, 5, 6, 7, 8],
-        };
-        report.copies.insert("raw".to_owned(), copy);
-        let sink = SinkReport {
-            frames: 17,
-            bytes: 69_632,
-            files: 14,
-            full: true,
-            dropped: 15,
-            lost: 16,
-            connections: 18,
-            stalls: 19,
-        };
-        report.sinks.insert("di\"sk".to_owned(), sink);
-        assert_eq!(report.violations(), []);
-        report
-    }
 
     fn text() -> String {
         Exposition::new(Arc::new(sample_report))
@@ -395,14 +228,14 @@ pub(super) mod tests {
         for (prefix, expected) in [
             (
                 "# HELP ",
-                METRICS
+                table::metrics()
                     .iter()
                     .map(|m| format!("{} {}", m.name, m.help))
                     .collect::<BTreeSet<_>>(),
             ),
             (
                 "# TYPE ",
-                METRICS
+                table::metrics()
                     .iter()
                     .map(|m| format!("{} {}", m.name, m.kind.name()))
                     .collect(),
@@ -500,7 +333,7 @@ pub(super) mod tests {
             .filter(|line| line.starts_with("daq_copy_size_bytes"))
             .collect();
         // Each class includes the smaller ones; the last class includes all.
-        let mut expected: Vec<_> = CopyLedger::BOUNDS
+        let mut expected: Vec<_> = CopySizes::BOUNDS
             .iter()
             .zip([1, 3, 6, 10, 15, 21, 28])
             .map(|(bound, count)| (bound.to_string(), count))

@@ -16,7 +16,6 @@
 mod connections;
 mod health;
 mod host;
-mod metric;
 mod metrics;
 mod process;
 mod reference;
@@ -24,10 +23,9 @@ mod routes;
 mod table;
 
 pub use health::Health;
-pub use metric::{Kind, Metric};
 pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
-pub use table::METRICS;
+pub use table::metrics;
 
 use connections::{Bounded, Limits};
 use daq_core::config::Problem;

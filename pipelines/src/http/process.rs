@@ -24,11 +24,13 @@ pub(super) struct Process {
     pub(super) max_fds: f64,
     /// Number of log messages that were not written to stderr.
     pub(super) dropped_messages: f64,
+    /// Time at which the metrics were set up, in seconds since 1970.
+    pub(super) started: f64,
 }
 
 impl Process {
     /// Reads the values from `/proc/self` with a few system calls.
-    pub(super) fn read() -> Self {
+    pub(super) fn read(started: f64) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let time = clock_gettime(ClockId::ProcessCPUTime);
         // One of the entries is the open directory itself.
@@ -45,6 +47,7 @@ impl Process {
                 .current
                 .map_or(f64::INFINITY, |limit| limit as f64),
             dropped_messages: crate::console::dropped() as f64,
+            started,
         }
     }
 }
@@ -76,7 +79,7 @@ mod tests {
 
     #[test]
     fn every_process_metric_is_known_on_linux() {
-        let process = Process::read();
+        let process = Process::read(0.0);
         let page = 4096.0;
         assert!(process.resident_bytes > page, "{process:?}");
         assert!(
@@ -96,11 +99,11 @@ mod tests {
     #[test]
     fn open_files_are_counted() {
         // Other tests open and close files at the same time, so this test opens many more than they do.
-        let before = Process::read().open_fds;
+        let before = Process::read(0.0).open_fds;
         let files: Vec<_> = (0..200)
             .map(|_| fs::File::open("/proc/self/status").unwrap())
             .collect();
-        assert!(Process::read().open_fds >= before + 100.0);
+        assert!(Process::read(0.0).open_fds >= before + 100.0);
         drop(files);
     }
 

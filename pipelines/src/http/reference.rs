@@ -1,16 +1,17 @@
 //! The reference page of the metrics, generated from the table.
 
-use super::metric::Metric;
-use super::table::METRICS;
-use daq_core::ledger::Cause;
+use super::table::metrics;
+use daq_core::ledger::{Cause, MetricText, Report};
+use std::fmt::Write as _;
 
 /// Returns the reference page in Markdown.
 pub fn reference() -> String {
-    use std::fmt::Write as _;
-    let causes: Vec<_> = Cause::ALL
-        .iter()
-        .map(|cause| format!("`{cause}`"))
-        .collect();
+    let causes = Cause::ALL.map(|cause| format!("`{cause}`"));
+    let tables = Report::tables();
+    let equations = tables.iter().filter_map(|table| {
+        let equation = table.equation?;
+        Some(format!("{:<9}{equation}\n", table.component))
+    });
     let mut page = format!(
         "# Metrics\n\n\
          The metrics of `/metrics`, in the Prometheus text format. This page is generated from the source code.\n\n\
@@ -18,26 +19,18 @@ pub fn reference() -> String {
          frames and slots. Label values are names from the configuration; `cause` is one of {}. `from` and `to` are \
          the rings of a copy between host memory and a GPU. A histogram has the series `NAME_bucket` with the \
          upper bound `le` of each size class, `NAME_sum` and `NAME_count`.\n\n\
-         These equations hold in every scrape, for each source, ring, reader, copy and kernel:\n\n\
-         ```text\n\
-         source   expected  = delivered + pending + sum over causes of lost\n\
-         ring     produced  = published + full\n\
-         reader   published = read + overrun + discarded + dropped_incomplete + pending\n\
-         copy     started   = copied + failed + pending\n\
-         kernel   input     = consumed + accumulating + failed + pending\n\
-         ```\n\n\
+         These equations hold in every scrape, for each source, ring, reader, copy and kernel. The names are those of \
+         the JSON report; `lost` is the sum over all causes:\n\n\
+         ```text\n{}```\n\n\
          At the end of a run, this equation holds for each sink and its reader; frames in `lost` are also counted in `frames`:\n\n\
          ```text\n\
          sink     frames + dropped = read + discarded\n\
          ```\n\n",
-        causes.join(", ")
+        causes.join(", "),
+        equations.collect::<String>(),
     );
-    let rows = METRICS.iter().map(|metric| {
-        let labels: Vec<_> = metric
-            .labels()
-            .iter()
-            .map(|label| format!("`{label}`"))
-            .collect();
+    let rows = metrics().into_iter().map(|metric| {
+        let labels: Vec<_> = metric.labels().map(|label| format!("`{label}`")).collect();
         format!(
             "| [`{0}`](#{0}) | {1} | {2} |\n",
             metric.name,
@@ -47,8 +40,8 @@ pub fn reference() -> String {
     });
     page.push_str("| name | kind | labels |\n|---|---|---|\n");
     page.extend(rows);
-    for metric in METRICS {
-        let Metric {
+    for metric in metrics() {
+        let MetricText {
             name,
             help,
             meaning,
@@ -57,10 +50,16 @@ pub fn reference() -> String {
             ..
         } = metric;
         // Writing to a `String` cannot fail.
-        let _ = write!(
-            page,
-            "\n## {name}\n\n{help}\n\n- Meaning: {meaning}\n- Likely cause: {cause}\n- Remedy: {remedy}\n"
-        );
+        let _ = write!(page, "\n## {name}\n\n{help}\n\n");
+        for (title, text) in [
+            ("Meaning", meaning),
+            ("Likely cause", cause),
+            ("Remedy", remedy),
+        ] {
+            if !text.is_empty() {
+                let _ = writeln!(page, "- {title}: {text}");
+            }
+        }
     }
     page
 }

@@ -469,7 +469,7 @@ impl Pipeline {
                     clippy::cast_sign_loss,
                     reason = "the occupancy is between 0 and 1"
                 )]
-                ledger.occupancy.set((occupancy * 1e6) as u64);
+                ledger.device.occupancy_ppm.set((occupancy * 1e6) as u64);
             }
             let reader = self
                 .attach(

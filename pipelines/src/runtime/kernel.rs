@@ -4,7 +4,7 @@
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, StreamEvent};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
-use daq_core::ledger::KernelLedger;
+use daq_core::ledger::{DeviceLedger, KernelLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
 use daq_core::staging::RingCopy;
@@ -104,10 +104,10 @@ impl Timing {
         clippy::cast_sign_loss,
         reason = "the times are not negative and fit into 64 bits"
     )]
-    fn count(&mut self, ledger: &KernelLedger, mark: Arc<StreamEvent>, follows: bool) {
+    fn count(&mut self, ledger: &DeviceLedger, mark: Arc<StreamEvent>, follows: bool) {
         let ns = |milliseconds: f32| (f64::from(milliseconds.max(0.0)) * 1e6) as u64;
         ledger.launches.add(1);
-        ledger.device_ns.add(mark.milliseconds().map_or(0, ns));
+        ledger.busy_ns.add(mark.milliseconds().map_or(0, ns));
         // If no work was in flight, the GPU was waiting for frames, not for the launch.
         if let Some(last) = self.last.take().filter(|_| follows) {
             ledger.gap_ns.add(mark.gap(&last).map_or(0, ns));
@@ -439,7 +439,7 @@ impl Runner {
             producer.publish(done.outputs);
             count(ledger, &submitted, done.outputs);
             if let Some(mark) = done.mark {
-                timing.count(ledger, mark, done.follows);
+                timing.count(&ledger.device, mark, done.follows);
             }
         });
         let has_reaped = in_flight.len() < before;

@@ -105,16 +105,16 @@ impl Writer<'_> {
             match self.sink.consume(lease, taken) {
                 Ok(frames) => {
                     taken += frames;
-                    if self.ledger.full.get() != 0 {
-                        self.ledger.full.set(0);
+                    if self.ledger.full.get() {
+                        self.ledger.full.set(false);
                         self.limits.1.run(|suppressed| {
                             tracing::warn!("sink {}: accepts frames again{suppressed}", self.name);
                         });
                     }
                 }
                 Err(error @ (SinkError::Full { .. } | SinkError::Away { .. })) => {
-                    if self.ledger.full.get() == 0 {
-                        self.ledger.full.set(1);
+                    if !self.ledger.full.get() {
+                        self.ledger.full.set(true);
                         let policy = if self.guarantee {
                             "blocking the ring until the sink continues"
                         } else {

@@ -1,6 +1,6 @@
 //! `daq run` runs a pipeline.
 
-use super::live::{Live, Style, ledger};
+use super::live::{Live, Style};
 use super::load::{Hardware, Loaded, Sources};
 use super::{exit, state};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -12,6 +12,7 @@ use daq_core::topology::Topology;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, Stderr, print_error};
 use daq_pipelines::http::{self, HttpState, Server};
+use daq_pipelines::report;
 use daq_pipelines::runtime::{Failure, FailureKind, Options, Pipeline, StartError};
 use daq_pipelines::systemd::{self, Watchdog};
 use rustix::fs::FileType;
@@ -353,10 +354,10 @@ impl Reported {
         }
         let is_due = |(at, _): &(Instant, Report)| at.elapsed() >= Duration::from_secs(1);
         if self.status.as_ref().is_none_or(is_due) {
-            let report = pipeline.report();
+            let now = pipeline.report();
             let before = self.status.take().map(|(_, before)| before);
-            systemd::status(&systemd::status_line(&report, &before.unwrap_or_default()));
-            self.status = Some((Instant::now(), report));
+            systemd::status(&report::status_line(&now, &before.unwrap_or_default()));
+            self.status = Some((Instant::now(), now));
         }
     }
 }
@@ -444,7 +445,7 @@ fn is_hangup(error: &std::io::Error) -> bool {
 fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
     let text = match args.report {
         Some(Form::Json) => serde_json::to_string(report).unwrap_or_default() + "\n",
-        _ => ledger(report),
+        _ => report::ledger(report),
     };
     let shown = match console::print(text) {
         // A closed pipe is not an error. If stdout is a closed terminal, the user cannot read the report, which is not

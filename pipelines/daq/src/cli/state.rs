@@ -172,11 +172,11 @@ mod tests {
         ring.published.add(3);
         copy.started.add(5);
         copy.frames.add(3);
-        copy.size_4m.add(2);
+        copy.sizes.of(4 << 20).add(2);
         copy.in_flight.set(1);
         reader.read.add(3);
         kernel.input.add(3);
-        kernel.launches.add(2);
+        kernel.device.launches.add(2);
         let last = LastRun::read(&path).unwrap();
         assert_eq!(
             counted(&last),

@@ -1,0 +1,85 @@
+//! Formats reports as text: the final ledger, the live block and the status line.
+
+mod block;
+mod ledger;
+
+pub use block::block;
+pub use ledger::ledger;
+
+use daq_core::ledger::Report;
+use daq_core::units::ByteSize;
+use std::fmt::Display;
+
+/// Returns `SEPARATOR NAME NUMBER` for each number above 0.
+fn above_zero<N: Display>(separator: &str, numbers: impl IntoIterator<Item = (N, u64)>) -> String {
+    let numbers = numbers.into_iter().filter(|(_, number)| *number > 0);
+    let parts = numbers.map(|(name, number)| format!("{separator}{name} {number}"));
+    parts.collect()
+}
+
+/// Returns the mean size of the copies in a report.
+fn mean_size(bytes: u64, copies: u64) -> ByteSize {
+    ByteSize(bytes.checked_div(copies).unwrap_or(0)).rounded()
+}
+
+/// Returns the percentage of `seconds` that `busy_ns` represents, at most 100. Work is counted when it is complete.
+/// Therefore the time counted in a short interval can be longer than the interval.
+fn percent(busy_ns: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        (busy_ns as f64 / 1e9 / seconds * 100.0).min(100.0)
+    } else {
+        0.0
+    }
+}
+
+/// Returns a status line with the total rate of all sources since `before`, the loss state, and the sinks that accept
+/// no frames.
+///
+/// ```
+/// use daq_core::ledger::{Report, SourceReport};
+/// use daq_pipelines::report::status_line;
+/// let mut now = Report { seconds: 2.0, ..Report::default() };
+/// let source = SourceReport { expected: 4, delivered: 3, lost: [("late", 1)].into(), bytes: 1000, ..Default::default() };
+/// now.sources.insert("adc".to_owned(), source);
+/// assert_eq!(status_line(&now, &Report::default()), "4 kbit/s, lost 1 of 4 packets (late 1)");
+/// ```
+pub fn status_line(now: &Report, before: &Report) -> String {
+    let bytes = |report: &Report| {
+        report
+            .sources
+            .values()
+            .map(|source| source.bytes)
+            .sum::<u64>()
+    };
+    let seconds = now.seconds - before.seconds;
+    let bits = bytes(now).saturating_sub(bytes(before)) as f64 * 8.0;
+    let rate = if seconds > 0.0 { bits / seconds } else { 0.0 };
+    let mut parts = vec![shown_rate(rate), now.loss().to_string()];
+    let full = now.sinks.iter().filter(|(_, sink)| sink.full);
+    parts.extend(full.map(|(name, _)| format!("{name}: accepts no frames")));
+    parts.join(", ")
+}
+
+/// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
+pub fn shown_rate(bits: f64) -> String {
+    let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
+    let (mut scaled, mut unit) = (bits.max(0.0), 0);
+    while scaled >= 999.5 && unit + 1 < units.len() {
+        scaled /= 1000.0;
+        unit += 1;
+    }
+    let text = match scaled {
+        99.95.. => format!("{scaled:.0}"),
+        9.995.. => format!("{scaled:.1}"),
+        _ => format!("{scaled:.2}"),
+    };
+    let text = if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &text
+    };
+    format!("{text} {}", units[unit])
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
