@@ -6,6 +6,7 @@ use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
 use crate::gpu::{Backend, Writer};
 use crate::layout::Layout;
+use crate::leak::leak;
 use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
@@ -247,9 +248,9 @@ pub trait Kernel: Send {
         None
     }
 
-    /// Drops the kernel without waiting for the device; leaks all memory that the device may still use.
+    /// Ends the kernel without waiting for the device; [leaks](crate::leak) all memory that the device may still use.
     fn leak(self: Box<Self>) {
-        std::mem::forget(self);
+        leak(self);
     }
 
     /// Processes all frames of `burst`, and finishes a slot of `out` for each output frame.

@@ -9,7 +9,9 @@
 //! | [`region`] | one pinned allocation with a placement |
 //! | [`ring`] | slots, one producer, readers, leases |
 //! | [`reorder`] | the open slots of a ring, in which packets that arrive in any order are placed |
-//! | [`gpu`] | GPUs: driver calls, memory that the CPU can write to, doorbells |
+//! | [`gpu`] | GPUs: driver calls, memory that the CPU can write to |
+//! | [`doorbell`] | words through which the CPU and a persistent kernel notify each other |
+//! | [`mod@leak`] | what happens to the memory of a device that does not stop |
 //! | [`staging`] | copies between rings in host memory and rings on a GPU |
 //! | [`ledger`] | counters and the equations between them |
 //! | [`log_limit`] | limits on repeated log messages |
@@ -23,12 +25,14 @@ pub mod check;
 pub mod claim;
 pub mod config;
 pub mod dma;
+pub mod doorbell;
 pub mod entry;
 pub mod file;
 pub mod frame;
 pub mod gpu;
 pub mod kernel;
 pub mod layout;
+pub mod leak;
 pub mod ledger;
 pub mod log_limit;
 pub mod notify;

@@ -5,14 +5,19 @@
 //! ```
 //! A region is shared by `Arc`. It is freed when the last ring, reader or device that uses it is dropped.
 
+mod shared_words;
+
+pub use shared_words::SharedWords;
+
 use crate::gpu::bar_mapping::{BarMapping, Unmappable};
-use crate::gpu::driver::{CudaError, Device, Memory, Registered};
+use crate::gpu::driver::{CudaError, Device, DmaBufError, Memory, Registered};
 use crate::gpu::{Backend, Writer};
-use crate::sys::memory;
-use rustix::io::Errno;
+use crate::sys::copy;
+use crate::sys::memory::{self, MapError, Mapping};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Size in bytes of the huge pages that regions request.
@@ -45,36 +50,14 @@ pub enum RegionError {
     #[error("cannot allocate a region of 0 bytes")]
     Empty,
     /// Linux could not map the memory.
-    #[error(
-        "cannot allocate {bytes} bytes of memory: {source}; lower `slots` or `slot` of the ring, or raise `ulimit -v`"
-    )]
-    Map {
-        /// Number of bytes requested.
-        bytes: usize,
-        /// The error of the system call.
-        source: Errno,
-    },
+    #[error(transparent)]
+    Map(#[from] MapError),
     /// No backend can provide GPU memory that the CPU can write.
     #[error(transparent)]
     Unmappable(#[from] Unmappable),
     /// The GPU could not allocate memory, or host memory could not be pinned for the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-}
-
-/// The error for a region that cannot be exported as a dma-buf.
-#[derive(Debug, thiserror::Error)]
-pub enum DmaBufError {
-    /// The kind of memory does not support the export.
-    #[error(
-        "{0} cannot be exported as a dma-buf; to use CUDA memory, add `gdrapi` or `dma-buf` to `backends` in `[staging]`"
-    )]
-    Kind(&'static str),
-    /// The GPU's driver returned an error.
-    #[error(
-        "{0}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)"
-    )]
-    Refused(#[from] CudaError),
 }
 
 /// Preferences for a host region. Preferences that cannot be met are reported in [`Granted::refused`] and are not
@@ -115,17 +98,24 @@ pub trait Registration: Send {
     }
 }
 
+impl Registration for Registered {
+    fn holder(&self) -> &'static str {
+        "CUDA"
+    }
+
+    fn device(&self) -> Option<&'static Device> {
+        Some(Self::device(self))
+    }
+}
+
 /// The kind of memory, and how it is freed.
 enum Backing {
-    /// A mapping of this process, which the region unmaps, and the file behind it, if any.
-    Host(Option<OwnedFd>),
+    /// A mapping of this process, and the file behind it, if any. The mapping is moved out when the region is dropped.
+    Host(Option<Mapping>, Option<OwnedFd>),
     /// GPU memory, which is freed when it is dropped.
     Cuda(Memory),
     /// GPU memory that the CPU can write.
     BarMapping(Arc<BarMapping>),
-    /// A mapping of this process that simulates GPU memory in tests.
-    #[cfg(test)]
-    Fake,
 }
 
 /// One pinned allocation.
@@ -165,30 +155,25 @@ impl Region {
         };
         let wants_huge = options.huge && bytes >= HUGE_PAGE;
         let length = bytes.next_multiple_of(if wants_huge { HUGE_PAGE } else { PAGE });
-        let map = |source| RegionError::Map {
+        let file = options.shared.then(|| memory::file(length)).transpose();
+        let file = file.map_err(|source| MapError {
             bytes: length,
             source,
-        };
-        let file = options
-            .shared
-            .then(|| memory::file(length))
-            .transpose()
-            .map_err(map)?;
+        })?;
         let pool = (wants_huge && file.is_none())
-            .then(|| memory::map(length, true))
+            .then(|| Mapping::anonymous(length, true))
             .and_then(Result::ok);
-        let address = match pool {
-            Some(address) => {
+        let is_pool = pool.is_some();
+        let mapping = match (pool, &file) {
+            (Some(mapping), _) => {
                 granted.pages = "hugetlb";
-                address
+                mapping
             }
-            None => match &file {
-                Some(file) => memory::map_file(file, length),
-                None => memory::map(length, false),
-            }
-            .map_err(map)?,
+            (None, Some(file)) => Mapping::of_file(file, length)?,
+            (None, None) => Mapping::anonymous(length, false)?,
         };
-        if wants_huge && pool.is_none() {
+        let address = mapping.address();
+        if wants_huge && !is_pool {
             match memory::advise_huge(address, length) {
                 Ok(()) => granted.pages = "transparent hugepages",
                 Err(errno) => granted.refused.push(format!(
@@ -222,7 +207,7 @@ impl Region {
             bytes: length,
             placement: Placement::Host,
             granted,
-            backing: Backing::Host(file),
+            backing: Backing::Host(Some(mapping), file),
             registrations: Mutex::new(Vec::new()),
         }))
     }
@@ -283,12 +268,13 @@ impl Region {
     #[cfg(test)]
     pub(crate) fn fake(bytes: usize, placement: Placement) -> Arc<Self> {
         let length = bytes.next_multiple_of(PAGE);
+        let mapping = Mapping::anonymous(length, false).unwrap();
         Arc::new(Self {
-            address: memory::map(length, false).unwrap(),
+            address: mapping.address(),
             bytes: length,
             placement,
             granted: Granted::default(),
-            backing: Backing::Fake,
+            backing: Backing::Host(Some(mapping), None),
             registrations: Mutex::new(Vec::new()),
         })
     }
@@ -316,32 +302,42 @@ impl Region {
     /// A device may write the memory at any time, so access it only with copies that tolerate concurrent writes.
     pub fn cpu_address(&self) -> Option<NonNull<u8>> {
         match &self.backing {
-            Backing::Host(_) => Some(self.address),
+            Backing::Host(..) => Some(self.address),
             Backing::BarMapping(mapped) => Some(mapped.cpu_address()),
             Backing::Cuda(_) => None,
-            #[cfg(test)]
-            Backing::Fake => None,
         }
+    }
+
+    /// Copies the bytes from `offset` on to `to`. A device may write the bytes meanwhile; everything that it wrote before
+    /// the call is visible. Returns false if the range is outside the region or the CPU has no access.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> bool {
+        let end = offset.checked_add(to.len());
+        let Some(base) = self.cpu_address() else {
+            return false;
+        };
+        if end.is_none_or(|end| end > self.bytes) {
+            return false;
+        }
+        fence(Ordering::Acquire);
+        // SAFETY: the range is inside the region, which is mapped while it exists. No reference to it is created.
+        unsafe { copy::volatile(base.as_ptr().wrapping_add(offset), to) };
+        true
     }
 
     /// Returns the file that backs the region, if the region was created [`shared`](HostOptions::shared).
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Host(file) => file.as_ref().map(AsFd::as_fd),
+            Backing::Host(_, file) => file.as_ref().map(AsFd::as_fd),
             Backing::Cuda(_) | Backing::BarMapping(_) => None,
-            #[cfg(test)]
-            Backing::Fake => None,
         }
     }
 
     /// Exports GPU memory as a dma-buf, through which drivers of other devices can access it.
     pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
         match &self.backing {
-            Backing::Cuda(memory) => Ok(memory.dma_buf(0, self.bytes)?),
+            Backing::Cuda(memory) => memory.dma_buf(0, self.bytes),
             Backing::BarMapping(mapped) => mapped.dma_buf(),
-            Backing::Host(_) => Err(DmaBufError::Kind("host memory")),
-            #[cfg(test)]
-            Backing::Fake => Err(DmaBufError::Kind("fake memory")),
+            Backing::Host(..) => Err(DmaBufError::Kind("host memory")),
         }
     }
 
@@ -349,9 +345,7 @@ impl Region {
     pub fn memory(&self) -> Option<&Memory> {
         match &self.backing {
             Backing::Cuda(memory) => Some(memory),
-            Backing::Host(_) | Backing::BarMapping(_) => None,
-            #[cfg(test)]
-            Backing::Fake => None,
+            Backing::Host(..) | Backing::BarMapping(_) => None,
         }
     }
 
@@ -359,9 +353,7 @@ impl Region {
     pub fn mapping(&self) -> Option<&Arc<BarMapping>> {
         match &self.backing {
             Backing::BarMapping(mapped) => Some(mapped),
-            Backing::Host(_) | Backing::Cuda(_) => None,
-            #[cfg(test)]
-            Backing::Fake => None,
+            Backing::Host(..) | Backing::Cuda(_) => None,
         }
     }
 
@@ -397,11 +389,9 @@ impl Drop for Region {
             .unwrap_or_else(PoisonError::into_inner);
         let rest = Rest {
             registrations: std::mem::take(registrations),
-            mapping: match self.backing {
+            _mapping: match &mut self.backing {
                 Backing::Cuda(_) | Backing::BarMapping(_) => None,
-                Backing::Host(_) => Some((self.address, self.bytes)),
-                #[cfg(test)]
-                Backing::Fake => Some((self.address, self.bytes)),
+                Backing::Host(mapping, _) => mapping.take(),
             },
         };
         let registrations = &mut rest.registrations.iter();
@@ -415,26 +405,16 @@ impl Drop for Region {
 /// The parts of a region that are freed after its last user is dropped.
 struct Rest {
     registrations: Vec<Box<dyn Registration>>,
-    /// The mapping of this process.
-    mapping: Option<(NonNull<u8>, usize)>,
+    /// The mapping of this process. No ring, reader or lease refers to it any more. It is dropped last, because devices
+    /// access the memory through the registrations.
+    _mapping: Option<Mapping>,
 }
-
-// SAFETY: the pointer refers to plain memory that any thread may unmap, and registrations are `Send`.
-unsafe impl Send for Rest {}
 
 impl Drop for Rest {
     fn drop(&mut self) {
         while let Some(registration) = self.registrations.pop() {
             drop(registration);
         }
-        let Some((address, bytes)) = self.mapping else {
-            return;
-        };
-        // SAFETY: address and length are those of the mapping created in `host`. This runs when the last `Arc` of the
-        // region is dropped, so no ring, reader or lease refers to the memory. Every registration through which a
-        // device could access the memory was dropped just above.
-        let result = unsafe { memory::unmap(address, bytes) };
-        debug_assert!(result.is_ok(), "unmapping a region failed: {result:?}");
     }
 }
 
@@ -450,7 +430,7 @@ impl fmt::Debug for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
     fn region_is_zeroed_and_page_aligned() {

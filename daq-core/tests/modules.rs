@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 /// Groups of modules, the lowest group first. A module may use modules of earlier groups and of its own group.
 const ORDER: &[&[&str]] = &[
     &["sys"],
-    &["sync", "file", "log_limit", "thread", "units"],
+    &["sync", "file", "leak", "log_limit", "thread", "units"],
     &["frame", "layout", "config", "claim"],
-    // These modules depend on each other: a region can own GPU memory, and pinned words of a GPU are stored in a
-    // region.
-    &["gpu", "region"],
-    &["topology", "notify", "ledger"],
+    &["gpu"],
+    &["region"],
+    &["doorbell", "topology", "notify", "ledger"],
     &["ring"],
     &["reorder", "staging", "dma"],
     &["check", "sigmf"],

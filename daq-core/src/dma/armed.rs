@@ -1,8 +1,9 @@
 //! A running DMA engine, and the memory that it may write.
 
 use super::{Caps, Completions, DmaMap, Engine, EngineError, QuiesceTimeout, Slots};
+use crate::leak::leak;
 use std::fmt;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -142,10 +143,7 @@ impl Idle {
                     tracing::error!(
                         "{quiesce_timeout}; {error}; the engine's memory is leaked until this process exits"
                     );
-                    if let Some(memory) = self.memory.take() {
-                        memory.leak();
-                    }
-                    mem::forget(self.doorbell.take());
+                    leak((self.memory.take(), self.doorbell.take()));
                 }
             }
             self.quiesce_timeout = Some(quiesce_timeout);

@@ -6,6 +6,7 @@
 //! Used for an engine that is free-running, or that cannot write to the memory of the ring.
 
 use crate::gpu::driver::{Device, Rows};
+use crate::leak::leak;
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Producer;
 use crate::staging::{self, CopyMethod, StagingError};
@@ -150,7 +151,7 @@ impl Drop for BounceCopy {
     fn drop(&mut self) {
         if self.is_open && self.settle().is_err() {
             // The copies may stay in flight forever, so their memory is leaked.
-            std::mem::forget((self.from.clone(), self.to.clone()));
+            leak((self.from.clone(), self.to.clone()));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The device of a DMA engine, and the memory that it can access.
 
+use crate::leak::leak;
 use crate::region::Region;
 use std::fmt;
 use std::sync::Arc;
@@ -114,12 +115,6 @@ impl DmaMap {
     pub const fn device(&self) -> &Arc<dyn DmaDevice> {
         &self.device
     }
-
-    /// Leaks the mapping and the memory until the process ends, because a device that cannot be stopped may still write
-    /// to them.
-    pub fn leak(self) {
-        std::mem::forget(self);
-    }
 }
 
 impl Drop for DmaMap {
@@ -137,7 +132,7 @@ impl Drop for DmaMap {
             }
         );
         if ended.is_err() {
-            std::mem::forget(self.region.clone());
+            leak(self.region.clone());
         }
     }
 }

@@ -1,15 +1,13 @@
-//! GPUs: driver calls, memory that the CPU can write to, and doorbells.
+//! GPUs: driver calls and memory that the CPU can write to.
 //!
 //! | Module | Content |
 //! |---|---|
 //! | [`driver`] | devices, memory, streams and code, through the CUDA driver |
 //! | [`bar_mapping`] | GPU memory that the CPU can write to |
-//! | [`doorbell`] | words through which the CPU and a persistent kernel notify each other |
 
 mod backend;
 pub mod bar_mapping;
 mod dispatch;
-pub mod doorbell;
 pub mod driver;
 mod event;
 

@@ -1,7 +1,7 @@
 //! Completion of leases: immediately, or when a device reports the end of its work.
 
+use crate::doorbell::Credits;
 use crate::gpu::Event;
-use crate::gpu::doorbell::Credits;
 use crate::gpu::driver::CudaError;
 use ringbuf::traits::{Consumer, Observer, Producer as _, Split as _};
 use std::fmt;

@@ -2,6 +2,7 @@
 
 use super::{Lease, Shared, Slice};
 use crate::frame::FrameMeta;
+use crate::leak::leak;
 use crate::notify::Wait;
 use crate::region::Region;
 use crate::ring::RingOptions;
@@ -183,11 +184,9 @@ impl Producer {
             return false;
         }
         let from = self.open_slot(i).wrapping_add(offset);
-        for (i, byte) in to.iter_mut().enumerate() {
-            // SAFETY: the address is inside an open slot in host memory, and the region lives as long as the ring. No
-            // reference to the memory is created. The read is volatile because a device may write the memory.
-            *byte = unsafe { from.wrapping_add(i).read_volatile() };
-        }
+        // SAFETY: the range is inside an open slot in host memory, and the region lives as long as the ring. No reference
+        // to the memory is created. The reads are volatile because a device may write the memory.
+        unsafe { crate::sys::copy::volatile(from, to) };
         true
     }
 
@@ -228,9 +227,9 @@ impl Producer {
         true
     }
 
-    /// Leaks the ring's memory until the process ends, because a device that cannot be stopped may still write it.
-    pub fn leak_memory(&self) {
-        std::mem::forget(self.shared.clone());
+    /// [Leaks](crate::leak) the ring's memory, because a device that cannot be stopped may still write it.
+    pub fn leak(&self) {
+        leak(self.shared.clone());
     }
 
     /// Returns the addresses of all slots in order, for a DMA engine that cycles through them.

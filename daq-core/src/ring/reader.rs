@@ -4,6 +4,7 @@ use super::completion::{Completion, InFlight, InFlightLeases, Use};
 use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{RingOptions, Shared, UNBOUND};
+use crate::leak::leak;
 use crate::ledger::ReaderLedger;
 use crate::notify::Wait;
 use crate::region::Region;
@@ -434,9 +435,10 @@ impl Reader {
         detached
     }
 
-    /// Detaches immediately, even if leases are in flight. Memory that a device may still use is leaked.
-    pub fn detach_now(&mut self) {
-        self.detach_within(Duration::ZERO);
+    /// Detaches immediately. If leases are in flight, [leaks](crate::leak) the memory that a device may still use and
+    /// returns false; the caller must also leak all memory that the device writes.
+    pub fn leak(&mut self) -> bool {
+        self.detach_within(Duration::ZERO)
     }
 
     /// Waits up to `limit` for the leases in flight, then detaches so that the producer no longer waits for this
@@ -444,7 +446,7 @@ impl Reader {
     ///
     /// A device that has not finished within `limit` may access its memory at any later time. Therefore its slots stay
     /// leased permanently. The slots, their private copy and the words that the device writes are leaked.
-    pub(crate) fn detach_within(&mut self, limit: Duration) -> bool {
+    pub(super) fn detach_within(&mut self, limit: Duration) -> bool {
         if std::mem::replace(&mut self.detached, true) {
             return true;
         }
@@ -454,11 +456,15 @@ impl Reader {
         while self.has_in_flight() {
             let rest = limit.saturating_sub(start.elapsed());
             if !self.wait_in_flight(Wait::Adaptive, rest) && rest.is_zero() {
-                std::mem::forget(self.shared.clone());
-                let protection = std::mem::replace(&mut self.protection, Protection::Guarantee);
-                std::mem::forget(protection);
-                let in_flight = std::mem::replace(&mut self.in_flight, InFlightLeases::new(1));
-                std::mem::forget(in_flight);
+                leak(self.shared.clone());
+                leak(std::mem::replace(
+                    &mut self.protection,
+                    Protection::Guarantee,
+                ));
+                leak(std::mem::replace(
+                    &mut self.in_flight,
+                    InFlightLeases::new(1),
+                ));
                 self.shared.leaked.store(1, Ordering::Release);
                 self.shared.notify_freed();
                 return false;

@@ -4,6 +4,7 @@ use super::Shared;
 use super::lease::Frame;
 use crate::frame::FrameMeta;
 use crate::sync::Ordering;
+use crate::sys::copy;
 use std::fmt;
 
 /// A private copy of a burst.
@@ -48,7 +49,7 @@ impl Scratch {
         // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps alive.
         // The producer may write the slot at the same time, so it is read with volatile loads and no reference to it is
         // created.
-        unsafe { copy_volatile(shared.address_of(index).cast_const(), target) };
+        unsafe { copy::volatile(shared.address_of(index).cast_const(), target) };
     }
 
     /// Returns the metadata of copy `i`.
@@ -78,26 +79,5 @@ impl fmt::Debug for Scratch {
         f.debug_struct("Scratch")
             .field("frames", &self.frames)
             .finish_non_exhaustive()
-    }
-}
-
-/// Copies memory that another thread or a device may be writing.
-///
-/// # Safety
-/// `source` must be 8-byte aligned, and `target.len()` bytes from `source` must be inside one live allocation.
-#[expect(
-    clippy::cast_ptr_alignment,
-    reason = "the caller ensures the alignment"
-)]
-unsafe fn copy_volatile(source: *const u8, target: &mut [u8]) {
-    let (words, tail) = target.as_chunks_mut::<8>();
-    let whole = words.len() * 8;
-    for (i, word) in words.iter_mut().enumerate() {
-        // SAFETY: `i * 8 + 8 <= target.len()`, so the read is aligned and inside the caller's allocation.
-        *word = unsafe { source.cast::<u64>().add(i).read_volatile() }.to_ne_bytes();
-    }
-    for (i, byte) in tail.iter_mut().enumerate() {
-        // SAFETY: `whole + i < target.len()`, so the read is inside the caller's allocation.
-        *byte = unsafe { source.add(whole + i).read_volatile() };
     }
 }

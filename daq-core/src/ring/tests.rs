@@ -1,12 +1,12 @@
 //! Tests of rings, including a comparison with a simple model.
 
 use super::*;
+use crate::doorbell::Credits;
 use crate::frame::{Flags, FrameMeta};
 use crate::gpu::Event;
-use crate::gpu::doorbell::Credits;
 use crate::ledger::{ReaderReport, RingReport};
 use crate::notify::Wait;
-use crate::region::HostOptions;
+use crate::region::{HostOptions, SharedWords};
 use proptest::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -75,7 +75,8 @@ fn leases_retire_in_order_of_their_events() {
     }
     let (first, first_done) = TestEvent::new();
     let (second, second_done) = TestEvent::new();
-    let credits = Credits::fake(1, 1);
+    let words = SharedWords::new(8).unwrap();
+    let credits = std::sync::Arc::new(Credits::with(words.clone(), 1, 1));
     reader.poll(1).unwrap().retire(first_done);
     reader.poll(1).unwrap().retire(second_done);
     reader.poll(1).unwrap().retire(Completion::Credit {
@@ -91,7 +92,7 @@ fn leases_retire_in_order_of_their_events() {
     let mut retired = 0;
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
-    credits.give(0, 1);
+    words.store64(0, 1);
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held()), (4, 0));
 }
@@ -178,7 +179,8 @@ fn slot_never_released_by_device_is_leaked() {
         let region = std::sync::Arc::downgrade(ring.region());
         let mut reader = ring.attach(false, 1, ReaderLedger::default()).unwrap();
         make(&mut producer, 0);
-        let credits = Credits::fake(1, 1);
+        let words = SharedWords::new(8).unwrap();
+        let credits = std::sync::Arc::new(Credits::with(words, 1, 1));
         let credit = std::sync::Arc::downgrade(&credits);
         let lease = reader.poll(1).unwrap();
         let address = lease.frame(0).address();

@@ -3,6 +3,7 @@
 use super::StagingError;
 use super::methods::CopyMethod;
 use super::ring_copy::{Begun, EngineState, RingCopy};
+use crate::leak::leak;
 use crate::notify::{Notifier, Wait};
 use std::collections::VecDeque;
 use std::fmt;
@@ -281,13 +282,13 @@ impl CopyEngineThread {
         self.ring_copies.iter().all(RingCopy::is_finished)
     }
 
-    /// Ends the thread although copies in flight will not complete. All memory that these copies use is leaked.
+    /// Ends the thread although copies in flight will not complete. [Leaks](crate::leak) all memory that these copies use.
     pub fn leak(mut self) {
         self.method.leak();
         for ring_copy in self.ring_copies.drain(..) {
             ring_copy.leak();
         }
-        std::mem::forget(self.method);
+        leak(self.method);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::ledger::CopyLedger;
 use crate::region::Placement;
 use crate::ring::{Completion, Lease, Producer, Reader};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Copies the frames of one ring to another ring with slots of the same size.
 ///
@@ -341,10 +341,10 @@ impl RingCopy {
         self.is_finished()
     }
 
-    /// Leaks the memory of both rings, because the copies in flight will not end.
+    /// [Leaks](crate::leak) the memory of both rings, because the copies in flight will not end.
     pub(super) fn leak(mut self) {
-        if !self.reader.detach_within(Duration::ZERO) {
-            self.target.producer.leak_memory();
+        if !self.reader.leak() {
+            self.target.producer.leak();
         }
     }
 }
@@ -352,7 +352,7 @@ impl RingCopy {
 impl Drop for RingCopy {
     fn drop(&mut self) {
         if !self.reader.detach() {
-            self.target.producer.leak_memory();
+            self.target.producer.leak();
         }
     }
 }

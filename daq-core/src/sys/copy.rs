@@ -93,6 +93,33 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
+/// Copies memory that another thread or a device may be writing, in words of 8 bytes as far as possible.
+///
+/// # Safety
+/// `to.len()` bytes from `from` must be inside one live allocation.
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "the words start after the unaligned head"
+)]
+pub unsafe fn volatile(from: *const u8, to: &mut [u8]) {
+    // SAFETY: the caller guarantees that each byte of the range is readable.
+    let byte = |at: usize| unsafe { from.add(at).read_volatile() };
+    let head = from.align_offset(8).min(to.len());
+    let (first, rest) = to.split_at_mut(head);
+    let (words, last) = rest.as_chunks_mut::<8>();
+    let tail = head + words.len() * 8;
+    for (i, to) in first.iter_mut().enumerate() {
+        *to = byte(i);
+    }
+    for (i, word) in words.iter_mut().enumerate() {
+        // SAFETY: the word is inside the range, and aligned, because it follows the head.
+        *word = unsafe { from.add(head + i * 8).cast::<u64>().read_volatile() }.to_ne_bytes();
+    }
+    for (i, to) in last.iter_mut().enumerate() {
+        *to = byte(tail + i);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -265,7 +265,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_f
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::memory;
+    use crate::sys::memory::Mapping;
     use std::num::NonZero;
     use std::sync::{Mutex, MutexGuard};
 
@@ -280,7 +280,8 @@ mod tests {
     #[test]
     fn guard_table_is_limited_and_entries_are_reused() {
         let _table = lock_table();
-        let page = memory::map(PAGE, false).unwrap();
+        let mapping = Mapping::anonymous(PAGE, false).unwrap();
+        let page = mapping.address();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = || unsafe { Guard::new(page, PAGE) };
         let mut guards: Vec<_> = (0..MAX_GUARDS).map(|_| guard().unwrap()).collect();
@@ -316,7 +317,8 @@ mod tests {
     #[test]
     fn fault_in_child_at_reused_address_terminates_child() {
         let _table = lock_table();
-        let page = memory::map(PAGE, false).unwrap();
+        let mapping = Mapping::anonymous(PAGE, false).unwrap();
+        let page = mapping.address();
         // SAFETY: the page is this test's own, and nothing refers to it.
         let guard = unsafe { Guard::new(page, PAGE) }.unwrap();
         // SAFETY: the child only makes system calls, and ends without running exit handlers of its parent.

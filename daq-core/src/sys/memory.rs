@@ -9,24 +9,78 @@ use std::ptr::{self, NonNull};
 /// The NUMA policy "prefer this node, fall back to others" (`linux/mempolicy.h`).
 const MPOL_PREFERRED: libc::c_int = 1;
 
-/// Maps `bytes` of zeroed private memory; `huge` requests pages of the huge page pool.
-pub fn map(bytes: usize, huge: bool) -> Result<NonNull<u8>, Errno> {
-    let flags = if huge {
-        MapFlags::PRIVATE | MapFlags::HUGETLB
-    } else {
-        MapFlags::PRIVATE
-    };
-    // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced; nothing else refers to
-    // the new memory.
-    let address = unsafe {
-        rustix::mm::mmap_anonymous(
-            ptr::null_mut(),
+/// The error for memory that could not be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot allocate {bytes} bytes of memory: {source}; lower `slots` or `slot` of the ring, or raise `ulimit -v`"
+)]
+pub struct MapError {
+    /// Number of bytes requested.
+    pub bytes: usize,
+    /// The error of the system call.
+    pub source: Errno,
+}
+
+/// A mapping of this process, which is unmapped when it is dropped. Its owner drops it only when no pointer and no device
+/// uses the memory any more.
+#[derive(Debug)]
+pub struct Mapping {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the value refers to plain memory behind a pointer that never changes, and any thread may unmap it.
+unsafe impl Send for Mapping {}
+// SAFETY: the pointer never changes, and this type does not access the memory.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `bytes` of zeroed private memory; `huge` requests pages of the huge page pool.
+    pub fn anonymous(bytes: usize, huge: bool) -> Result<Self, MapError> {
+        let flags = if huge {
+            MapFlags::PRIVATE | MapFlags::HUGETLB
+        } else {
+            MapFlags::PRIVATE
+        };
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced; nothing else refers to
+        // the new memory.
+        let address = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, access, flags) };
+        Self::checked(address, bytes)
+    }
+
+    /// Maps the first `bytes` bytes of the file of a descriptor, shared with all other users that map it.
+    pub fn of_file(file: &impl AsFd, bytes: usize) -> Result<Self, MapError> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced. Others may write the
+        // memory at any time, so it is accessed only through pointers.
+        let address =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0) };
+        Self::checked(address, bytes)
+    }
+
+    fn checked(address: Result<*mut libc::c_void, Errno>, bytes: usize) -> Result<Self, MapError> {
+        let address = address.map_err(|source| MapError { bytes, source })?;
+        let address = NonNull::new(address.cast());
+        Ok(Self {
+            address: address.expect("mmap never returns null for a null hint"),
             bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            flags,
-        )
-    }?;
-    Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
+        })
+    }
+
+    /// Returns the address of the first byte.
+    pub const fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: address and length are those of the mapping that was created above. The owner guarantees that nothing
+        // uses the memory any more.
+        let result = unsafe { rustix::mm::munmap(self.address.as_ptr().cast(), self.bytes) };
+        debug_assert!(result.is_ok(), "unmapping memory failed: {result:?}");
+    }
 }
 
 /// Creates a file of `bytes` zeroes that exists only in memory. It is sealed against shrinking, so its users can rely
@@ -37,33 +91,6 @@ pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
     rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
     Ok(file)
-}
-
-/// Maps the first `bytes` bytes of the file of a descriptor, shared with all other users that map it.
-pub fn map_file(file: &impl AsFd, bytes: usize) -> Result<NonNull<u8>, Errno> {
-    // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced. Others may write the
-    // memory at any time, so it is returned as a pointer.
-    let address = unsafe {
-        rustix::mm::mmap(
-            ptr::null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            file,
-            0,
-        )
-    }?;
-    Ok(NonNull::new(address.cast()).expect("mmap never returns null for a null hint"))
-}
-
-/// Unmaps memory that [`map`] or [`map_file`] returned.
-///
-/// # Safety
-/// `address` and `bytes` must be those of one call of [`map`] or [`map_file`], and must be unmapped only once.
-/// No pointer of this process and no device may refer to the memory any more.
-pub unsafe fn unmap(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller guarantees all requirements of this call.
-    unsafe { rustix::mm::munmap(address.as_ptr().cast(), bytes) }
 }
 
 /// Requests transparent huge pages for a mapping.

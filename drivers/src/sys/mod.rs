@@ -15,7 +15,6 @@ pub mod socket;
 pub mod vfio;
 pub mod vfio_bar;
 pub mod vfio_map;
-pub mod words;
 pub mod xdp;
 
 #[cfg(test)]

@@ -7,11 +7,11 @@
 
 use super::vfio as sys;
 use super::vfio_bar::Bar;
+use daq_core::leak::leak;
 use daq_core::region::Region;
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ impl Drop for Map {
         };
         if let Err(error) = self.end() {
             // Leak the memory before any code that could panic.
-            mem::forget(keep_alive);
+            leak(keep_alive);
             let Self {
                 device,
                 address,

@@ -4,6 +4,7 @@
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::{self, CudaError, StreamEvent};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::leak::leak;
 use daq_core::ledger::{DeviceLedger, KernelLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
@@ -210,17 +211,18 @@ impl Runner {
         self.inline_copy.is_none() && self.reader.is_finished()
     }
 
-    /// Ends the runner although the device has not finished. Leaks everything that the device may still use.
+    /// Ends the runner although the device has not finished. [Leaks](daq_core::leak) everything that the device may still
+    /// use.
     fn leak(&mut self) {
         if let Some(stream) = &self.stream {
             stream.device().mark_hung();
         }
-        self.producer.leak_memory();
+        self.producer.leak();
         if let Some(kernel) = self.kernel.take() {
             kernel.leak();
         }
-        std::mem::forget(self.stream.take());
-        self.reader.detach_now();
+        leak(self.stream.take());
+        self.reader.leak();
     }
 
     /// Returns whether the device has taken so long for a burst that the pipeline must end without waiting for the

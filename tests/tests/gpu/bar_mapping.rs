@@ -2,8 +2,8 @@
 
 mod sys;
 
+use daq_core::doorbell::Doorbell;
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Refusal, probe};
-use daq_core::gpu::doorbell::Doorbell;
 use daq_core::gpu::driver::{Backing, Device};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::region::{Placement, Region, RegionError};

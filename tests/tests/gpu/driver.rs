@@ -164,7 +164,7 @@ fn leaked_device_objects_are_not_freed_on_drop() {
         ];
         let stream = Stream::timed(device, 1).unwrap();
         let graph = stream.record(Vec::new(), |_| Ok(())).unwrap();
-        let pinned = daq_core::gpu::driver::Pinned::new(device, 1).unwrap();
+        let pinned = daq_core::region::SharedWords::pinned(device, 8).unwrap();
         assert!(!device.is_hung());
         device.mark_hung();
         assert!(device.is_hung());

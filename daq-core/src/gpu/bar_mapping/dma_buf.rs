@@ -5,11 +5,8 @@
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::DmaBufError;
 use crate::sys::memory as sys;
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Granularity of sizes in bytes: the size of a GPU page, as for GDRCopy.
@@ -20,9 +17,9 @@ const ENOTSUPP: i32 = 524;
 /// A mapped part of CUDA memory.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    cpu: NonNull<u8>,
-    bytes: usize,
-    memory: Arc<Memory>,
+    // Dropped before the memory that it maps.
+    _mapping: sys::Mapping,
+    pub(super) memory: Arc<Memory>,
 }
 
 pub(super) fn make(
@@ -37,46 +34,28 @@ pub(super) fn make(
     Ok(pieces)
 }
 
-fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let offset = plain_offset(&memory, PAGE);
     let gpu = memory.address() + offset;
     let mut stopwatch = Stopwatch::new();
     let offset = usize::try_from(offset).map_err(|error| error.to_string())?;
-    let dma_buf = memory.dma_buf(offset, bytes).map_err(|error| {
-        format!("{error}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)")
-    })?;
+    let dma_buf = memory
+        .dma_buf(offset, bytes)
+        .map_err(|error| error.to_string())?;
     let exported = stopwatch.lap();
     // The mapping stays valid without the descriptor.
-    let cpu = sys::map_file(&dma_buf, bytes).map_err(refusal)?;
+    let mapping = sys::Mapping::of_file(&dma_buf, bytes).map_err(|error| refusal(error.source))?;
     drop(dma_buf);
     let mut pieces = Pieces::new(
-        (cpu, gpu, bytes),
-        Made::DmaBuf(Mapping { cpu, bytes, memory }),
+        (mapping.address(), gpu, bytes),
+        Made::DmaBuf(Mapping {
+            _mapping: mapping,
+            memory,
+        }),
     );
     pieces.costs.pin = exported;
     pieces.costs.map = stopwatch.lap();
     Ok(pieces)
-}
-
-impl Mapping {
-    /// Exports the memory as a dma-buf.
-    pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
-        pieces::dma_buf(&self.memory, self.bytes, PAGE)
-    }
-
-    /// Maps the same memory a second time.
-    pub(super) fn again(&self) -> Result<Pieces, Refused> {
-        map(Arc::clone(&self.memory), self.bytes)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was created in `map`. The owner of this value is dropped, so nothing uses the mapping any
-        // more.
-        let result = unsafe { sys::unmap(self.cpu, self.bytes) };
-        debug_assert!(result.is_ok(), "unmapping a dma-buf failed: {result:?}");
-    }
 }
 
 /// Describes a mapping error, with a remedy.

@@ -2,10 +2,8 @@
 
 use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::DmaBufError;
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,7 +13,7 @@ pub(super) struct Mapping {
     pin: Pin,
     cpu: NonNull<u8>,
     bytes: usize,
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
 }
 
 pub(super) fn make(
@@ -39,7 +37,7 @@ pub(super) fn make(
     Ok(pieces)
 }
 
-fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     let gpu = memory.address() + plain_offset(&memory, PAGE);
     let mut stopwatch = Stopwatch::new();
     // SAFETY: the range consists of whole pages of CUDA memory, which lives as long as the mapping of the pin.
@@ -66,18 +64,6 @@ fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
     pieces.costs.pin = pinned;
     pieces.costs.map = stopwatch.lap();
     Ok(pieces)
-}
-
-impl Mapping {
-    /// Exports the memory as a dma-buf.
-    pub(super) fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
-        pieces::dma_buf(&self.memory, self.bytes, PAGE)
-    }
-
-    /// Maps the same memory a second time.
-    pub(super) fn again(&self) -> Result<Pieces, Refused> {
-        map(Arc::clone(&self.memory), self.bytes)
-    }
 }
 
 impl Drop for Mapping {

@@ -52,8 +52,7 @@ mod vulkan;
 
 use crate::gpu::Backend;
 use crate::gpu::Writer;
-use crate::gpu::driver::{Backing, Device};
-use crate::region::DmaBufError;
+use crate::gpu::driver::{Backing, Device, DmaBufError};
 use crate::sys::guard::Guard;
 use crate::sys::store;
 use pieces::{Made, Pieces, Refused};
@@ -249,8 +248,8 @@ impl BarMapping {
     pub fn again(&self) -> Result<Arc<Self>, Refusal> {
         let pieces = match &*self.made {
             _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
-            Made::Gdrapi(mapping) => mapping.again(),
-            Made::DmaBuf(mapping) => mapping.again(),
+            Made::Gdrapi(mapping) => gdrapi::map(mapping.memory.clone(), self.bytes),
+            Made::DmaBuf(mapping) => dma_buf::map(mapping.memory.clone(), self.bytes),
             Made::Vulkan(_) | Made::Host(_) => Err(Refused(
                 "memory of this backend can be mapped only once; share the mapping".to_owned(),
             )),
@@ -260,12 +259,9 @@ impl BarMapping {
 
     /// Exports the memory as a dma-buf, which is possible only for CUDA memory.
     pub fn dma_buf(&self) -> Result<OwnedFd, DmaBufError> {
-        match &*self.made {
-            Made::Gdrapi(mapping) => mapping.dma_buf(),
-            Made::DmaBuf(mapping) => mapping.dma_buf(),
-            Made::Vulkan(_) => Err(DmaBufError::Kind("Vulkan memory")),
-            Made::Host(_) => Err(DmaBufError::Kind("host memory")),
-        }
+        let memory = self.made.memory().map_err(DmaBufError::Kind)?;
+        let offset = usize::try_from(self.gpu - memory.address()).unwrap_or(usize::MAX);
+        memory.dma_buf(offset, self.bytes)
     }
 
     fn guarded(

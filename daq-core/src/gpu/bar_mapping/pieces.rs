@@ -1,9 +1,7 @@
 //! Parts that several backends use: the components of a mapping, allocation of CUDA memory, and time measurement.
 
-use super::{Costs, dma_buf, gdrapi, vulkan};
+use super::{Costs, dma_buf, gdrapi, host, vulkan};
 use crate::gpu::driver::{Backing, Device, Memory};
-use crate::region::{DmaBufError, Region};
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,13 +28,25 @@ pub(super) struct Pieces {
 /// The owner of a mapping's memory, which is dropped together with the mapping.
 #[expect(
     dead_code,
-    reason = "the host region is stored only to keep it allocated"
+    reason = "memory of some backends is stored only to keep it allocated"
 )]
 pub(super) enum Made {
     Gdrapi(gdrapi::Mapping),
     DmaBuf(dma_buf::Mapping),
     Vulkan(vulkan::Mapping),
-    Host(Arc<Region>),
+    Host(host::Mapping),
+}
+
+impl Made {
+    /// Returns the mapped CUDA memory, or the name of the memory if the backend allocated it without CUDA.
+    pub(super) const fn memory(&self) -> Result<&Arc<Memory>, &'static str> {
+        match self {
+            Self::Gdrapi(gdrapi::Mapping { memory, .. })
+            | Self::DmaBuf(dma_buf::Mapping { memory, .. }) => Ok(memory),
+            Self::Vulkan(_) => Err("Vulkan memory"),
+            Self::Host(_) => Err("host memory"),
+        }
+    }
 }
 
 impl Pieces {
@@ -97,12 +107,6 @@ pub(super) fn allocate(
         .synchronize_copies()
         .map_err(|error| error.to_string())?;
     Ok((memory, stopwatch.lap()))
-}
-
-/// Exports the mapped part of `memory` as a dma-buf: `bytes` bytes from the first multiple of `page` on.
-pub(super) fn dma_buf(memory: &Memory, bytes: usize, page: usize) -> Result<OwnedFd, DmaBufError> {
-    let offset = usize::try_from(plain_offset(memory, page)).unwrap_or(usize::MAX);
-    Ok(memory.dma_buf(offset, bytes)?)
 }
 
 /// Returns the number of bytes of `memory` before the first multiple of `page`, because plain allocations need not be

@@ -2,7 +2,6 @@
 
 use super::device::Device;
 use super::error::{CudaError, Doing, PINNING};
-use crate::region::Registration;
 use crate::sys::cuda::{self, Allocation};
 use crate::units::ByteSize;
 use std::fmt;
@@ -45,6 +44,21 @@ impl fmt::Display for Backing {
             Self::Plain => "a plain allocation",
         })
     }
+}
+
+/// The error for memory that cannot be exported as a dma-buf.
+#[derive(Debug, thiserror::Error)]
+pub enum DmaBufError {
+    /// The kind of memory does not support the export.
+    #[error(
+        "{0} cannot be exported as a dma-buf; to use CUDA memory, add `gdrapi` or `dma-buf` to `backends` in `[staging]`"
+    )]
+    Kind(&'static str),
+    /// The GPU's driver returned an error.
+    #[error(
+        "{0}; exporting dma-bufs needs a GPU and driver that support it (the open kernel modules, 535 or newer)"
+    )]
+    Refused(#[from] CudaError),
 }
 
 /// Memory of one device.
@@ -247,7 +261,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the range is not inside the memory.
-    pub fn dma_buf(&self, offset: usize, bytes: usize) -> Result<OwnedFd, CudaError> {
+    pub fn dma_buf(&self, offset: usize, bytes: usize) -> Result<OwnedFd, DmaBufError> {
         assert!(
             offset
                 .checked_add(bytes)
@@ -256,8 +270,9 @@ impl Memory {
         );
         self.device.enter()?;
         // SAFETY: the range is inside the memory, as just checked. The driver rejects ranges that are not whole pages.
-        unsafe { cuda::dma_buf(self.address + offset as u64, bytes) }
-            .doing(|| format!("exporting memory of cuda:{}", self.device.ordinal()))
+        let exported = unsafe { cuda::dma_buf(self.address + offset as u64, bytes) }
+            .doing(|| format!("exporting memory of cuda:{}", self.device.ordinal()));
+        Ok(exported?)
     }
 
     /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` for this memory: synchronous copy functions return only when the copy is
@@ -337,15 +352,10 @@ impl Registered {
         })?;
         Ok(Self { device, address })
     }
-}
 
-impl Registration for Registered {
-    fn holder(&self) -> &'static str {
-        "CUDA"
-    }
-
-    fn device(&self) -> Option<&'static Device> {
-        Some(self.device)
+    /// Returns the device whose driver pinned the memory.
+    pub(crate) const fn device(&self) -> &'static Device {
+        self.device
     }
 }
 

@@ -17,7 +17,6 @@ mod image;
 mod memory;
 mod module;
 mod persistent;
-mod pinned;
 mod probe;
 mod stream;
 
@@ -27,9 +26,8 @@ pub use device::{Attributes, Device, Identity};
 pub use error::CudaError;
 pub use external::External;
 pub use graph::Graph;
-pub use memory::{Backing, Memory, Registered};
+pub use memory::{Backing, DmaBufError, Memory, Registered};
 pub use module::{Function, Grid, Module};
 pub use persistent::PersistentKernelGuard;
-pub use pinned::Pinned;
 pub use probe::{Found, NoCuda, probe};
 pub use stream::{Rows, Stream, StreamEvent};

@@ -1,6 +1,7 @@
 //! Registration of persistent kernels, and driver calls that must wait for the end of these kernels.
 
 use super::device::Device;
+use crate::leak::leak;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A deferred call of the driver that waits for all work on a device.
@@ -144,7 +145,7 @@ impl Device {
         } else {
             // The values inside `free` must not be dropped either, because that would unmap memory that the device may
             // still use.
-            std::mem::forget(free);
+            leak(free);
         }
     }
 }

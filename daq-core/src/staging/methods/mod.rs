@@ -62,8 +62,7 @@ pub trait CopyMethod: fmt::Debug + Send {
     /// Waits until no copy is in flight. Returns earlier if the device has failed.
     fn settle(&self) {}
 
-    /// Declares that the device will not finish its work. Its memory is leaked, and no function waits for the work any
-    /// more.
+    /// Declares that the device will not finish its work, so that its memory is [leaked](crate::leak).
     fn leak(&self) {}
 
     /// Returns the GPU whose memory the CPU stores to; `None` if the CPU stores to no GPU.

@@ -1,8 +1,7 @@
 use super::*;
-use crate::sys::memory;
+use crate::sys::memory::Mapping;
 use proptest::prelude::*;
 use rustix::mm::{MprotectFlags, mprotect};
-use std::ptr::NonNull;
 
 const PAGE: usize = 4096;
 /// Value of the bytes around a target, which no copy may change.
@@ -10,32 +9,31 @@ const BAND: u8 = 0xa5;
 
 /// Memory between two inaccessible pages.
 struct Guarded {
-    all: NonNull<u8>,
+    all: Mapping,
     bytes: usize,
 }
 
 impl Guarded {
     fn new(pages: usize) -> Self {
         let bytes = pages * PAGE;
-        let all = memory::map(bytes + 2 * PAGE, false).unwrap();
+        let all = Mapping::anonymous(bytes + 2 * PAGE, false).unwrap();
         for guard in [0, bytes + PAGE] {
             // SAFETY: the page belongs to the mapping that was just created, and nothing refers to it.
-            unsafe { mprotect(all.add(guard).as_ptr().cast(), PAGE, MprotectFlags::empty()) }
-                .unwrap();
+            unsafe {
+                mprotect(
+                    all.address().add(guard).as_ptr().cast(),
+                    PAGE,
+                    MprotectFlags::empty(),
+                )
+            }
+            .unwrap();
         }
         Self { all, bytes }
     }
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the range contains the accessible pages between the guard pages, and is borrowed with `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.all.add(PAGE).as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        // SAFETY: the range is the whole mapping, and no borrow of it exists any more.
-        unsafe { memory::unmap(self.all, self.bytes + 2 * PAGE) }.unwrap();
+        unsafe { std::slice::from_raw_parts_mut(self.all.address().add(PAGE).as_ptr(), self.bytes) }
     }
 }
 

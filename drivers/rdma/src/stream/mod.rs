@@ -2,5 +2,4 @@
 
 pub mod receiver;
 pub mod sender;
-mod sys;
 pub mod wire;

@@ -3,7 +3,6 @@
 use super::super::metadata::{self, Metadata};
 use super::super::pages::Pages;
 use super::{Ended, Fault, QueuePair, Ring};
-use crate::sys::words;
 use daq_core::dma::{Completions, Done, Origin};
 use daq_core::frame::{Flags, Timestamp};
 
@@ -12,7 +11,9 @@ impl QueuePair {
     pub(super) fn read_metadata(&self, ring: &Ring, at: usize) -> Option<Metadata> {
         let mut bytes = [0; metadata::BYTES];
         let behind = at + Pages::metadata_at(self.pages.frame);
-        words::read(&ring.region, behind, &mut bytes).then(|| Metadata::parse(&bytes))
+        ring.region
+            .read(behind, &mut bytes)
+            .then(|| Metadata::parse(&bytes))
     }
 
     /// Checks which packets of the frame were written. `written` is the number of bytes that the sensor reports; `is_short`

@@ -2,9 +2,9 @@
 
 use super::BenchError;
 use crate::sys::device_code;
+use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::gpu::Event;
 use daq_core::gpu::bar_mapping::BarMapping;
-use daq_core::gpu::doorbell::{Credits, Doorbell};
 use daq_core::gpu::driver::{
     Argument, CudaError, Device, Grid, Memory, Module, Stream, StreamEvent,
 };
@@ -171,7 +171,7 @@ impl PersistentKernel {
         while !self.mark.is_done() {
             if start.elapsed() > REPLY_TIMEOUT {
                 self.device.mark_hung();
-                self.credits.leak_memory();
+                self.credits.leak();
                 return Err(BenchError::Thread(format!(
                     "a kernel on cuda:{} did not stop within {} s; daq stops using this GPU",
                     self.device.ordinal(),

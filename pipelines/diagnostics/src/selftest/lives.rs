@@ -4,8 +4,8 @@ use super::bytes::{random, same};
 use super::target::{KEPT, Target};
 use super::{Verdict, expect};
 use crate::sys::fork::{Child, child_uses};
+use daq_core::doorbell::Doorbell;
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError};
-use daq_core::gpu::doorbell::Doorbell;
 use std::sync::Arc;
 
 const BYTES: usize = 10_001;

@@ -3,6 +3,6 @@
 pub(crate) mod clock;
 pub(crate) mod device_code;
 pub(crate) mod fork;
-pub(crate) mod shared_words;
+pub(crate) mod nic_memory;
 pub(crate) mod transfer;
 pub(crate) mod upload;

@@ -5,9 +5,9 @@ use super::FileKernel;
 use super::code::Code;
 use super::record;
 use daq_core::frame::FrameMeta;
-use daq_core::gpu::driver::{Argument, CudaError, Device, Grid, Pinned};
+use daq_core::gpu::driver::{Argument, CudaError, Device, Grid};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::region::RegionError;
+use daq_core::region::{RegionError, SharedWords};
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
 /// Number of record tables. It is larger than the number of bursts in flight, so that no table is overwritten while the
@@ -20,7 +20,7 @@ pub(super) const ENTRY: &str = "daq_burst";
 pub(super) struct FileCode {
     code: Code,
     /// The record tables, each with `burst` records.
-    records: Pinned,
+    records: SharedWords,
     /// Buffer for one record.
     record: Vec<u64>,
     /// Index of the table for the next burst.
@@ -38,10 +38,15 @@ impl FileCode {
         let code = Code::load(keys, context, device, image, ENTRY)?;
         let words = record::words(context.packets_per_frame);
         let burst = context.burst.max(1);
-        let records = Pinned::new(device, TABLES * burst * words).map_err(|error| match error {
-            RegionError::Cuda(error) => KernelError::Cuda(error),
-            other => KernelError::Unavailable(format!("cannot allocate frame records: {other}")),
-        })?;
+        let records =
+            SharedWords::pinned(device, 8 * TABLES * burst * words).map_err(
+                |error| match error {
+                    RegionError::Cuda(error) => KernelError::Cuda(error),
+                    other => {
+                        KernelError::Unavailable(format!("cannot allocate frame records: {other}"))
+                    }
+                },
+            )?;
         Ok(Self {
             code,
             records,
@@ -54,7 +59,8 @@ impl FileCode {
     /// Writes the metadata of `frame` to record `index` of the tables.
     fn describe(&mut self, index: usize, frame: &Frame<'_>) -> Result<(), KernelError> {
         record::describe(frame, &mut self.record)?;
-        self.records.write(index * self.record.len(), &self.record);
+        let at = 8 * index * self.record.len();
+        self.records.store_words(at, &self.record);
         Ok(())
     }
 

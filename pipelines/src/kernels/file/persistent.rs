@@ -14,15 +14,16 @@ use super::super::device as gpu;
 use super::FileKernel;
 use super::code::Code;
 use super::record;
+use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Stores, Unmappable};
-use daq_core::gpu::doorbell::{Credits, Doorbell};
 use daq_core::gpu::driver::{
     self, Argument, CudaError, Device, Grid, PersistentKernelGuard, StreamEvent,
 };
 use daq_core::kernel::{DeviceDoorbell, Kernel, KernelContext, KernelError, Stream, Submitted};
+use daq_core::leak::leak;
 use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
@@ -514,8 +515,8 @@ impl Kernel for PersistentKernel {
 
     fn leak(self: Box<Self>) {
         self.code.device.mark_hung();
-        self.credits.leak_memory();
-        std::mem::forget(self);
+        self.credits.leak();
+        leak(self);
     }
 
     fn run(
@@ -580,9 +581,8 @@ impl Drop for PersistentKernel {
         if !self.stop() {
             // The kernel still runs, so its memory is leaked.
             self.code.device.mark_hung();
-            self.credits.leak_memory();
-            std::mem::forget(self.board.clone());
-            std::mem::forget(self.running.take());
+            self.credits.leak();
+            leak((self.board.clone(), self.running.take()));
         }
     }
 }

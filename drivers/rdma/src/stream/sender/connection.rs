@@ -5,10 +5,10 @@ use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Connector, PeerMonitor};
 use crate::registration;
-use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryRegion, Nic, QueuePairOptions, Service};
 use daq_core::notify::Wait;
+use daq_core::region::SharedWords;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -47,7 +47,7 @@ impl Connection {
         }
         for rail in 0..self.rails.len() {
             // Credits only increase, so a smaller value is outdated.
-            self.granted = self.granted.max(self.credits.word(rail * CREDIT_STRIDE));
+            self.granted = self.granted.max(self.credits.load64(rail * CREDIT_STRIDE));
         }
         self.next.saturating_add(self.granted)
     }

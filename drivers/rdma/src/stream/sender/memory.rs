@@ -4,10 +4,9 @@
 use super::rail::{PayloadSource, RecordSource};
 use super::{LinkError, Options, SenderError};
 use crate::registration::{self, PeerFacts, Registered, UnregistrableError};
-use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Mode, Record};
 use crate::verbs::{Access, MemoryRegion, Nic};
-use daq_core::region::{Placement, Region};
+use daq_core::region::{Placement, Region, SharedWords};
 use daq_core::ring::Lease;
 use std::sync::Arc;
 

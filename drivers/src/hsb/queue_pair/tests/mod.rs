@@ -9,7 +9,6 @@ use super::super::ecb::{Ecb, Reservation};
 use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
-use crate::sys::words;
 use daq_core::dma::{Armed as Engaged, DmaMap, Done};
 use daq_core::frame::{Clock, Flags};
 use daq_core::region::{HostOptions, Region};
@@ -557,7 +556,7 @@ impl Bench {
     fn page(&self, transfer: u64) -> Vec<u8> {
         let page = usize::try_from(transfer).unwrap() % PAGES;
         let mut bytes = vec![0; STRIDE];
-        assert!(words::read(&self.region, page * STRIDE, &mut bytes));
+        assert!(self.region.read(page * STRIDE, &mut bytes));
         bytes.truncate(FRAME);
         bytes
     }

@@ -2,7 +2,7 @@
 
 use super::control::{ControlConnection, Reply, Request};
 use crate::bench::BenchError;
-use crate::sys::shared_words::SharedWords;
+use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Connector, Link, Listener, Prepare, tcp};
 use daq_rdma::registration::{PeerFacts, register_region};
@@ -31,7 +31,7 @@ pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
 pub(super) struct Raw {
     link: Link,
     key: MemoryRegion,
-    _shared: SharedWords,
+    _shared: NicMemory,
     /// Address and remote key of the memory of the other side.
     there: (u64, u32),
 }
@@ -51,8 +51,8 @@ fn memory(
     nic: &dyn Nic,
     gpu: Option<&'static Device>,
     bytes: usize,
-) -> Result<(MemoryRegion, SharedWords), BenchError> {
-    let shared = SharedWords::new(gpu, bytes)?;
+) -> Result<(MemoryRegion, NicMemory), BenchError> {
+    let shared = NicMemory::new(gpu, bytes)?;
     let facts = PeerFacts::read(Path::new("/"));
     let facts = match gpu {
         Some(device) => facts.with_gpu(device.attributes()),
@@ -119,7 +119,7 @@ impl Raw {
 
     fn accept(
         nic: &Arc<dyn Nic>,
-        (key, shared): (MemoryRegion, SharedWords),
+        (key, shared): (MemoryRegion, NicMemory),
         listener: &mut dyn Listener,
     ) -> Result<Self, BenchError> {
         let incoming = listener

@@ -3,7 +3,7 @@
 use super::Setup;
 use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
-use crate::sys::shared_words::SharedWords;
+use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
 use daq_rdma::registration::{register_region, register_words};
 use daq_rdma::verbs::{Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
@@ -43,7 +43,7 @@ pub(super) fn port(setup: &Setup) -> Found {
 }
 
 pub(super) fn register_host(setup: &Setup) -> Found {
-    let shared = SharedWords::new(None, BYTES)?;
+    let shared = NicMemory::new(None, BYTES)?;
     let first = register_region(&*setup.nic, shared.region(), ANY, &facts(None))
         .map_err(|refused| failed(refused.to_string()))?;
     let second = register_words(&*setup.nic, shared.region(), ANY)
@@ -58,7 +58,7 @@ pub(super) fn register_host(setup: &Setup) -> Found {
 /// Registers GPU memory with the first method that succeeds, in order of preference. Lists the methods that failed.
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
-    let shared = SharedWords::new(Some(device), BYTES)?;
+    let shared = NicMemory::new(Some(device), BYTES)?;
     match register_region(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
@@ -73,7 +73,7 @@ pub(super) fn register_gpu(setup: &Setup) -> Found {
 /// Registers GPU memory with the method `method`, even if a better method works.
 fn register_by(setup: &Setup, method: RegistrationMethod) -> Found {
     let device = setup.gpu()?;
-    let shared = SharedWords::new(Some(device), BYTES)?;
+    let shared = NicMemory::new(Some(device), BYTES)?;
     match setup.nic.register(shared.region(), method, ANY) {
         Ok(key) => Ok(format!("key {:#x}", key.rkey())),
         Err(refused) => Err(Verdict::Skipped(refused.to_string())),

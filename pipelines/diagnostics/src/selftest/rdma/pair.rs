@@ -1,7 +1,7 @@
 //! Two connected queue pairs of one card, each with its own memory.
 
 use crate::selftest::Verdict;
-use crate::sys::shared_words::SharedWords;
+use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
 use daq_rdma::registration::{PeerFacts, Registered, register_region};
 use daq_rdma::verbs::{
@@ -37,7 +37,7 @@ pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
 /// declaration.
 pub(super) struct Memory {
     pub(super) key: MemoryRegion,
-    pub(super) shared: SharedWords,
+    pub(super) shared: NicMemory,
 }
 
 impl Memory {
@@ -48,7 +48,7 @@ impl Memory {
         gpu: Option<&'static Device>,
         bytes: usize,
     ) -> Result<Self, Verdict> {
-        let shared = SharedWords::new(gpu, bytes)?;
+        let shared = NicMemory::new(gpu, bytes)?;
         match register_region(nic, shared.region(), ANY, &facts(gpu)) {
             Ok(Registered { region: key, .. }) => Ok(Self { key, shared }),
             Err(refused) if gpu.is_some() => Err(Verdict::Skipped(refused.to_string())),

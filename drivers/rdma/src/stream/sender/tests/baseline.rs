@@ -3,13 +3,13 @@
 use crate::connect::tcp::ExchangeListener;
 use crate::connect::{Link, Listener};
 use crate::emulated::{EmulatedNic, Faults};
-use crate::stream::sys::shared_words::SharedWords;
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
     Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, RegistrationMethod, Service,
     Sge, Side, Status, Verb, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::frame::FrameMeta;
+use daq_core::region::SharedWords;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -5,7 +5,8 @@
 
 use crate::gpu::bar_mapping::{BarMapping, BarMappingError, Stores};
 use crate::gpu::driver::{CudaError, Device};
-use crate::region::{HostOptions, Region, RegionError};
+use crate::leak::leak;
+use crate::region::{RegionError, SharedWords};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -69,7 +70,7 @@ impl Doorbell {
 /// Frame `n`, counted from the kernel's start, belongs to group `n % groups`. A group has `blocks` blocks. Each block
 /// has one word, which contains the number of the group's frames that the block has completed.
 pub struct Credits {
-    region: Arc<Region>,
+    words: SharedWords,
     groups: u64,
     blocks: u64,
     /// Number of frames that are known to be complete, counted from the kernel's start without gaps.
@@ -85,35 +86,32 @@ impl Credits {
         groups: u32,
         blocks: u32,
     ) -> Result<Arc<Self>, RegionError> {
-        let credits = Self::unpinned(groups, blocks)?;
-        credits.region.pin(device)?;
-        Ok(Arc::new(credits))
+        let bytes = u64::from(groups.max(1)) * u64::from(blocks.max(1)) * 8;
+        let words = SharedWords::pinned(device, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(Arc::new(Self::with(words, groups, blocks)))
     }
 
-    fn unpinned(groups: u32, blocks: u32) -> Result<Self, RegionError> {
-        let (groups, blocks) = (u64::from(groups.max(1)), u64::from(blocks.max(1)));
-        let bytes = usize::try_from(groups * blocks * 8).unwrap_or(usize::MAX);
-        Ok(Self {
-            region: Region::host(bytes, HostOptions::default())?,
-            groups,
-            blocks,
+    /// Uses `words`, which must have room for the words of all blocks.
+    pub(crate) fn with(words: SharedWords, groups: u32, blocks: u32) -> Self {
+        Self {
+            words,
+            groups: groups.max(1).into(),
+            blocks: blocks.max(1).into(),
             done: AtomicU64::new(0),
             failure: OnceLock::new(),
-        })
+        }
     }
 
     /// Returns the address of the words, as the kernel sees it. The word of block `b` of group `t` has the index
     /// `t * blocks + b`.
     pub fn address(&self) -> u64 {
-        self.region.address().as_ptr().addr() as u64
+        self.words.address()
     }
 
     /// Returns the words. Exactly one block of the kernel writes each word.
     fn words(&self) -> &[AtomicU64] {
         let words = usize::try_from(self.groups * self.blocks).unwrap_or(0);
-        // SAFETY: the region is large enough for the words, lives as long as `self`, is page-aligned and was zeroed.
-        // CPU and GPU write only whole words.
-        unsafe { std::slice::from_raw_parts(self.region.address().cast().as_ptr(), words) }
+        &self.words.words()[..words]
     }
 
     /// Records that the kernel has failed: no more frames will complete.
@@ -152,9 +150,9 @@ impl Credits {
         words.map(|word| word.load(Ordering::Acquire)).collect()
     }
 
-    /// Leaks the words until the process ends, because a kernel that hangs may still write them.
-    pub fn leak_memory(self: &Arc<Self>) {
-        std::mem::forget(self.clone());
+    /// [Leaks](crate::leak) the words, because a kernel that hangs may still write them.
+    pub fn leak(self: &Arc<Self>) {
+        leak(self.clone());
     }
 }
 
@@ -169,41 +167,36 @@ impl fmt::Debug for Credits {
 }
 
 #[cfg(test)]
-impl Credits {
-    /// Creates credits that are not pinned, for tests that write them instead of a kernel.
-    pub(crate) fn fake(groups: u32, blocks: u32) -> Arc<Self> {
-        Arc::new(Self::unpinned(groups, blocks).unwrap())
-    }
-
-    pub(crate) fn give(&self, word: usize, value: u64) {
-        self.words()[word].store(value, Ordering::Release);
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Returns credits and their words, which the test writes instead of a kernel.
+    fn credits(groups: u32, blocks: u32) -> (Credits, SharedWords) {
+        let words = SharedWords::new(8 * groups as usize * blocks as usize).unwrap();
+        (Credits::with(words.clone(), groups, blocks), words)
+    }
+
     #[test]
     fn frame_completes_when_all_its_blocks_complete() {
-        let credits = Credits::fake(3, 2);
+        let (credits, words) = credits(3, 2);
+        let give = |word: usize, value| words.store64(8 * word, value);
         assert!(credits.has(0));
         assert!(!credits.has(1));
-        credits.give(0, 1);
+        give(0, 1);
         assert!(!credits.has(1), "the second block has not finished");
-        credits.give(1, 1);
+        give(1, 1);
         assert!(credits.has(1));
         assert!(!credits.has(2));
         // Group 2 is ahead of group 1.
-        credits.give(4, 2);
-        credits.give(5, 2);
+        give(4, 2);
+        give(5, 2);
         assert!(!credits.has(2));
-        credits.give(2, 1);
-        credits.give(3, 1);
+        give(2, 1);
+        give(3, 1);
         assert!(credits.has(3));
         assert!(!credits.has(4));
-        credits.give(0, 2);
-        credits.give(1, 2);
+        give(0, 2);
+        give(1, 2);
         assert!(credits.has(4));
         assert!(!credits.has(5) && !credits.has(6));
         assert_eq!(credits.values(), [2, 2, 1, 1, 2, 2]);
@@ -214,20 +207,16 @@ mod tests {
     fn completed_frames_end_before_first_incomplete() {
         for groups in 1..5_u32 {
             for counts in 0..4_u64.pow(groups) {
-                let credits = Credits::fake(groups, 1);
+                let (credits, words) = credits(groups, 1);
                 let count = |group: u64| counts / 4_u64.pow(u32::try_from(group).unwrap()) % 4;
                 for group in 0..u64::from(groups) {
-                    credits.give(usize::try_from(group).unwrap(), count(group));
+                    words.store64(8 * usize::try_from(group).unwrap(), count(group));
                 }
                 let groups = u64::from(groups);
                 let done = (0..100).find(|frame| frame / groups >= count(frame % groups));
                 let done = done.unwrap();
                 for at in 0..20 {
-                    assert_eq!(
-                        Credits::has(&credits, at),
-                        at <= done,
-                        "{groups} {counts} {at}"
-                    );
+                    assert_eq!(credits.has(at), at <= done, "{groups} {counts} {at}");
                 }
             }
         }

@@ -1,3 +1,0 @@
-//! The `unsafe` code of streams.
-
-pub mod shared_words;
