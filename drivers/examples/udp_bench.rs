@@ -9,15 +9,14 @@
 //! segmentation offload. The baseline, `baseline`, calls recvmmsg with UDP_GRO and receives 64 KiB per message directly
 //! into a ring of the same size, without reading the data. Loss is the number of packets sent but not received.
 
-#[path = "../tests/common/mod.rs"]
-mod common;
-
 use daq_core::ledger::SourceReport;
 use daq_drivers::packet::Format;
 use daq_drivers::packet::{Endian, Field, Raw};
 use daq_drivers::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::{Options, UdpSocket};
+use daq_testkit::loopback::free_address;
+use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -144,7 +143,7 @@ fn baseline(packet: usize, length: Duration) -> Outcome {
         timestamps: true,
         ..Options::default()
     };
-    let socket = UdpSocket::open(common::free_port(), &options).expect("a free port");
+    let socket = UdpSocket::open(free_address(), &options).expect("a free port");
     beside_sender("baseline", socket.local(), packet, length, |stop| {
         let per_batch = 8;
         let mut ring = vec![1_u8; SLOT * SLOTS];
@@ -169,18 +168,17 @@ fn baseline(packet: usize, length: Duration) -> Outcome {
 }
 
 fn udp(packet: usize, length: Duration) -> Outcome {
-    let port = common::free_port();
+    let port = free_address();
     let text = format!(
         "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{port}\"\n[source.adc.format]\nkind = \"raw\"\n\
          header = {HEADER}\npayload = {}\nsequence = {{ offset = 0, bytes = 8 }}\n",
         packet - HEADER
     );
-    let spec =
-        common::spec(&daq_drivers::udp::ENTRY, &text).unwrap_or_else(|errors| panic!("{errors}"));
-    let mut fixture = common::new_fixture(&*spec, SLOT, SLOTS).expect("a free port");
+    let spec = spec(&daq_drivers::udp::ENTRY, &text).unwrap_or_else(|errors| panic!("{errors}"));
+    let mut fixture = new_fixture(&*spec, SLOT, SLOTS).expect("a free port");
     let ledger = fixture.ledger.clone();
     let outcome = beside_sender("udp", port, packet, length, move |stop| {
-        let common::Fixture {
+        let SourceFixture {
             fillers,
             windows,
             reader,

@@ -13,10 +13,6 @@ pub mod sys;
 pub mod udp;
 pub mod xdp;
 
-#[cfg(test)]
-#[path = "../tests/common/loopback.rs"]
-mod loopback;
-
 use daq_core::entry::SourceEntry;
 
 /// All built-in sources.

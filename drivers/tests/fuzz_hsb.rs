@@ -3,17 +3,12 @@
 //!
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-#[path = "common/hsb_packet.rs"]
-mod hsb_packet;
-
-use common::{free_port, new_fixture, spec};
 use daq_drivers::hsb::pages::Pages;
 use daq_drivers::hsb::placer::Placer;
 use daq_drivers::hsb::{ENTRY, roce};
-use hsb_packet::{Packet, metadata};
+use daq_testkit::hsb_packet::{Packet, metadata};
+use daq_testkit::loopback::free_address;
+use daq_testkit::source::{new_fixture, spec};
 use std::cell::RefCell;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -68,7 +63,7 @@ fn fuzz_packet_position() {
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{}\"\nframe = 700\npacket = 256\npages = 4\n\
          queue_pair = 5\nrkey = 9\nbase = 4096\nstride = 1024\ncontrol = false\n",
-        free_port()
+        free_address()
     );
     let spec = spec(&ENTRY, &text).unwrap();
     let mut fixture = new_fixture(&*spec, 704, 8).unwrap();

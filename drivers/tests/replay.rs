@@ -1,19 +1,18 @@
 //! Tests of the source `replay` with recordings that the tests create.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(
     clippy::unnecessary_debug_formatting,
     reason = "paths are quoted and escaped as in TOML"
 )]
 
-mod common;
-
-use common::{Fixture, new_fixture, spec};
 use daq_core::frame::Clock;
 use daq_core::ledger::SourceReport;
 use daq_core::sigmf::{Annotation, Capture, Datatype, Global, LABEL_MISSING, Meta, Number, Stream};
 use daq_core::source::Polled;
 use daq_drivers::replay::ENTRY;
+use daq_testkit::assert_contains;
+use daq_testkit::assert_fields;
+use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -26,7 +25,7 @@ const PAYLOAD: usize = 64;
 type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
 /// Runs to the end while the reader reads all frames.
-fn run(fixture: &mut Fixture) -> Vec<Frame> {
+fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut held = 0;
     loop {
@@ -51,7 +50,7 @@ fn run(fixture: &mut Fixture) -> Vec<Frame> {
     frames
 }
 
-fn open(text: &str, slot: usize, slots: usize) -> Fixture {
+fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
     new_fixture(&*spec, slot, slots).unwrap()
 }
@@ -185,16 +184,9 @@ fn capture_with_loss_and_reorder_gives_exact_ledger() {
         let mut fixture = open(&text, PAYLOAD * 8, slots);
         let frames = run(&mut fixture);
         let report = fixture.report();
-        assert_eq!(
-            (report.expected, report.delivered),
-            (400, 397),
-            "{slots} slots: {report:?}"
-        );
+        assert_fields!(report => expected: 400, delivered: 397; "{slots} slots");
         assert_eq!(lost(&report), BTreeMap::from([("wire_gap", 3)]));
-        assert_eq!(
-            (report.duplicates, report.rejected, report.epochs),
-            (1, 0, 1)
-        );
+        assert_fields!(report => duplicates: 1, rejected: 0, epochs: 1);
         let expected: Vec<u64> = (0..400)
             .filter(|sequence| !gone.contains(sequence))
             .collect();
@@ -217,10 +209,7 @@ fn captures_are_filtered_by_port_and_played_in_order() {
     let mut fixture = open(&text, PAYLOAD * 8, 16);
     let frames = run(&mut fixture);
     let report = fixture.report();
-    assert_eq!(
-        (report.expected, report.delivered, report.rejected),
-        (64, 64, 0)
-    );
+    assert_fields!(report => expected: 64, delivered: 64, rejected: 0);
     assert_eq!(arrived(&frames), (0..64).collect::<Vec<_>>());
     let text = pcap_text(&format!("{first:?}"), "destination = \"10.0.0.9\"");
     let mut fixture = open(&text, PAYLOAD * 8, 16);
@@ -250,11 +239,7 @@ fn coalesced_datagrams_are_split() {
         let mut fixture = open(&pcap_text(&format!("{path:?}"), more), PAYLOAD * 8, 64);
         let frames = run(&mut fixture);
         let report = fixture.report();
-        assert_eq!(
-            (report.expected, report.delivered, report.rejected),
-            (400, 400, 0),
-            "{report:?}"
-        );
+        assert_fields!(report => expected: 400, delivered: 400, rejected: 0);
         assert_eq!(arrived(&frames), numbers);
     }
     let mut fixture = open(&pcap_text(&format!("{path:?}"), ""), PAYLOAD * 8, 4);
@@ -317,10 +302,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
     }
     let lease = fixture.reader.poll(1).unwrap();
     let meta = *lease.frame(0).meta();
-    assert_eq!(
-        (meta.timestamp.ns, meta.timestamp.clock),
-        (7_000_000_000, Clock::Recorded)
-    );
+    assert_fields!(meta.timestamp => ns: 7_000_000_000, clock: Clock::Recorded);
     drop(lease);
     let text = pcap_text(
         &format!("{path:?}"),
@@ -339,7 +321,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
 }
 
 /// Replays until `epochs` epochs are complete, while the reader reads all frames.
-fn play(fixture: &mut Fixture, epochs: u64) -> Vec<Frame> {
+fn play(fixture: &mut SourceFixture, epochs: u64) -> Vec<Frame> {
     let mut frames = Vec::new();
     while fixture.report().epochs <= epochs {
         let polled = fixture.fillers[0]
@@ -384,11 +366,7 @@ fn capture_is_looped() {
             }
             fixture.windows[0].finish();
             let report = fixture.report();
-            assert_eq!(
-                (report.rejected, report.duplicates, report.skipped),
-                (0, 0, 0),
-                "{report:?}"
-            );
+            assert_fields!(report => rejected: 0, duplicates: 0, skipped: 0);
             assert!(
                 report.lost["wire_gap"] >= 3 && report.lost.len() == 1,
                 "{report:?}"
@@ -497,20 +475,13 @@ fn recording_replay_has_same_bytes_and_gaps() {
         let mut fixture = open(&sigmf_text(path, ""), 256, slots);
         let frames = run(&mut fixture);
         let report = fixture.report();
-        assert_eq!(
-            (report.expected, report.delivered),
-            (8 * 4 + 3 * 4, 8 * 4 - 3),
-            "{slots} slots: {report:?}"
-        );
+        assert_fields!(report => expected: 8 * 4 + 3 * 4, delivered: 8 * 4 - 3; "{slots} slots");
         assert_eq!(
             lost(&report),
             BTreeMap::from([("wire_gap", 15)]),
             "{slots} slots"
         );
-        assert_eq!(
-            (report.epochs, report.rejected, report.duplicates),
-            (2, 0, 0)
-        );
+        assert_fields!(report => epochs: 2, rejected: 0, duplicates: 0);
         let whole: Vec<_> = frames
             .iter()
             .filter(|frame| frame.3.contains(&true))
@@ -724,10 +695,7 @@ fn example_is_valid_and_errors_are_reported() {
         .err()
         .unwrap()
         .to_string();
-    assert!(
-        why.contains("recording.pcap") && why.contains("path"),
-        "{why}"
-    );
+    assert_contains!(why => "recording.pcap", "path");
     let gone = spec(&ENTRY, &sigmf_text(Path::new("gone.sigmf-meta"), "")).unwrap();
     let problem = gone.geometry(1 << 20).unwrap_err();
     assert_eq!(

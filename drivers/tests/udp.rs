@@ -1,11 +1,5 @@
 //! Compares the source `udp` over the loopback interface with a window that gets the same packets one by one.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::loopback::{self, Queue};
-use common::{Fixture, free_port, new_fixture, spec};
 use daq_core::entry::Registry;
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
@@ -15,6 +9,11 @@ use daq_drivers::packet::{Endian, Field, Format, PacketLayout, Raw, Spead, TimeS
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
 use daq_drivers::udp::ENTRY;
+use daq_testkit::assert_contains;
+use daq_testkit::assert_fields;
+use daq_testkit::loopback::free_address;
+use daq_testkit::loopback::{self, Queue};
+use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use proptest::prelude::*;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -68,7 +67,7 @@ fn datagram(format: &Format, sequence: u64) -> Sent {
 
 /// Sends `packets` in order and receives them meanwhile. With `offload`, consecutive packets of equal size are sent as
 /// one message.
-fn deliver(fixture: &mut Fixture, to: SocketAddr, packets: &[Sent], offload: bool) {
+fn deliver(fixture: &mut SourceFixture, to: SocketAddr, packets: &[Sent], offload: bool) {
     loopback::stay();
     let mut sender = Sender::open(to, offload, None).unwrap();
     for run in packets.chunk_by(|a, b| a.len() == b.len() && !a.is_empty()) {
@@ -85,7 +84,7 @@ fn deliver(fixture: &mut Fixture, to: SocketAddr, packets: &[Sent], offload: boo
 }
 
 /// Places the same packets in a reference window, one at a time.
-fn reference(fixture: &mut Fixture, format: &Format, packets: &[Sent]) {
+fn reference(fixture: &mut SourceFixture, format: &Format, packets: &[Sent]) {
     let mut placer = Placer::new("reference", format.clone());
     for packet in packets {
         placer.place(
@@ -96,7 +95,7 @@ fn reference(fixture: &mut Fixture, format: &Format, packets: &[Sent]) {
 }
 
 /// Checks each packet slot of each frame. Returns the frames for comparison.
-fn verify(fixture: &mut Fixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
+fn verify(fixture: &mut SourceFixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
     let geometry = fixture.geometry;
     let frames = fixture.read();
     for (number, _, bytes, present) in &frames {
@@ -120,7 +119,7 @@ fn verify(fixture: &mut Fixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
     frames
 }
 
-fn open(text: &str, slot: usize, slots: usize) -> Fixture {
+fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
     new_fixture(&*spec, slot, slots).unwrap()
 }
@@ -136,7 +135,7 @@ fn packets_in_order_of_any_size_arrive_intact() {
         (30_000, 200),
     ] {
         for offload in [false, true] {
-            let port = free_port();
+            let port = free_address();
             let mut fixture = open(
                 &raw_text(&format!("\"{port}\""), payload, 64, ""),
                 payload * 50,
@@ -149,10 +148,8 @@ fn packets_in_order_of_any_size_arrive_intact() {
             deliver(&mut fixture, port, &packets, offload);
             fixture.windows[0].finish();
             let report = fixture.report();
-            assert_eq!(
-                (report.expected, report.delivered, report.rejected),
-                (count, count, 0),
-                "{payload} {offload}"
+            assert_fields!(report =>
+                expected: count, delivered: count, rejected: 0; "{payload} {offload}"
             );
             assert_eq!(report.bytes, count * payload as u64);
             let frames = verify(&mut fixture);
@@ -260,7 +257,7 @@ fn same_as_one_by_one(
 ) {
     let mut received = open(text, slot, 1024);
     // The reference receives nothing, so any port can be used.
-    let other = text.replace(&port.to_string(), &free_port().to_string());
+    let other = text.replace(&port.to_string(), &free_address().to_string());
     let mut expected = open(&other, slot, 1024);
     deliver(&mut received, port, packets, offload);
     reference(&mut expected, format, packets);
@@ -304,7 +301,7 @@ proptest! {
         // after the wrap.
         let (width, packets_per_frame) = if narrow { (16, packets_per_frame.next_power_of_two()) } else { (64, packets_per_frame) };
         let format = raw(payload, width);
-        let port = free_port();
+        let port = free_address();
         let text = raw_text(&format!("\"{port}\""), payload, width, "window = 1000\nmax_gap = 1000\nresync_after = 3");
         let first = if narrow { 65_500 / packets_per_frame * packets_per_frame } else { 0 };
         let packets = schedule(&format, first as u64, &after_a_clean_start(&dispositions));
@@ -322,7 +319,7 @@ proptest! {
         let rest = if large { 5000 } else { 500 };
         let layout = PacketLayout { unit_bytes: rest * 5 + tail, first: rest - first_less, rest };
         let format = Format::Spead(Spead::new(40, layout, 1));
-        let port = free_port();
+        let port = free_address();
         let text = spead_text(port, layout, 1000);
         let packets = schedule(&format, 0, &after_a_clean_start(&dispositions));
         same_as_one_by_one(&text, port, &format, layout.unit_bytes, &packets, offload);
@@ -341,7 +338,7 @@ proptest! {
     ) {
         let payload = if large { 5000 } else { 100 };
         let format = raw(payload, 64);
-        let port = free_port();
+        let port = free_address();
         let more = format!("window = {window}\nmax_gap = 1000\nresync_after = 3");
         let packets = schedule(&format, 0, &dispositions);
         let mut fixture = open(&raw_text(&format!("\"{port}\""), payload, 64, &more), payload * packets_per_frame, slots);
@@ -371,7 +368,7 @@ fn spead_text(port: SocketAddr, layout: PacketLayout, window: usize) -> String {
 fn gaps_jumps_and_restarts_are_distinguished() {
     for payload in [100, 5000] {
         let format = raw(payload, 64);
-        let port = free_port();
+        let port = free_address();
         let more = "window = 3\nmax_gap = 1000\nresync_after = 3";
         let text = raw_text(&format!("\"{port}\""), payload, 64, more);
         let mut fixture = open(&text, payload * 10, 256);
@@ -385,18 +382,11 @@ fn gaps_jumps_and_restarts_are_distinguished() {
         deliver(&mut fixture, port, &packets, true);
         fixture.windows[0].finish();
         let report = without_causes(fixture.report());
-        assert_eq!(
-            (report.epochs, report.skipped),
-            (3, 1_000_000 - 800),
-            "{report:?}"
-        );
+        assert_fields!(report => epochs: 3, skipped: 1_000_000 - 800);
         // The third packet of a distant number range confirms the two before it.
         assert_eq!((report.rejected, report.duplicates), (0, 0), "{report:?}");
         assert_eq!(report.lost, [("wire_gap", 5 + 500)].into());
-        assert_eq!(
-            (report.expected, report.delivered),
-            (800 + 100 + 100, 100 + 95 + 100 + 100 + 100)
-        );
+        assert_fields!(report => expected: 800 + 100 + 100, delivered: 100 + 95 + 100 + 100 + 100);
         let epochs: Vec<_> = verify(&mut fixture).iter().map(|frame| frame.1).collect();
         assert!(
             epochs.is_sorted() && epochs.last() == Some(&3),
@@ -416,7 +406,7 @@ fn descriptors_and_end_of_stream_are_not_loss() {
         let spead = Spead::new(40, layout, 1);
         let format = Format::Spead(spead.clone());
         let per = u64::from(format.numbering().packets_per_unit);
-        let port = free_port();
+        let port = free_address();
         let mut fixture = open(&spead_text(port, layout, 3), layout.unit_bytes, 64);
         let descriptors = |unit| {
             let items = [
@@ -468,7 +458,7 @@ fn descriptors_and_end_of_stream_are_not_loss() {
 fn flows_on_several_sockets_fill_one_window() {
     const FLOWS: u64 = 8;
     const EACH: u64 = 2000;
-    let port = free_port();
+    let port = free_address();
     let payload = 1000;
     let text = raw_text(
         &format!("\"{port}\""),
@@ -532,7 +522,7 @@ fn flows_on_several_sockets_fill_one_window() {
 
 #[test]
 fn multicast_group_is_joined() {
-    let port = free_port();
+    let port = free_address();
     let text = raw_text(
         &format!("\"0.0.0.0:{}\"", port.port()),
         100,
@@ -569,7 +559,7 @@ fn multicast_group_is_joined() {
 
 #[test]
 fn frames_have_receive_or_sensor_time() {
-    let port = free_port();
+    let port = free_address();
     let before = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let mut fixture = open(&raw_text(&format!("\"{port}\""), 100, 64, ""), 1000, 8);
     let packets: Vec<_> = (0..10)
@@ -580,7 +570,7 @@ fn frames_have_receive_or_sensor_time() {
     assert_eq!(time.clock.name(), "kernel");
     assert!(u128::from(time.ns) >= before.as_nanos());
 
-    let port = free_port();
+    let port = free_address();
     let more = "timestamp = { offset = 12, bytes = 4, tick = \"8 ns\", origin = \"1 s\" }\n";
     let text = raw_text(&format!("\"{port}\""), 100, 64, "") + more;
     let mut fixture = open(&text, 1000, 8);
@@ -617,7 +607,7 @@ fn frame_without_first_packets_has_start_time() {
         ("", 1_000_300),
         ("samples = { rate = \"1 GHz\" }", 1_000_000),
     ] {
-        let port = free_port();
+        let port = free_address();
         let text = raw_text(&format!("\"{port}\""), 100, 64, rate)
             + "timestamp = { offset = 12, bytes = 4, tick = \"1 ns\", origin = \"1 ms\" }\n";
         let mut fixture = open(&text, 1000, 8);
@@ -670,10 +660,7 @@ fn open_failure_is_reported_with_fix() {
             64,
             &format!("sockets = {sockets}"),
         ));
-        assert!(
-            error.contains("in use") && error.contains("ss -lunp"),
-            "{error}"
-        );
+        assert_contains!(error => "in use", "ss -lunp");
     }
     // A socket that shares its port must also be rejected.
     let spec_of = |port| {
@@ -683,14 +670,14 @@ fn open_failure_is_reported_with_fix() {
         )
         .unwrap()
     };
-    let port = free_port();
+    let port = free_address();
     let _first = new_fixture(&*spec_of(port), 1 << 20, 8).unwrap();
     assert!(new_fixture(&*spec_of(port), 1 << 20, 8).is_err());
     let error = fails(&raw_text("\"192.0.2.1:4950\"", 100, 64, ""));
     assert!(error.contains("does not have this address"), "{error}");
     let more = "groups = [\"239.1.2.3\"]\ninterface = \"nonesuch0\"";
     let error = fails(&raw_text(
-        &format!("\"0.0.0.0:{}\"", free_port().port()),
+        &format!("\"0.0.0.0:{}\"", free_address().port()),
         100,
         64,
         more,
@@ -725,11 +712,9 @@ fn all_problems_of_a_section_are_reported_together() {
     )
     .err()
     .expect("errors");
-    assert!(
-        errors.contains("missing key `format`") && errors.contains("unknown key `unknown_key`"),
-        "{errors}"
+    assert_contains!(errors =>
+        "missing key `format`", "unknown key `unknown_key`", "write an address and a port"
     );
-    assert!(errors.contains("write an address and a port"), "{errors}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use daq_core::region::Region;
 use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions};
 use daq_pipelines::kernels::FileKernel;
 use daq_pipelines::kernels::file::{FrameKeys, HEADER, Value};
+use daq_testkit::assert_contains;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -535,10 +536,9 @@ fn gpu_fault_is_named_and_gpu_not_used_again() {
             .output()
             .unwrap();
         let stdout = String::from_utf8_lossy(&child.stdout);
-        assert!(
-            stdout.contains("fault: ") && stdout.contains("this process can no longer use the GPU"),
-            "{stdout}\n{}",
-            String::from_utf8_lossy(&child.stderr)
+        assert_contains!(stdout =>
+            "fault: ", "this process can no longer use the GPU";
+            "{}", String::from_utf8_lossy(&child.stderr)
         );
         // The fault must affect only the child process.
         device.synchronize().unwrap();

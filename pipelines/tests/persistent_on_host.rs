@@ -1,8 +1,6 @@
 //! Tests the device code of persistent kernels, compiled for the CPU. The same source must give the same bytes with
 //! both dispatch methods, in every order in which blocks, threads and the host run.
 
-#![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
-
 use std::path::Path;
 use std::process::Command;
 

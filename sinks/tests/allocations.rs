@@ -6,30 +6,16 @@ mod support;
 
 use daq_core::frame::{Flags, FrameMeta};
 use daq_core::layout::Scalar;
-use std::alloc::{GlobalAlloc, Layout, System};
+use daq_testkit::allocations::ObservedAllocator;
 use std::sync::atomic::{AtomicU64, Ordering};
 use support::{Feed, Sent, context, layout, spec};
 
-struct Counting;
-
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed unchanged to the system's allocator, which satisfies the contract of `GlobalAlloc`.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller satisfies the contract of `GlobalAlloc`, which is also that of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller satisfies the contract of `GlobalAlloc`, and `System` has allocated `ptr`.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: ObservedAllocator = ObservedAllocator::new(|| {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+});
 
 const FRAME: usize = 4000;
 

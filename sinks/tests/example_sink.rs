@@ -1,14 +1,10 @@
 //! The sink that `CONTRIBUTING.md` shows as an example.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
-mod support;
-
+use crate::support::{Feed, Sent, context, layout};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
-use support::{Feed, Sent, context, layout};
 
 use daq_core::entry::SinkEntry;
 use daq_core::ledger::SinkLedger;

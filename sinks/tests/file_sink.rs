@@ -1,18 +1,15 @@
 //! Writes frames with the `file` sink, and checks that the files contain the frames that were sent.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Feed, SCALARS, Sent, context, layout, spec};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::Meta;
+use daq_testkit::{assert_contains, assert_fields, names, wait_until};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use support::{Feed, SCALARS, Sent, context, layout, names, spec, wait_for};
 
 /// Returns the metadata and the data of the committed segments of `stem`, in order.
 fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
@@ -146,10 +143,7 @@ fn file_layouts_round_trip() {
                 let plain = matches!(axis, Axis::Time { .. })
                     && (order == Order::Interleaved || channels == 1);
                 if plain {
-                    assert_eq!(
-                        (global.channels, global.sample_rate),
-                        (channels, layout.sample_rate())
-                    );
+                    assert_fields!(global => channels: channels, sample_rate: layout.sample_rate());
                     assert_eq!((stream.points, &stream.axis), (None, &None));
                     assert_eq!(rate, None);
                 } else {
@@ -181,9 +175,8 @@ fn file_layouts_round_trip() {
                 let [capture] = &meta.captures[..] else {
                     panic!("one capture")
                 };
-                assert_eq!(
-                    (capture.sequence, capture.clock_ns),
-                    (Some(5), Some(1_700_000_000_000_000_005))
+                assert_fields!(capture =>
+                    sequence: Some(5), clock_ns: Some(1_700_000_000_000_000_005)
                 );
                 assert_eq!(capture.time_ns(), Some(1_700_000_000_000_000_005));
                 assert!(meta.annotations.is_empty());
@@ -254,7 +247,7 @@ fn segment_rotates_by_age_and_empty_one_leaves_no_file() {
     for n in 0..3 {
         feed.give(&mut *sink, &[counting(n, 100)]);
         std::thread::sleep(std::time::Duration::from_millis(5));
-        wait_for("the next segment", || {
+        wait_until("the next segment", || {
             sink.tick().unwrap();
             ledger.files.get() > n
         });
@@ -333,11 +326,7 @@ fn file_keys_invalid_are_rejected() {
         assert!(error.contains(wanted), "{error}");
     }
     let error = spec("file", "\"../x\"", "path = \"out\"").err().unwrap();
-    assert!(
-        error.contains("\"../x\" cannot be the start of a file name")
-            && error.contains("daq.toml:1"),
-        "{error}"
-    );
+    assert_contains!(error => "\"../x\" cannot be the start of a file name", "daq.toml:1");
     let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();
     let others = spec("file", "disk2", "path = \"out\"").unwrap().claims();
     assert!(

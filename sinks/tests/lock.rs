@@ -2,19 +2,17 @@
 //!
 //! No test in this file may start a process. Between fork and exec, the child would hold every lock of this process.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Feed, Sent, context, layout, spec};
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::sink::{Sink, SinkError};
 use daq_sinks::lock::{LockError, StemLock};
+use daq_testkit::assert_contains;
+use daq_testkit::names;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use support::{Feed, Sent, context, layout, names, spec};
 
 const LOCK: &str = ".adc.lock";
 
@@ -142,10 +140,7 @@ fn lock_file_that_is_symlink_is_not_followed() {
     std::fs::write(&precious, "precious").unwrap();
     std::os::unix::fs::symlink(&precious, dir.path().join(LOCK)).unwrap();
     let (_, why) = refusal("file", dir.path());
-    assert!(
-        why.contains(LOCK) && why.contains("remove the link"),
-        "{why}"
-    );
+    assert_contains!(why => LOCK, "remove the link");
     assert_eq!(std::fs::read_to_string(precious).unwrap(), "precious");
 }
 

@@ -1,13 +1,10 @@
 //! Tests configurations of an `rdma` sink, and its behaviour without a receiver.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{context, layout, spec};
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::sink::{Placements, SinkError};
-use support::{context, layout, spec};
+use daq_testkit::ring::RingFixture;
 
 const WHERE: &str = "to = \"127.0.0.1:1\"\nnics = [\"emulated\"]";
 
@@ -114,14 +111,9 @@ fn rdma_missing_nics_and_receivers_are_reported() {
     let context = make();
     let ledger = context.ledger.clone();
     let mut sink = spec("rdma", "n", WHERE).unwrap().build(context).unwrap();
-    let (ring, mut producer) = support::ring(4, 64);
-    let mut reader = ring
-        .attach(true, 4, daq_core::ledger::ReaderLedger::default())
-        .unwrap();
-    let mut slots = producer.reserve(1);
-    slots.finish(FrameMeta::whole(0, 64));
-    slots.publish();
-    let lease = reader.poll(1).unwrap();
+    let mut ring = RingFixture::host("raw", 4, 64);
+    ring.write(&[(FrameMeta::whole(0, 64), vec![0; 64])]);
+    let lease = ring.reader.poll(1).unwrap();
     // No process listens on port 1.
     let away = sink.consume(&lease, 0).unwrap_err();
     assert!(

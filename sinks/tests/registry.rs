@@ -1,16 +1,12 @@
 //! Checks that the example of every registry entry is valid and shows all keys, and that `null` counts frames.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
+use crate::support::{Feed, Sent, context, layout, spec};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::region::Placement;
 use daq_sinks::SINKS;
-use support::{Feed, Sent, context, layout, spec};
 
 /// Keys that the runtime removes before a sink receives its section.
 const ENGINE: [&str; 6] = ["driver", "input", "guarantee", "wait", "core", "burst"];

@@ -1,11 +1,10 @@
 //! Checks that segments contain exactly the written bytes, and that a kill at any point leaves the documented state.
 
-#![allow(clippy::unwrap_used)]
-
 use daq_sinks::file::segment::{
     Options, Recovered, SegmentError, SegmentPaths, SegmentWriter, Step, segment_name,
 };
 use daq_sinks::lock::StemLock;
+use daq_testkit::assert_contains;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -229,11 +228,7 @@ fn calls_out_of_order_are_rejected() {
         .open(Path::new("/nonexistent"), "b")
         .unwrap_err()
         .to_string();
-    assert!(
-        error.contains("/nonexistent/b.sigmf-data.partial")
-            && error.contains("create the directory"),
-        "{error}"
-    );
+    assert_contains!(error => "/nonexistent/b.sigmf-data.partial", "create the directory");
 }
 
 /// Returns a directory on tmpfs, where direct I/O and reservations differ from those of disks. Without tmpfs, returns a

@@ -1,9 +1,8 @@
 //! Compares the totals and spans of a segment's metadata with a list of every sample.
 
-#![allow(clippy::unwrap_used)]
-
 use daq_core::sigmf::{Datatype, Meta, Number};
 use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Moment, Record, Recording};
+use daq_testkit::assert_fields;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -110,15 +109,7 @@ fn new_segment_remembers_last_frame() {
     );
     let meta = builder.build();
     let stream = meta.global.stream.unwrap();
-    assert_eq!(
-        (
-            stream.segment,
-            stream.frames,
-            stream.missing_samples,
-            stream.missing_frames
-        ),
-        (7, 1, 0, 0)
-    );
+    assert_fields!(stream => segment: 7, frames: 1, missing_samples: 0, missing_frames: 0);
     assert!(meta.annotations.is_empty());
     assert_eq!(
         (meta.captures.len(), meta.captures[0].sequence),

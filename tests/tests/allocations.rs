@@ -8,8 +8,8 @@ use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::topology::Topology;
 use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
-use daq_tests::wait_for;
-use std::alloc::{GlobalAlloc, Layout, System};
+use daq_testkit::allocations::ObservedAllocator;
+use daq_testkit::wait_for;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,9 +28,7 @@ static COUNTS: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
 /// Names of the threads, 16 bytes each.
 static NAMES: [[AtomicU64; 2]; THREADS] = [const { [const { AtomicU64::new(0) }; 2] }; THREADS];
 
-/// The system's allocator. It counts allocations of data threads, which are called `daq-…` (except `daq-monitor`).
-struct Counting;
-
+/// Counts an allocation of a data thread, which is called `daq-…` (except `daq-monitor`).
 fn count() {
     if !ARMED.load(Ordering::Relaxed) {
         return;
@@ -62,29 +60,8 @@ fn count() {
     });
 }
 
-// SAFETY: every call is passed unchanged to the system's allocator, which satisfies the contract of `GlobalAlloc`.
-// Counting uses atomics and a thread-local integer that is initialised at compile time, so it does not allocate.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller satisfies the contract of `alloc`, which is also that of `System.alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        // SAFETY: `System` returned `address` with this `layout`, because this allocator only forwards its calls.
-        unsafe { System.dealloc(address, layout) }
-    }
-
-    unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: `System` returned `address` with this `layout`, because this allocator only forwards its calls.
-        unsafe { System.realloc(address, layout, bytes) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: ObservedAllocator = ObservedAllocator::new(count);
 
 /// Returns the number of allocations since the last call, by the name of the thread.
 fn counted() -> Vec<(String, u64)> {

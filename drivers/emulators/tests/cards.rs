@@ -1,11 +1,6 @@
 //! Tests of emulated devices through both transports: in this process and over a socket.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
-#[path = "common/bench.rs"]
-mod bench;
-
-use bench::{Bench, until};
+use crate::bench::{Bench, until};
 use daq_core::dma::{DmaError, DmaMap};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::{Device, GONE};

@@ -1,10 +1,5 @@
 //! FPGA engines on emulated devices, which are implemented independently of the engines.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
 use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, Slots};
 use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
@@ -13,6 +8,7 @@ use daq_drivers::fpga::transports::{self, Open};
 use daq_drivers::fpga::{ENGINES, ENTRY, FpgaEngine, FpgaSource, engines::xdma::Xdma};
 use daq_emulators::SOURCE_DEVICES;
 use daq_emulators::pattern::{self, Pattern};
+use daq_testkit::assert_contains;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -324,7 +320,7 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
         let text = format!(
             "device = \"emulated:{device}\"\nsequence = {{ offset = 0, bytes = 8, endian = \"little\"{rest} }}"
         );
-        let source = common::spec_in(
+        let source = daq_testkit::source::spec_in(
             &registry(),
             &ENTRY,
             &format!("[source.adc]\ndriver = \"fpga\"\nring = \"raw\"\n{text}"),
@@ -350,10 +346,7 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
             "packet = 4096",
         ] {
             let error = found(device, &card(wrong)).unwrap_err();
-            assert!(
-                error.contains("do not contain consecutive sequence numbers"),
-                "{error}"
-            );
+            assert_contains!(error => "do not contain consecutive sequence numbers");
         }
     }
     let short = card("packet = 1024, pattern = \"sequence\"");

@@ -3,8 +3,6 @@
 //!
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::transports::emulated::EmulatedOptions;

@@ -1,14 +1,9 @@
 //! Tests of the source `hsb` with the emulated sensor bridge. The source and the emulated bridge are implemented
 //! independently, so each verifies the other.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
-#[path = "../../tests/common/mod.rs"]
-mod common;
 #[path = "../../src/sys/own_network.rs"]
 mod own_network;
 
-use common::{Fixture, free_port, new_fixture, spec};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::ledger::SourceReport;
 use daq_core::source::{Polled, Producers};
@@ -16,6 +11,9 @@ use daq_core::units::BitRate;
 use daq_drivers::hsb::ENTRY;
 use daq_emulators::hsb::pattern::{Pattern, verify};
 use daq_emulators::hsb::{ANNOUNCE, Board, Counts, Options};
+use daq_testkit::assert_fields;
+use daq_testkit::loopback::free_address;
+use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
@@ -38,8 +36,8 @@ fn options(faults: &[&str]) -> Options {
     }
 }
 
-fn source(board: &Board, more: &str) -> Fixture {
-    let (listen, device) = (free_port(), board.address());
+fn source(board: &Board, more: &str) -> SourceFixture {
+    let (listen, device) = (free_address(), board.address());
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\n\
          packet = {PACKET}\ndevice = \"{device}\"\n{more}\n"
@@ -53,7 +51,7 @@ type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
 /// Arms the sensor, receives until `expected` packets are accounted for and the sensor has sent its last frame, and
 /// disarms the sensor.
-fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Fixture, Counts) {
+fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, SourceFixture, Counts) {
     let board = Board::start(options).unwrap();
     let mut fixture = source(&board, more);
     fixture.fillers[0].start().unwrap();
@@ -70,10 +68,7 @@ fn run(options: &Options, more: &str, expected: u64) -> (Vec<Frame>, Fixture, Co
     let frames = fixture.read();
     let counts = board.stop();
     assert_eq!(counts.mistakes, Vec::<String>::new());
-    assert_eq!(
-        (counts.order_errors, counts.overlapped, counts.refused),
-        (0, 0, 0)
-    );
+    assert_fields!(counts => order_errors: 0, overlapped: 0, refused: 0);
     assert_eq!((counts.sensors[0].arms, counts.sensors[0].disarms), (1, 1));
     (frames, fixture, counts)
 }
@@ -209,7 +204,7 @@ fn a_restart_opens_an_epoch() {
 }
 
 /// Runs all fixtures one after another, repeatedly, until `is_done` returns true.
-fn fill_all(fixtures: &mut [Fixture], is_done: impl Fn(&[Fixture]) -> bool) {
+fn fill_all(fixtures: &mut [SourceFixture], is_done: impl Fn(&[SourceFixture]) -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !is_done(fixtures) {
         assert!(
@@ -245,10 +240,7 @@ fn restarted_device_is_rearmed_and_opens_epoch() {
     fixture.windows[0].finish();
     let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (expected, expected));
-    assert_eq!(
-        (report.epochs, report.rejected, report.duplicates),
-        (2, 0, 0)
-    );
+    assert_fields!(report => epochs: 2, rejected: 0, duplicates: 0);
     let frames = fixture.read();
     assert_eq!(frames.len(), 59);
     for (number, epoch, bytes, present) in frames {
@@ -289,7 +281,7 @@ fn silent_sensor_does_not_stop_others() {
     }
     let all = FRAMES * PACKETS as u64;
     fill_all(&mut fixtures, |fixtures| {
-        let delivered = |fixture: &Fixture| fixture.report().delivered;
+        let delivered = |fixture: &SourceFixture| fixture.report().delivered;
         delivered(&fixtures[0]) == all && delivered(&fixtures[2]) == all
     });
     for (fixture, delivered) in fixtures.iter_mut().zip([all, 0, all, 0]) {
@@ -324,7 +316,7 @@ fn sensor_rate_is_measured() {
         ..options(&[])
     })
     .unwrap();
-    let (listen, device) = (free_port(), board.address());
+    let (listen, device) = (free_address(), board.address());
     let text = format!(
         "[source.camera]\ndriver = \"hsb\"\nring = \"raw\"\nlisten = \"{listen}\"\nframe = {FRAME}\n\
          packet = {packet}\ndevice = \"{device}\"\n"

@@ -1,8 +1,6 @@
 //! A complete DMA engine in one file, with an emulated device to test it. `docs/src/hardware/write-an-engine.md` shows
 //! parts of this file, and a test checks that both are equal.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
 use daq_core::dma::{
     Armed, Caps, Completions, DmaDevice, DmaMap, Done, Engine, EngineError, EngineInfo, Limits,
     QuiesceTimeout, Slots,

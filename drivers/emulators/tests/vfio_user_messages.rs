@@ -3,8 +3,6 @@
 //!
 //! The client is written from the vfio-user specification and shares no code with the server.
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
 use daq_drivers::fpga::transports::emulated::EmulatedOptions;
 use daq_emulators::build;
 use daq_emulators::pattern::{Pattern, verify};

@@ -8,6 +8,8 @@ use super::*;
 use daq_core::config::Document;
 use daq_core::dma::{Completions, Engine, EngineError, Slots};
 use daq_core::topology::P2pPreference;
+use daq_testkit::assert_contains;
+use daq_testkit::assert_fields;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -190,9 +192,8 @@ fn plan_gets_engine_requirements() {
     let spec = read("device = \"3b:00.0\"\nengine = \"xdma\"\npath = \"staged\"").unwrap();
     let needs = spec.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("0000:3b:00.0"));
-    assert_eq!(
-        (needs.preference, needs.can_ring_doorbell, needs.host_only),
-        (P2pPreference::Staged, true, None)
+    assert_fields!(needs =>
+        preference: P2pPreference::Staged, can_ring_doorbell: true, host_only: None
     );
     assert!(spec.supports_backpressure());
     assert_eq!(spec.claims(), [Claim::Device("0000:3b:00.0".into())]);
@@ -218,10 +219,7 @@ fn plan_gets_engine_requirements() {
     );
     assert_eq!(sequence.max_gap, 1 << 16);
     let geometry = spec.geometry(4096).unwrap();
-    assert_eq!(
-        (geometry.packets_per_frame, geometry.frame_bytes),
-        (1, 4096)
-    );
+    assert_fields!(geometry => packets_per_frame: 1, frame_bytes: 4096);
     assert_eq!(spec.layout(&geometry).unwrap().points, 2048);
     for (slot, key) in [(0, "engine"), (96, "engine"), (1 << 28, "engine")] {
         let problem = spec.geometry(slot).unwrap_err();
@@ -250,20 +248,11 @@ fn engine_is_declared_or_detected() {
 fn config_errors_are_located() {
     let errors = |keys: &str| read(keys).err().unwrap();
     let error = errors("device = \"0000:3b:00\"\nengine = \"xdma\"");
-    assert!(
-        error.contains("daq.toml:2:10") && error.contains("lspci -D"),
-        "{error}"
-    );
+    assert_contains!(error => "daq.toml:2:10", "lspci -D");
     let error = errors("device = \"3b:00.0\"\nengine = \"xmda\"");
-    assert!(
-        error.contains("daq.toml:3:10") && error.contains("xdma"),
-        "{error}"
-    );
+    assert_contains!(error => "daq.toml:3:10", "xdma");
     let error = errors("device = \"3b:00.0\"");
-    assert!(
-        error.contains("add `engine`") && error.contains("litepcie"),
-        "{error}"
-    );
+    assert_contains!(error => "add `engine`", "litepcie");
     let error = errors(
         "device = \"3b:00.0\"\nengine = \"xdma\"\nregisters = [{ bar = 0, offset = 2, value = 1 }]",
     );

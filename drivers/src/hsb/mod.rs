@@ -92,9 +92,6 @@ mod queue_pair;
 pub mod roce;
 mod statistics;
 mod supervisor;
-#[cfg(test)]
-#[path = "../../tests/common/hsb_packet.rs"]
-mod test_packet;
 
 pub use config::{HsbConfig, Mode};
 

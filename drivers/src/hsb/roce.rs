@@ -132,7 +132,7 @@ pub fn parse(packet: &[u8]) -> Result<Write, Malformed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hsb::test_packet::Packet;
+    use daq_testkit::hsb_packet::Packet;
     use proptest::prelude::*;
 
     #[test]

@@ -4,6 +4,7 @@ use super::*;
 use daq_core::config::Document;
 use daq_core::gpu::Writer;
 use daq_core::topology::P2pPreference;
+use daq_testkit::assert_fields;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
@@ -99,10 +100,7 @@ fn queue_pair_declares_its_engine_needs() {
     let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
     let needs = card.engine().unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
-    assert_eq!(
-        (needs.writer, needs.preference),
-        (Writer::Nic, P2pPreference::Staged)
-    );
+    assert_fields!(needs => writer: Writer::Nic, preference: P2pPreference::Staged);
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
     assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
     assert_eq!(needs.faults, queue_pair::FAULTS);
@@ -112,10 +110,7 @@ fn queue_pair_declares_its_engine_needs() {
     // The slot contains a frame, rounded up to a multiple of 128, and its metadata.
     assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
     let geometry = card.geometry((1 << 20) + 128).unwrap();
-    assert_eq!(
-        (geometry.frame_bytes, geometry.packets_per_frame),
-        (1 << 20, 745)
-    );
+    assert_fields!(geometry => frame_bytes: 1 << 20, packets_per_frame: 745);
     let error = card.geometry(1 << 20).err().unwrap();
     assert!(format!("{error:?}").contains("metadata"));
     assert_eq!(

@@ -8,6 +8,8 @@ use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Fill, Reader, Ring, RingOptions};
 use daq_core::source::{Filler, Polled};
+use daq_testkit::assert_contains;
+use daq_testkit::assert_fields;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -268,10 +270,7 @@ fn every_single_fault_matches_the_ledger() {
 fn packets_lost_at_the_ends_are_not_expected() {
     let text = "packet = 64\npackets = 40\n[faults]\nlose = [0, 1, 38, 39]";
     let report = bench(text, 256, 16).run().report();
-    assert_eq!(
-        (report.expected, report.delivered, report.lost),
-        (36, 36, lost(&[]))
-    );
+    assert_fields!(report => expected: 36, delivered: 36, lost: lost(&[]));
 }
 
 /// Predicts the ledger from the schedule alone: orders and counts the arrivals without a window. Returns `None` if so
@@ -466,10 +465,7 @@ fn free_running_source_loses_ring_full() {
         while bench.fill() != Polled::Ended {}
         bench.finish();
         let report = bench.report();
-        assert_eq!(
-            (report.expected, report.delivered, report.lost),
-            (400, 32, lost(&[("ring_full", 368)]))
-        );
+        assert_fields!(report => expected: 400, delivered: 32, lost: lost(&[("ring_full", 368)]));
         assert_eq!(
             (
                 bench.ring_ledger.published.get(),
@@ -513,20 +509,14 @@ fn jump_is_a_gap_or_an_epoch() {
     .run()
     .report();
     assert_eq!((near.epochs, near.rejected, near.skipped), (1, 0, 0));
-    assert_eq!(
-        (near.expected, near.delivered, near.lost),
-        (320, 300, lost(&[("wire_gap", 20)]))
-    );
+    assert_fields!(near => expected: 320, delivered: 300, lost: lost(&[("wire_gap", 20)]));
     for hold in [true, false] {
         let text = format!(
             "pattern = \"counter\"\npacket = 64\npackets = 300\njump = {{ at = 100, by = 50_000 }}\nbackpressure = {hold}"
         );
         let far = bench(&text, 512, 128).run();
         let report = far.report();
-        assert_eq!(
-            (report.epochs, report.rejected, report.skipped),
-            (2, 0, 50_000)
-        );
+        assert_fields!(report => epochs: 2, rejected: 0, skipped: 50_000);
         assert_eq!(
             (report.expected, report.delivered, report.lost_total()),
             (300, 300, 0)
@@ -544,15 +534,7 @@ fn narrow_numbers_wrap_without_loss() {
     )
     .run();
     let report = bench.report();
-    assert_eq!(
-        (
-            report.expected,
-            report.delivered,
-            report.epochs,
-            report.rejected
-        ),
-        (1000, 1000, 1, 0)
-    );
+    assert_fields!(report => expected: 1000, delivered: 1000, epochs: 1, rejected: 0);
     assert_eq!(
         bench.arrived().into_iter().collect::<Vec<_>>(),
         (250..1250).collect::<Vec<_>>()
@@ -722,26 +704,15 @@ fn sim_errors_are_located() {
     let errors = spec("samples = { channels = 2, rate = \"1 MHz\" }\nnoise = 0.1\ntones = [{ frequency = \"1 kHz\", amplitude = 0.5, channel = 7 }]\n[faults]\nloss = 1.5\nlose = [\"9..3\"]")
         .err()
         .unwrap();
-    assert!(
-        errors.contains("daq.toml:7:9") && errors.contains("the range \"9..3\" is empty"),
-        "{errors}"
-    );
+    assert_contains!(errors => "daq.toml:7:9", "the range \"9..3\" is empty");
     let errors = spec("samples = { channels = 2, rate = \"1 MHz\" }\nnoise = 0.1\ntones = [{ frequency = \"1 kHz\", amplitude = 0.5, channel = 7 }]\n[faults]\nloss = 1.5")
         .err()
         .unwrap();
-    assert!(
-        errors.contains("daq.toml:4:60") && errors.contains("channel 7 does not exist"),
-        "{errors}"
-    );
-    assert!(
-        errors.contains("daq.toml:6:8") && errors.contains("1.5 is not a probability"),
-        "{errors}"
+    assert_contains!(errors =>
+        "daq.toml:4:60", "channel 7 does not exist", "daq.toml:6:8", "1.5 is not a probability"
     );
     let errors = spec("pace = \"fast\"\nsampels = 1").err().unwrap();
-    assert!(
-        errors.contains("did you mean `samples`?") && errors.contains("neither \"realtime\""),
-        "{errors}"
-    );
+    assert_contains!(errors => "did you mean `samples`?", "neither \"realtime\"");
 }
 
 #[test]

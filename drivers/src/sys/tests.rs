@@ -3,7 +3,8 @@
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::send::Sender;
 use super::socket::{Interface, Options, SocketError, UdpSocket};
-use crate::loopback;
+use daq_testkit::assert_contains;
+use daq_testkit::loopback;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
@@ -251,10 +252,7 @@ fn granted_buffer_size_is_returned() {
     if granted.is_short() {
         assert!(!granted.forced);
         let text = granted.to_string();
-        assert!(
-            text.contains("sudo sysctl -w net.core.rmem_max=536870912"),
-            "{text}"
-        );
+        assert_contains!(text => "sudo sysctl -w net.core.rmem_max=536870912");
     } else {
         assert!(granted.got >= asked);
     }

@@ -91,7 +91,7 @@ impl Device {
         assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 14);
     }
 
-    fn sensor(&self, listen: SocketAddr, more: &str) -> Fixture {
+    fn sensor(&self, listen: SocketAddr, more: &str) -> SourceFixture {
         let more = format!("device = \"{}\"\n{more}", self.address);
         let spec = spec(&ENTRY, &text(listen, &more)).unwrap();
         new_fixture(&*spec, FRAME.next_multiple_of(64), 8).unwrap()
@@ -101,7 +101,7 @@ impl Device {
 #[test]
 fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
     let device = Device::new(0b1_1000, 4, None);
-    let listen = free_port();
+    let listen = free_address();
     let mut fixture = device.sensor(listen, "sensor = 3");
     assert_eq!(device.written(), []);
     fixture.fillers[0].start().unwrap();
@@ -139,7 +139,7 @@ fn sensor_is_armed_in_order_and_disarmed_in_reverse() {
 #[test]
 fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
     let device = Device::new(1, 4, Some(PORT_3 + 0x14));
-    let mut fixture = device.sensor(free_port(), "sensor = 3");
+    let mut fixture = device.sensor(free_address(), "sensor = 3");
     // The failure must not end the run, because other sources would end too.
     fixture.fillers[0].start().unwrap();
     let written = device.written();
@@ -160,7 +160,7 @@ fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
 #[test]
 fn sensors_of_one_data_plane_share_packet_size() {
     let device = Device::new(1, 11, None);
-    let mut fixture = device.sensor(free_port(), "sensor = 3");
+    let mut fixture = device.sensor(free_address(), "sensor = 3");
     fixture.fillers[0].start().unwrap();
     drop(fixture);
     // The packet size must remain that of the sensors that send. This sensor could not be armed, so it does not send.
@@ -170,7 +170,7 @@ fn sensors_of_one_data_plane_share_packet_size() {
     );
     device.written();
     // Another plane has a separate host interface.
-    let mut fixture = device.sensor(free_port(), "sensor = 3\nplane = 1");
+    let mut fixture = device.sensor(free_address(), "sensor = 3\nplane = 1");
     fixture.fillers[0].start().unwrap();
     assert!(device.written().contains(&(0x0201_030c, 0b1000)));
 }
@@ -180,7 +180,7 @@ fn sensor_taken_over_by_other_host_is_not_rearmed() {
     // In this order: another key, another host with the same key, and another port of the same host.
     for (register, word) in [(0x04, 10), (0x28, 0x7f00_0002), (0x2c, 1)] {
         let device = Device::new(0, 4, None);
-        let mut fixture = device.sensor(free_port(), "sensor = 3");
+        let mut fixture = device.sensor(free_address(), "sensor = 3");
         fixture.fillers[0].start().unwrap();
         device.write(PORT_3 + register, word);
         device.written();
@@ -194,7 +194,7 @@ fn sensor_used_twice_is_rejected_for_any_device_name() {
     let device = Device::new(0, 4, None);
     let more = format!("device = \"{}\"\nsensor = 3", device.address);
     let build = || {
-        let spec = spec(&ENTRY, &text(free_port(), &more)).unwrap();
+        let spec = spec(&ENTRY, &text(free_address(), &more)).unwrap();
         new_fixture(&*spec, FRAME.next_multiple_of(64), 8)
     };
     let first = build().unwrap();
@@ -275,7 +275,7 @@ fn hsb_keys_invalid_are_rejected() {
 
 #[test]
 fn device_absent_at_startup_is_armed_when_it_replies() {
-    let (absent, listen) = (free_port(), free_port());
+    let (absent, listen) = (free_address(), free_address());
     let spec = spec(&ENTRY, &text(listen, &format!("device = \"{absent}\""))).unwrap();
     let mut fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
     fixture.fillers[0].start().unwrap();
@@ -293,7 +293,7 @@ fn device_absent_at_startup_is_armed_when_it_replies() {
 fn device_without_registers_is_rearmed_with_new_key() {
     const RKEY: u32 = 0x1004;
     let device = Device::new(0, 4, None);
-    let listen = free_port();
+    let listen = free_address();
     let more = format!("device = \"{}\"\nrearm_after = \"100 ms\"", device.address);
     let text = text(listen, &more).replace("rkey = 9\n", "");
     let mut fixture = new_fixture(
@@ -347,7 +347,7 @@ fn device_without_registers_is_rearmed_with_new_key() {
 #[test]
 fn idle_sensor_with_registers_is_not_rearmed() {
     let device = Device::new(0, 4, None);
-    let mut fixture = device.sensor(free_port(), "rearm_after = \"100 ms\"");
+    let mut fixture = device.sensor(free_address(), "rearm_after = \"100 ms\"");
     fixture.fillers[0].start().unwrap();
     device.written();
     // The registers must have been read back three times.
@@ -370,7 +370,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn long_replay_with_own_key_changes_nothing() {
     let device = Device::new(0, 4, None);
-    let listen = free_port();
+    let listen = free_address();
     let text = text(listen, &format!("device = \"{}\"", device.address));
     let spec = spec(&ENTRY, &text.replace("rkey = 9\n", "")).unwrap();
     let mut fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 64).unwrap();

@@ -3,6 +3,7 @@
 use super::*;
 use crate::report::tests::sample_report;
 use daq_core::ledger::{MetricKind, MetricText};
+use daq_testkit::assert_contains;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Mutex;
@@ -47,14 +48,8 @@ fn metrics_endpoint_returns_prometheus_text() {
     let server = serve(ANY, running()).unwrap();
     let (code, head, body) = ask(&server, "GET", "/metrics");
     assert_eq!(code, 200);
-    assert!(
-        head.contains("content-type: text/plain; version=0.0.4"),
-        "{head}"
-    );
-    assert!(
-        body.contains("daq_source_expected_packets_total{source=\"adc\"} 1000\n"),
-        "{body}"
-    );
+    assert_contains!(head => "content-type: text/plain; version=0.0.4");
+    assert_contains!(body => "daq_source_expected_packets_total{source=\"adc\"} 1000\n");
     server.stop();
 }
 
@@ -125,10 +120,7 @@ fn page_loads_no_external_resource() {
     let server = serve(ANY, running()).unwrap();
     let (code, head, body) = ask(&server, "GET", "/");
     assert_eq!(code, 200);
-    assert!(
-        head.contains("content-type: text/html") && head.contains("content-security-policy:"),
-        "{head}"
-    );
+    assert_contains!(head => "content-type: text/html", "content-security-policy:");
     assert!(!body.contains("http:") && !body.contains("https:") && !body.contains("innerHTML"));
     for path in ["/metrics", "/status", "/-/healthy", "/-/ready"] {
         assert!(

@@ -1,6 +1,6 @@
 //! Tests `daq check`: errors in files, the list of skipped checks, and the number of messages.
 
-use daq_tests::{Daq, Done, Python, repository, skip};
+use daq_testkit::{Daq, Done, Python, assert_contains, repository, skip};
 
 const SOURCE: &str =
     "[source.adc]\ndriver = \"sim\"\npacket = 1024\nring = \"raw\"\n[ring.raw]\nslot = 4096\n";
@@ -49,8 +49,7 @@ fn check_kernel_compile_error_shows_source_lines() {
     let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", &compiler);
     daq.write("my.cu", &CODE.replace("p.gain", "p.gian"));
     let output = errors(&daq, &["--no-hardware"]);
-    assert!(output.contains("--> my.cu:3:"), "{output}");
-    assert!(output.contains("has no member \"gian\""), "{output}");
+    assert_contains!(output => "--> my.cu:3:", "has no member \"gian\"");
     assert_eq!(output.matches("error: ").count(), 1, "{output}");
     daq.write("my.cu", CODE);
     let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
@@ -73,11 +72,7 @@ fn check_kernel_params_unlike_struct_are_reported() {
         let daq = Daq::new(&with_kernel(&format!("params = {params}"))).env("DAQ_NVRTC", &compiler);
         daq.write("my.cu", CODE);
         let output = errors(&daq, &["--no-hardware"]);
-        assert!(
-            output.contains(&format!("--> daq.toml:{place}")),
-            "{output}"
-        );
-        assert!(output.contains(message), "{output}");
+        assert_contains!(output => &format!("--> daq.toml:{place}"), message);
         assert_eq!(output.matches("error: ").count(), 1, "{output}");
     }
     let daq = Daq::new(&with_kernel("params = { gain = 3, taps = [1, 2, 3] }"));
@@ -92,33 +87,18 @@ fn check_lists_unchecked_items() {
     daq.write("my.cu", CODE);
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
     let compiled = "not checked: [kernel.k]: my.cu was not compiled";
-    assert!(
-        output.contains(compiled) && output.contains("nvidia-cuda-nvrtc"),
-        "{output}"
-    );
-    assert!(
-        output.contains("not checked: cores, memory, GPUs"),
-        "{output}"
-    );
+    assert_contains!(output => compiled, "nvidia-cuda-nvrtc", "not checked: cores, memory, GPUs");
     let daq = Daq::new(
         "[source.adc]\ndriver = \"udp\"\nlisten = \"127.0.0.1:4950\"\nring = \"raw\"\n\
          format = { kind = \"raw\", header = 16, payload = 1024, sequence = { offset = 0, bytes = 8 } }\n\
          [ring.raw]\n[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n",
     );
     let output = daq.cli(&["check", "daq.toml"]).ok().stdout;
-    assert!(
-        output.contains("[source.adc]: whether UDP 127.0.0.1:4950 is free"),
-        "{output}"
-    );
-    assert!(
-        !output.contains("no-hardware") && !output.contains("out"),
-        "{output}"
+    assert_contains!(output =>
+        "[source.adc]: whether UDP 127.0.0.1:4950 is free", !"no-hardware", !"out"
     );
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
-    assert!(
-        output.contains("[sink.disk]: whether out can be written to (--no-hardware)"),
-        "{output}"
-    );
+    assert_contains!(output => "[sink.disk]: whether out can be written to (--no-hardware)");
 }
 
 #[test]
@@ -126,48 +106,32 @@ fn check_relative_compiler_path_is_rejected() {
     let daq = Daq::new(&with_kernel("")).env("DAQ_NVRTC", "lib/libnvrtc.so");
     daq.write("my.cu", CODE);
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
-    assert!(
-        output.contains("DAQ_NVRTC=lib/libnvrtc.so is a relative path"),
-        "{output}"
-    );
+    assert_contains!(output => "DAQ_NVRTC=lib/libnvrtc.so is a relative path");
 }
 
 #[test]
 fn check_missing_file_is_located() {
     let output = errors(&Daq::new(&with_kernel("")), &["--no-hardware"]);
-    assert!(
-        output.contains("my.cu does not exist") && output.contains("--> daq.toml:12:8"),
-        "{output}"
-    );
+    assert_contains!(output => "my.cu does not exist", "--> daq.toml:12:8");
     let replay = "[source.adc]\ndriver = \"replay\"\npath = [\"a.pcap\", \"b.pcap\"]\nring = \"raw\"\n\
                   format = { kind = \"raw\", header = 16, payload = 1024, sequence = { offset = 0, bytes = 8 } }\n\
                   [ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n";
     let daq = Daq::new(replay);
     daq.write("a.pcap", "");
     let output = errors(&daq, &[]);
-    assert!(
-        output.contains("b.pcap does not exist") && output.contains("--> daq.toml:3:19"),
-        "{output}"
-    );
+    assert_contains!(output => "b.pcap does not exist", "--> daq.toml:3:19");
     assert_eq!(output.matches("error: ").count(), 1, "{output}");
     let listed = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
-    assert!(
-        listed.contains("whether b.pcap exists (--no-hardware)"),
-        "{listed}"
-    );
+    assert_contains!(listed => "whether b.pcap exists (--no-hardware)");
     let fpga = "[source.adc]\ndriver = \"fpga\"\ndevice = \"emulated:litepcie\"\nengine = \"litepcie\"\n\
                 csr = \"csr.csv\"\nring = \"raw\"\n[ring.raw]\n[sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n";
     let output = errors(&Daq::new(fpga), &[]);
-    assert!(output.contains("csr.csv does not exist"), "{output}");
-    assert!(output.contains("--> daq.toml:5:7"), "{output}");
+    assert_contains!(output => "csr.csv does not exist", "--> daq.toml:5:7");
     let daq = Daq::new(&format!(
         "{SOURCE}[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"daq.toml/out\"\n"
     ));
     let output = errors(&daq, &[]);
-    assert!(
-        output.contains("daq.toml is a file, not a directory"),
-        "{output}"
-    );
+    assert_contains!(output => "daq.toml is a file, not a directory");
 }
 
 #[test]
@@ -178,10 +142,7 @@ fn check_url_as_path_is_rejected() {
         );
         let daq = Daq::new(&text);
         let output = errors(&daq, &[]);
-        assert!(
-            output.contains("s3://bucket/x is a URL, not a path"),
-            "{output}"
-        );
+        assert_contains!(output => "s3://bucket/x is a URL, not a path");
         assert_eq!(daq.cli(&["run", "daq.toml"]).code, 78);
     }
 }
@@ -206,10 +167,8 @@ fn check_two_bad_values_are_both_reported() {
         ),
         &[],
     );
-    assert!(output.contains("unknown unit \"parsecs\""), "{output}");
-    assert!(
-        output.contains("a number must have 1 to 8 bytes, not 9"),
-        "{output}"
+    assert_contains!(output =>
+        "unknown unit \"parsecs\"", "a number must have 1 to 8 bytes, not 9"
     );
     assert_eq!(output.matches("error: ").count(), 2, "{output}");
 }
@@ -220,20 +179,13 @@ fn check_too_many_counters_is_reported() {
     let sinks = sinks.collect::<Vec<_>>().concat();
     let daq = Daq::new(&format!("{SOURCE}{sinks}"));
     let output = errors(&daq, &["--no-hardware"]);
-    assert!(
-        output.contains("at most 8160 counters, but more are needed")
-            && output.contains("help: split"),
-        "{output}"
-    );
+    assert_contains!(output => "at most 8160 counters, but more are needed", "help: split");
     let name = "n".repeat(150);
     let daq = Daq::new(&format!(
         "{SOURCE}[sink.{name}]\ndriver = \"null\"\ninput = \"raw\"\n"
     ));
     let output = errors(&daq, &["--no-hardware"]);
-    assert!(
-        output.contains("--> daq.toml:7:1") && output.contains("shorten"),
-        "{output}"
-    );
+    assert_contains!(output => "--> daq.toml:7:1", "shorten");
 }
 
 #[test]
@@ -242,10 +194,7 @@ fn check_nul_in_path_is_located() {
         "{SOURCE}[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"o\\u0000t\"\n"
     ));
     let output = errors(&daq, &[]);
-    assert!(
-        output.contains("NUL") && output.contains("--> daq.toml:10:8"),
-        "{output}"
-    );
+    assert_contains!(output => "NUL", "--> daq.toml:10:8");
 }
 
 #[test]
@@ -257,10 +206,7 @@ fn check_many_unknown_keys_are_summarised() {
          [sink.drop]\ndriver = \"null\"\ninput = \"raw\"\n"
     ));
     let output = errors(&daq, &[]);
-    assert!(
-        output.contains("9980 more unknown keys in [source.adc]"),
-        "{output}"
-    );
+    assert_contains!(output => "9980 more unknown keys in [source.adc]");
     assert!(output.len() < 20_000, "{} bytes", output.len());
 }
 
@@ -274,11 +220,7 @@ fn check_sample_type_mismatch_is_reported() {
             ),
             &[],
         );
-        assert!(
-            output.contains("choose \"int8\", \"uint8\", \"int16\""),
-            "{output}"
-        );
-        assert!(!output.contains("did you mean \"int"), "{output}");
+        assert_contains!(output => "choose \"int8\", \"uint8\", \"int16\"", !"did you mean \"int");
     }
 }
 
@@ -288,9 +230,9 @@ fn check_example_kernels_compile() {
         Ok(compiler) => compiler,
         Err(why) => skip!("{why}"),
     };
-    for path in daq_tests::configs() {
+    for path in daq_testkit::configs() {
         let daq = Daq::new(&std::fs::read_to_string(&path).unwrap()).env("DAQ_NVRTC", &compiler);
-        for code in daq_tests::files(&repository().join("configs/kernels"), ".cu") {
+        for code in daq_testkit::files(&repository().join("configs/kernels"), ".cu") {
             let name = format!("configs/kernels/{}", code.file_name().unwrap().display());
             daq.write(&name, &std::fs::read_to_string(code).unwrap());
         }
@@ -312,11 +254,7 @@ fn check_rejects_what_run_rejects() {
     let output = errors(&daq, &[]);
     assert!(output.contains("is a file, not a directory"), "{output}");
     let outcome = daq.run(&["--for", "10 ms"]);
-    assert!(
-        outcome.stderr.contains("move that file away"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "move that file away");
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap();
     let daq = Daq::new(&format!(
@@ -327,17 +265,10 @@ fn check_rejects_what_run_rejects() {
         daq.cli(&["run", "daq.toml"]),
     ] {
         assert_eq!(code.code, 69, "{}", code.stderr);
-        assert!(
-            code.stderr.contains("another program uses this port"),
-            "{}",
-            code.stderr
-        );
+        assert_contains!(code.stderr => "another program uses this port");
     }
     let output = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok().stdout;
-    assert!(
-        output.contains(&format!("[http]: whether TCP {address} is free")),
-        "{output}"
-    );
+    assert_contains!(output => &format!("[http]: whether TCP {address} is free"));
     drop(port);
     let _ = daq.cli(&["check", "daq.toml"]).ok();
 }
@@ -354,12 +285,7 @@ fn check_full_slot_kernel_with_detected_heap_size_warns() {
     let warning = "kernel `level` needs frames of 1 MiB";
     let daq = Daq::new(&text(""));
     let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
-    assert!(done.stderr.contains(warning), "{}", done.stderr);
-    assert!(
-        done.stderr.contains("`heap` in [source.adc.format]"),
-        "{}",
-        done.stderr
-    );
+    assert_contains!(done.stderr => warning, "`heap` in [source.adc.format]");
     let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
     assert!(plan.stderr.contains(warning), "{}", plan.stderr);
     let frames = "frames   int8, 1 channel × up to 1048576 samples";

@@ -3,7 +3,7 @@
 use daq_core::entry::{KernelEntry, SinkEntry, SourceEntry};
 use daq_core::plan::FILE_KERNEL;
 use daq_pipelines::registry;
-use daq_tests::{Daq, Done, program, skip};
+use daq_testkit::{Daq, Done, assert_contains, program, skip};
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -152,18 +152,10 @@ fn new_unknown_name_is_reported() {
     let daq = Daq::new("");
     let done = daq.cli(&["new", "sim/power-spektrum"]);
     assert_eq!(done.code, 64);
-    assert!(
-        done.stderr.contains("did you mean `power-spectrum`?"),
-        "{}",
-        done.stderr
-    );
+    assert_contains!(done.stderr => "did you mean `power-spectrum`?");
     let done = daq.cli(&["new", "null/sim"]);
     assert_eq!(done.code, 64, "{}", done.stderr);
-    assert!(
-        done.stderr.contains("SOURCE/KERNEL/SINK"),
-        "{}",
-        done.stderr
-    );
+    assert_contains!(done.stderr => "SOURCE/KERNEL/SINK");
 }
 
 #[test]
@@ -171,24 +163,15 @@ fn new_pipeline_with_file_kernel_is_valid() {
     let daq = Daq::new("");
     for parts in ["sim/file/null", "udp/file/file", "file/zarr"] {
         let text = daq.cli(&["new", parts]).ok().stdout;
-        assert!(
-            text.contains("[kernel.my-kernel]") && text.contains("file = \"my.cu\""),
-            "{text}"
-        );
+        assert_contains!(text => "[kernel.my-kernel]", "file = \"my.cu\"");
         daq.write("daq.toml", &text);
         daq.write("my.cu", include_str!("../../../configs/kernels/clip.cu"));
         let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
     }
     let text = daq.cli(&["new", "sim/file"]).ok().stdout;
-    assert!(
-        text.contains("[sink.file]") && !text.contains("[kernel.my-kernel]"),
-        "{text}"
-    );
+    assert_contains!(text => "[sink.file]", !"[kernel.my-kernel]");
     let header = daq.cli(&["reference", "kernel-header"]).ok().stdout;
-    assert!(
-        header.contains("#define DAQ_KERNEL(FUNCTION, PARAMS)"),
-        "{header}"
-    );
+    assert_contains!(header => "#define DAQ_KERNEL(FUNCTION, PARAMS)");
 }
 
 #[test]
@@ -231,14 +214,10 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
         ("driver = \"nul\"", 10, "did you mean \"null\"?"),
         ("input = \"row\"", 9, "did you mean \"raw\"?"),
     ] {
-        assert!(
-            message.contains(&format!("daq.toml:{}:{column}", line_of(wrong))),
-            "{wrong}:\n{message}"
-        );
+        assert_contains!(message => &format!("daq.toml:{}:{column}", line_of(wrong)); "{wrong}");
         assert!(message.contains(suggestion), "{suggestion}:\n{message}");
-        assert!(
-            message.contains(text.lines().nth(line_of(wrong) - 1).unwrap()),
-            "the line of {wrong}:\n{message}"
+        assert_contains!(message =>
+            text.lines().nth(line_of(wrong) - 1).unwrap(); "the line of {wrong}"
         );
     }
     // One mistake must give one error. The component that names the ring whose section has a wrong key is correct.
@@ -253,10 +232,7 @@ fn config_errors_are_reported_together_with_location_and_suggestion() {
 fn config_invalid_section_name_is_rejected_before_use_as_path() {
     let daq = Daq::new(&format!("[daq]\nname = \"../up\"\n{SMALL}"));
     let message = errors(daq.cli(&["run", "daq.toml", "--report", "json"]));
-    assert!(
-        message.contains("daq.toml:2:8") && message.contains("1 error "),
-        "{message}"
-    );
+    assert_contains!(message => "daq.toml:2:8", "1 error ");
     assert!(!daq.path("state").exists());
 }
 
@@ -281,15 +257,9 @@ fn config_unknown_driver_is_reported_with_other_errors() {
         "`burst` is 0, but must be 1 to 4096",
         "unknown key `tuoch` in [sink.drop]",
     ] {
-        assert!(
-            message.contains(&format!("error: {error}")),
-            "{error}:\n{message}"
-        );
+        assert_contains!(message => &format!("error: {error}"); "{error}");
     }
-    assert!(
-        message.contains("7 errors in") && !message.contains("warning"),
-        "{message}"
-    );
+    assert_contains!(message => "7 errors in", !"warning");
 }
 
 #[test]
@@ -336,13 +306,8 @@ fn config_port_used_twice_is_rejected() {
     };
     let message =
         errors(Daq::new(&(source("a", 4950) + &source("b", 4950))).cli(&["check", "daq.toml"]));
-    assert!(
-        message.contains("[source.a] and [source.b] both claim UDP 127.0.0.1:4950"),
-        "{message}"
-    );
-    assert!(
-        message.contains("daq.toml:12:10") && message.contains("\n 3 | listen"),
-        "{message}"
+    assert_contains!(message =>
+        "[source.a] and [source.b] both claim UDP 127.0.0.1:4950", "daq.toml:12:10", "\n 3 | listen"
     );
     let _ = Daq::new(&(source("a", 4950) + &source("b", 4951)))
         .cli(&["check", "daq.toml"])
@@ -360,10 +325,7 @@ fn config_output_path_used_twice_is_rejected() {
         Daq::new(&(SMALL.to_owned() + &file("a", "x") + &file("b", "x")))
             .cli(&["check", "daq.toml"]),
     );
-    assert!(
-        message.contains("[sink.a] and [sink.b] both claim"),
-        "{message}"
-    );
+    assert_contains!(message => "[sink.a] and [sink.b] both claim");
     // Relative paths start from the working directory of daq.
     let daq = Daq::new("");
     // The path as the process sees it, without symbolic links.
@@ -372,10 +334,7 @@ fn config_output_path_used_twice_is_rejected() {
         let other = file("b", "x").replace("\"out\"", &format!("{path:?}"));
         daq.write("daq.toml", &(SMALL.to_owned() + &file("a", "x") + &other));
         let message = errors(daq.cli(&["check", "daq.toml"]));
-        assert!(
-            message.contains("[sink.a] and [sink.b] both claim"),
-            "{path}: {message}"
-        );
+        assert_contains!(message => "[sink.a] and [sink.b] both claim"; "{path}");
     }
     let below = file("b", "y").replace("\"out\"", "\"out/x\"");
     for other in [file("b", "y"), below] {
@@ -390,13 +349,8 @@ fn config_section_name_with_path_is_rejected() {
     let sink = "[sink.\"../x\"]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n";
     let daq = Daq::new(&(SMALL.to_owned() + sink));
     let message = errors(daq.cli(&["check", "daq.toml"]));
-    assert!(
-        message.contains("\"../x\" is not a valid name") && message.contains("[sink.\"../x\"]\n"),
-        "{message}"
-    );
-    assert!(
-        message.contains("letters, digits") && message.contains("1 error "),
-        "{message}"
+    assert_contains!(message =>
+        "\"../x\" is not a valid name", "[sink.\"../x\"]\n", "letters, digits", "1 error "
     );
 }
 
@@ -416,21 +370,14 @@ fn config_values_follow_precedence_set_environment_file() {
 fn config_invalid_override_names_its_origin() {
     let message =
         errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slots=many"]));
-    assert!(
-        message.contains("--set ring.raw.slots=many:1:16"),
-        "{message}"
-    );
+    assert_contains!(message => "--set ring.raw.slots=many:1:16");
     let message = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "ring.raw.slotz=3"]));
     assert!(message.contains("--set ring.raw.slotz=3:1:"), "{message}");
     let message = errors(Daq::new(SMALL).cli(&["check", "daq.toml", "--set", "nonsense"]));
     assert!(message.contains("--set nonsense"), "{message}");
     let daq = Daq::new(SMALL).env("DAQ__RING__RAW__SLOTS", "many");
     let message = errors(daq.cli(&["check", "daq.toml"]));
-    assert!(
-        message.contains("environment DAQ__RING__RAW__SLOTS"),
-        "{message}"
-    );
-    assert!(message.contains("1 error "), "{message}");
+    assert_contains!(message => "environment DAQ__RING__RAW__SLOTS", "1 error ");
 }
 
 #[test]
@@ -449,10 +396,7 @@ fn config_variables_in_strings_are_expanded() {
         128_000
     );
     let message = errors(Daq::new(&text.replace(":-64", "")).cli(&["check", "daq.toml"]));
-    assert!(
-        message.contains("PACKET") && message.contains("daq.toml:5:"),
-        "{message}"
-    );
+    assert_contains!(message => "PACKET", "daq.toml:5:");
 }
 
 #[test]
@@ -469,16 +413,10 @@ fn config_directory_is_merged() {
         .cli(&["check", "conf/10-source.toml", "conf/20-rest.toml"])
         .ok();
     let message = errors(daq.cli(&["check", "conf/10-source.toml"]));
-    assert!(
-        message.contains("no ring `raw`") && message.contains("10-source.toml"),
-        "{message}"
-    );
+    assert_contains!(message => "no ring `raw`", "10-source.toml");
     daq.write("conf/30-again.toml", "[ring.raw]\nslots = 4\n");
     let message = errors(daq.cli(&["check", "-C", "conf"]));
-    assert!(
-        message.contains("20-rest.toml") && message.contains("30-again.toml"),
-        "{message}"
-    );
+    assert_contains!(message => "20-rest.toml", "30-again.toml");
 }
 
 #[test]
@@ -495,11 +433,7 @@ fn check_missing_hardware_is_not_config_error() {
         "{}",
         done.stderr
     );
-    assert!(
-        done.stderr.contains("cuda:0") && done.stderr.contains("memory = "),
-        "{}",
-        done.stderr
-    );
+    assert_contains!(done.stderr => "cuda:0", "memory = ");
 }
 
 #[test]
@@ -553,11 +487,7 @@ fn run_without_json_prints_text_report() {
         "reader drop of raw: published 125, read 125, overrun 0, discarded 0, pending 0",
         "sink drop: frames 125, bytes 64000, files 0",
     ] {
-        assert!(
-            done.stdout.contains(line),
-            "{line} is not in\n{}",
-            done.stdout
-        );
+        assert_contains!(done.stdout => line);
     }
 }
 
@@ -578,7 +508,7 @@ fn draws(drawing: &str, arrow: &str) {
 }
 
 fn quickstart() -> String {
-    daq_tests::repository()
+    daq_testkit::repository()
         .join("configs/quickstart.toml")
         .to_str()
         .unwrap()
@@ -635,7 +565,7 @@ fn completions_are_valid_scripts() {
             );
         }
         let Some(program) = program(shell) else {
-            daq_tests::print_uncaptured(&format!(
+            daq_testkit::print_uncaptured(&format!(
                 "skipped: {shell} is not installed, so its completions were not checked"
             ));
             continue;
@@ -663,11 +593,7 @@ fn doctor_reports_findings() {
         "governor",
         "UDP buffer drops",
     ] {
-        assert!(
-            done.stdout.contains(word),
-            "{word} is not in\n{}",
-            done.stdout
-        );
+        assert_contains!(done.stdout => word);
     }
     let done = daq.cli(&["doctor", "--json", "--sample", "0s"]);
     let findings: Value = serde_json::from_str(&done.stdout).unwrap();

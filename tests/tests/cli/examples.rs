@@ -1,6 +1,6 @@
 //! Tests the examples in `configs/`. Each must be valid, and must run if it needs no other host.
 
-use daq_tests::{Daq, Done, configs, files, repository};
+use daq_testkit::{Daq, Done, assert_counts, configs, files, repository};
 use serde_json::Value;
 use std::net::TcpListener;
 
@@ -85,10 +85,5 @@ fn examples_rdma_pair_connects() {
     assert!(frames >= 20, "{:#}", sent.report);
     received.wait_count("sinks.voltages-on-disk.frames", frames);
     let outcome = received.stop().ok();
-    assert_eq!(
-        outcome.count("sources.antenna.delivered"),
-        frames,
-        "{:#}",
-        outcome.report
-    );
+    assert_counts!(outcome, "sources.antenna" => delivered: frames);
 }

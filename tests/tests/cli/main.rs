@@ -1,8 +1,9 @@
-//! The command line: commands, configuration checks, topology and the examples in `configs/`.
+//! The command line and the documents: commands, configuration checks, topology and the examples in `configs/`.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod check;
 mod commands;
+mod documents;
 mod examples;
 mod topology;

@@ -1,6 +1,6 @@
 //! Tests `daq topo`, and plans for recorded machines.
 
-use daq_tests::{Daq, repository};
+use daq_testkit::{Daq, assert_contains, repository};
 use std::fs;
 
 const PIPELINE: &str = r#"
@@ -55,8 +55,7 @@ fn plan_on_recorded_machine_shows_sources() {
     let daq = Daq::new(PIPELINE);
     let text = daq.cli(&["topo", "--from", &recorded(), "daq.toml"]);
     let text = text.ok().stdout;
-    assert!(text.contains("source adc  staged: "), "{text}");
-    assert!(!text.contains("0000:17:00.0 → "), "{text}");
+    assert_contains!(text => "source adc  staged: ", !"0000:17:00.0 → ");
     let plan = daq.cli(&["plan", "--topology", &recorded(), "daq.toml"]);
     assert!(plan.ok().stdout.contains("ring raw @ cuda:0"));
     let nothing = daq.cli(&["plan", "--topology", "nowhere", "daq.toml"]);
@@ -84,9 +83,5 @@ fn topo_record_then_replay_shows_same_machine() {
     fs::write(daq.path("machine/gpus.json"), "{}").unwrap();
     let broken = daq.cli(&["topo", "--from", kept]);
     assert_eq!(broken.code, 74);
-    assert!(
-        broken.stderr.contains("daq topo --record"),
-        "{}",
-        broken.stderr
-    );
+    assert_contains!(broken.stderr => "daq topo --record");
 }

@@ -1,6 +1,6 @@
 //! Tests `daq bench fpga`, without a GPU and with the simulated driver, on which every path to a GPU exists.
 
-use daq_tests::{Daq, Simulated};
+use daq_testkit::{Daq, Simulated};
 use serde_json::Value;
 
 const SHORT: [&str; 11] = [

@@ -1,7 +1,7 @@
 //! Checks every byte that a device sends, after it has passed through ring, kernel and file.
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
-use daq_tests::{Daq, Outcome, binary};
+use daq_testkit::{Daq, Outcome, binary};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 

@@ -9,7 +9,7 @@ use daq_core::dma::{DmaError, DmaMap};
 use daq_drivers::fpga::device::{Device, GONE};
 use daq_drivers::fpga::transports::vfio_user;
 use daq_emulators::pattern::{Pattern, verify};
-use daq_tests::{TIMEOUT, binary, test_process};
+use daq_testkit::{TIMEOUT, assert_contains, binary, test_name, test_process};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -182,7 +182,7 @@ fn emulator_client_killed_resets_device() {
             .contains("memfd:daq")
     };
     for _ in 0..3 {
-        let mut command = test_process(module_path!(), "client_process_to_be_killed");
+        let mut command = test_process(&test_name(module_path!(), "client_process_to_be_killed"));
         command.arg("--nocapture").env(USER, place.socket());
         let mut user = Running::new(&mut command);
         user.wait_line("the card is used");
@@ -227,10 +227,7 @@ fn emulator_killed_is_reported_as_removed_device() {
     let refused = place.command(&[]).output().unwrap();
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(69), "{stderr}");
-    assert!(
-        stderr.contains("another process already serves a device at this path"),
-        "{stderr}"
-    );
+    assert_contains!(stderr => "another process already serves a device at this path");
     place.use_card().stop();
     server.signal(Signal::INT);
     assert_eq!(server.end().code(), Some(0));
@@ -320,8 +317,5 @@ fn emulator_invalid_arguments_are_reported_before_serving() {
     assert_eq!(std::fs::read(place.socket()).unwrap(), b"notes");
     let help = place.command(&["--help"]).output().unwrap();
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    assert!(
-        help.contains("descriptor-magic") && help.contains("lie"),
-        "{help}"
-    );
+    assert_contains!(help => "descriptor-magic", "lie");
 }

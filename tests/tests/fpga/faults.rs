@@ -2,7 +2,7 @@
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
-use daq_tests::{Live, Outcome};
+use daq_testkit::{Live, Outcome, assert_contains, assert_counts};
 
 /// XDMA's faults: the name in the emulated device, and the name of the engine's counter.
 const XDMA_FAULTS: [(&str, &str); 13] = [
@@ -60,8 +60,7 @@ fn xdma_errors_are_named_and_reception_continues() {
         let restarts = XDMA_FAULTS.len() as u64;
         assert_eq!(engine(&outcome, "restarts"), restarts);
         // Each restart counts as an interruption of the stream.
-        assert_eq!(outcome.count("sources.adc.epochs"), restarts + 1);
-        assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
+        assert_counts!(outcome, "sources.adc" => epochs: restarts + 1, expected: FRAMES);
         let raw = data(&daq, "raw");
         assert_eq!(raw.len() as u64, FRAMES * SLOT as u64);
         assert_stream(&raw);
@@ -79,11 +78,7 @@ fn xdma_error_in_first_transfer_is_counted() {
     let outcome = live.stop().ok();
     assert_eq!(engine(&outcome, "faults")["read-decode"], 1);
     assert_eq!(engine(&outcome, "proof"), "proven");
-    assert_eq!(
-        outcome.count("sources.adc.epochs"),
-        1,
-        "the stream must not be interrupted"
-    );
+    assert_counts!(outcome, "sources.adc" => epochs: 1; "the stream must not be interrupted");
     assert_stream(&data(&daq, "raw"));
 }
 
@@ -99,11 +94,7 @@ fn xdma_engine_that_always_fails_ends_run() {
     let daq = daq(&config(XDMA, &card, &host(8)));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("8 consecutive faults"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "8 consecutive faults");
     assert_eq!(outcome.count("sources.adc.delivered"), 5);
     assert_eq!(engine(&outcome, "restarts"), 7);
     assert_eq!(data(&daq, "raw").len(), 5 * SLOT);
@@ -123,16 +114,10 @@ fn xdma_late_writeback_loses_nothing() {
 }
 
 /// Checks the result of a run whose device failed after `frames` frames.
-fn is_whole_until(daq: &daq_tests::Daq, outcome: &Outcome, frames: u64) {
-    assert_eq!(daq_tests::ledger::open(&outcome.report), [""; 0]);
-    assert_eq!(
-        outcome.count("sources.adc.expected"),
-        frames,
-        "{:#}",
-        outcome.report
-    );
-    assert_eq!(outcome.count("sources.adc.delivered"), frames);
-    assert_eq!(outcome.count("sinks.disk.frames"), frames);
+fn is_whole_until(daq: &daq_testkit::Daq, outcome: &Outcome, frames: u64) {
+    assert_eq!(daq_testkit::ledger::open(&outcome.report), [""; 0]);
+    assert_counts!(outcome, "sources.adc" => expected: frames, delivered: frames);
+    assert_counts!(outcome, "sinks.disk" => frames: frames);
     let raw = data(daq, "raw");
     assert_eq!(raw.len() as u64, frames * SLOT as u64);
     assert_stream(&raw);
@@ -212,11 +197,7 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
             "{:#}",
             outcome.report
         );
-        assert!(
-            outcome.stderr.contains("bus mastering was disabled"),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => "bus mastering was disabled");
         is_whole_until(&daq, &outcome, 30);
     }
 }
@@ -257,11 +238,7 @@ fn xdma_transfer_that_never_completes_ends_run() {
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
         assert_eq!(engine(&outcome, "proof"), "disproved");
         assert_eq!(outcome.count("sources.adc.delivered"), 0);
-        assert!(
-            outcome.stderr.contains("are unchanged"),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => "are unchanged");
         assert_eq!(data(&daq, "raw").len(), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, data, numbers, packets};
 use daq_emulators::{litepcie, pattern::Pattern};
-use daq_tests::{Daq, Outcome, Simulated, ledger};
+use daq_testkit::{Daq, Outcome, Simulated, assert_contains, assert_counts, ledger};
 
 /// The simulated driver's compiler turns this source into a kernel that copies each frame unchanged.
 const SAME: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
@@ -53,12 +53,7 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
 
 /// Checks that every frame has arrived exactly once, with all its bytes.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
-    assert_eq!(
-        outcome.count("sources.adc.delivered"),
-        frames,
-        "{:#}",
-        outcome.report
-    );
+    assert_counts!(outcome, "sources.adc" => delivered: frames);
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
     assert_eq!(outcome.count("kernels.same.consumed"), frames);
     let raw = data(daq, "raw");
@@ -99,10 +94,7 @@ fn xdma_direct_writes_into_gpu_ring() {
         is_whole(&daq, &outcome, FRAMES);
         assert_eq!(engine(&outcome, "proof"), "proven");
         assert_eq!(engine(&outcome, "fallbacks"), 0);
-        assert!(
-            metrics.contains("daq_path_proof{source=\"adc\"} 1"),
-            "{metrics}"
-        );
+        assert_contains!(metrics => "daq_path_proof{source=\"adc\"} 1");
         // The frames must not be copied.
         assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
@@ -115,10 +107,7 @@ fn xdma_staged_through_host_fills_gpu_ring() {
     let source = format!("{XDMA}\npath = \"staged\"");
     let daq = daq(&machine, &config(&source, &packets(FRAMES), &rest("", 16)));
     let path = path(&daq);
-    assert!(
-        path.contains("staged") && path.contains("is declared"),
-        "{path}"
-    );
+    assert_contains!(path => "staged", "is declared");
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "proof"), "proven");
@@ -144,26 +133,14 @@ fn direct_path_that_fails_verification_falls_back() {
             "the direct path must fail verification"
         );
         assert_eq!(engine(&outcome, "fallbacks"), 1);
-        assert!(
-            metrics.contains("daq_path_fallback_total{source=\"adc\"} 1"),
-            "{metrics}"
-        );
-        assert!(
-            outcome.stderr.contains("frames now go through host memory"),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(metrics => "daq_path_fallback_total{source=\"adc\"} 1");
+        assert_contains!(outcome.stderr => "frames now go through host memory");
         assert_eq!(outcome.count("sources.adc.delivered"), frames);
         let seen = numbers(Pattern::Counter, &data(&daq, "raw"));
         let first = u64::from(source == XDMA);
         assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
         // The transfer that was reported complete but did not arrive must be counted as lost.
-        assert_eq!(
-            outcome.count("sources.adc.lost.bad_packet"),
-            1,
-            "{:#}",
-            outcome.report
-        );
+        assert_counts!(outcome, "sources.adc.lost" => bad_packet: 1);
         assert_all_given_back(&machine);
     }
 }
@@ -173,10 +150,7 @@ fn gpu_without_bar_mapping_is_filled_by_copies() {
     let machine = Simulated::new("").with_compiler();
     let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest("", 16)));
     let path = path(&daq);
-    assert!(
-        path.contains("staged") && path.contains("no backend can map GPU memory"),
-        "{path}"
-    );
+    assert_contains!(path => "staged", "no backend can map GPU memory");
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(outcome.count("copies.raw.frames"), FRAMES);
@@ -203,11 +177,7 @@ fn direct_path_required_but_impossible_is_rejected() {
         let daq = daq(&machine, &config(&source, &card, &rest("", 16)));
         let outcome = daq.run(&[]);
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains(why) && outcome.stderr.contains("\"staged\""),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => why, "\"staged\"");
     }
 }
 
@@ -271,11 +241,7 @@ fn device_fault_with_device_doorbell_ends_run() {
     let daq = daq(&machine, &config(XDMA, &card, &rest(RUNG, 16)));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("set doorbell = \"cpu\""),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "set doorbell = \"cpu\"");
     assert_eq!(engine(&outcome, "faults")["descriptor-magic"], 1);
     is_whole(&daq, &outcome, 30);
     assert_eq!(ledger::open(&outcome.report), [""; 0]);

@@ -8,6 +8,7 @@ mod bytes;
 mod emulator;
 mod faults;
 mod gpu;
+mod litepcie;
 mod numbers;
 mod overrun;
 mod rounds;

@@ -2,7 +2,8 @@
 
 use crate::setup::{LITEPCIE, SLOT, XDMA, config, daq, data, host, numbers};
 use daq_emulators::pattern::Pattern;
-use daq_tests::ledger;
+use daq_testkit::assert_counts;
+use daq_testkit::ledger;
 
 const SEQUENCE: &str = "sequence = { offset = 0, bytes = 8, endian = \"little\" }";
 
@@ -27,8 +28,7 @@ fn gateware_loss_is_counted() {
         let lost = &outcome.report["sources"]["adc"]["lost"];
         assert_eq!(lost["wire_gap"], 3, "{lost}");
         assert_eq!(ledger::lost(&outcome.report, "adc"), 3);
-        assert_eq!(outcome.count("sources.adc.expected"), FRAMES);
-        assert_eq!(outcome.count("sources.adc.epochs"), 1);
+        assert_counts!(outcome, "sources.adc" => expected: FRAMES, epochs: 1);
         let seen = numbers(Pattern::Sequence, &data(&daq, "raw"));
         let missing: Vec<u64> = (0..FRAMES).filter(|n| !seen.contains(n)).collect();
         assert_eq!(missing.len(), 3, "{missing:?}");
@@ -51,11 +51,8 @@ fn backpressure_overflow_in_device_is_counted_as_gap() {
     let delivered = outcome.count("sources.adc.delivered");
     assert_eq!(seen.len() as u64, delivered);
     let spanned = seen[seen.len() - 1] + 1 - seen[0];
-    assert_eq!(outcome.count("sources.adc.expected"), spanned);
-    assert_eq!(
-        outcome.count("sources.adc.lost.wire_gap"),
-        spanned - delivered
-    );
+    assert_counts!(outcome, "sources.adc" => expected: spanned);
+    assert_counts!(outcome, "sources.adc.lost" => wire_gap: spanned - delivered);
 }
 
 /// Sequence numbers show how much is lost, and the engine reports the cause. Overwritten frames must not count as wire

@@ -4,7 +4,7 @@
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, XDMA, config, daq, data, host, numbers, packets};
 use daq_emulators::pattern::Pattern;
-use daq_tests::{Daq, Outcome, ledger};
+use daq_testkit::{Daq, Outcome, assert_counts, ledger};
 use rustix::process::Signal;
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn stand_still(source: &str, card: &[&str]) {
     let _card = Served::new(&daq, card);
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc.delivered", 50);
-    daq_tests::wait_for("an overrun", || {
+    daq_testkit::wait_for("an overrun", || {
         live.signal(Signal::STOP);
         // The position of the device is not visible. If this time is too short, the loop tries again.
         std::thread::sleep(Duration::from_millis(20));
@@ -87,10 +87,7 @@ fn ring_full_drops_are_counted() {
     live.wait_count("sources.adc.delivered", 100);
     let outcome = live.stop().ok();
     is_honest(&daq, &outcome);
-    assert_eq!(
-        outcome.count("sources.adc.lost.ring_full"),
-        outcome.count("rings.raw.ring_full")
-    );
+    assert_counts!(outcome, "sources.adc.lost" => ring_full: outcome.count("rings.raw.ring_full"));
 }
 
 /// XDMA with credits waits for the same reader, and must lose nothing.

@@ -12,7 +12,7 @@ use daq_emulators::vfio_user::Server;
 use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step};
 use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
-use daq_tests::{test_process, wait_for};
+use daq_testkit::{assert_contains, this_test, wait_for};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -23,25 +23,11 @@ use std::time::Duration;
 
 /// Number of rounds between the two counts of resources.
 const ROUNDS: u32 = 100;
-/// Environment variable that is set in the child process that runs a single test.
-const ALONE: &str = "DAQ_FPGA_TEST";
 
-/// Runs the test `name` in a child process, in which no other code opens files. Returns true in the parent process and
+/// Runs the test `test` in a child process, in which no other code opens files. Returns true in the parent process and
 /// false in the child process.
-fn alone(name: &str) -> bool {
-    if std::env::var_os(ALONE).is_some() {
-        return false;
-    }
-    let output = test_process(module_path!(), name)
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && printed.contains("1 passed"),
-        "{printed}"
-    );
-    true
+fn alone(test: &str) -> bool {
+    daq_testkit::alone(test, |_| (), || ()).is_some()
 }
 
 /// The resources of a process: open files, mappings of memory that devices share, and threads.
@@ -125,7 +111,7 @@ fn rounds(text: &str, directory: &Path) {
 
 #[test]
 fn xdma_in_process_restarts_leak_nothing() {
-    if alone("xdma_in_process_restarts_leak_nothing") {
+    if alone(this_test!()) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -214,7 +200,7 @@ impl EmulatedDevice for Watched {
 
 #[test]
 fn xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside() {
-    if alone("xdma_over_socket_restarts_leak_nothing_and_write_nothing_outside") {
+    if alone(this_test!()) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -279,16 +265,13 @@ fn daemon_restarts_leave_device_unmapped() {
         });
     }
     let printed = std::fs::read_to_string(daq.path("card.log")).unwrap();
-    assert!(
-        !printed.contains("DMA fault") && !printed.contains("bus mastering"),
-        "{printed}"
-    );
+    assert_contains!(printed => !"DMA fault", !"bus mastering");
 }
 
 /// Repeated starts of LitePCIe must leak nothing. Its descriptor table is in the device, so every round fills it again.
 #[test]
 fn litepcie_restarts_leak_nothing() {
-    if alone("litepcie_restarts_leak_nothing") {
+    if alone(this_test!()) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

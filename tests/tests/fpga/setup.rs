@@ -2,7 +2,7 @@
 
 use daq_emulators::litepcie;
 use daq_emulators::pattern::{Pattern, verify};
-use daq_tests::{Daq, files};
+use daq_testkit::{Daq, files};
 
 /// Bytes per slot. By default, packets have the same size.
 pub const SLOT: usize = 4096;

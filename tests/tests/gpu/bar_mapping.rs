@@ -7,14 +7,13 @@ use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Refusal, probe};
 use daq_core::gpu::driver::{Backing, Device};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::region::{Placement, Region, RegionError};
-use daq_tests::{Simulated, skip, test_process};
+use daq_testkit::{Simulated, assert_contains, skip, this_test};
+use std::process::Command;
 use std::sync::Arc;
 use sys::{device_reads, device_writes, in_fork};
 
 /// Size of a GPU page in bytes.
 const PAGE: usize = 64 << 10;
-/// Environment variable that is set in the child process that runs the body of a test.
-const ALONE: &str = "DAQ_MAPPED_TEST";
 /// Kinds of CUDA memory that cannot be exported: plain, and virtual.
 const KINDS: [Backing; 2] = [
     Backing::Plain,
@@ -24,30 +23,14 @@ const KINDS: [Backing; 2] = [
     },
 ];
 
-/// Runs `work` in a child process with the simulated machine, by running the test `name` again. Returns the simulated
-/// machine in the parent process, which checks its report.
-fn alone(
-    name: &str,
-    machine: impl FnOnce() -> Simulated,
-    work: impl FnOnce(&'static Device),
-) -> Option<Simulated> {
-    if std::env::var_os(ALONE).is_some() {
-        work(Device::open(0).unwrap());
-        return None;
+/// Runs `work` in a child process with the simulated machine. Returns true in the parent process, after checking that
+/// all resources were released.
+fn alone(test: &str, machine: &Simulated, work: impl FnOnce(&'static Device)) -> bool {
+    let is_parent = machine.alone(test, work);
+    if is_parent {
+        assert_all_given_back(machine);
     }
-    let machine = machine();
-    let output = machine
-        .prepare(&mut test_process(module_path!(), name))
-        .env(ALONE, "1")
-        // Hide an installed Vulkan loader, which might find a GPU that is not simulated.
-        .env("VK_DRIVER_FILES", "/dev/null")
-        .output()
-        .unwrap();
-    let message = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{message}{stderr}");
-    assert!(message.contains("1 passed"), "{message}");
-    Some(machine)
+    is_parent
 }
 
 /// Panics if a resource was not released.
@@ -189,55 +172,47 @@ fn assert_fork_is_error(mapped: Arc<BarMapping>) {
 
 #[test]
 fn mapping_without_libraries_uses_host_memory_for_words_only() {
-    let name = "mapping_without_libraries_uses_host_memory_for_words_only";
-    let done = alone(
-        name,
-        || Simulated::new(""),
-        |device| {
-            let bell = BarMapping::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
-            assert_eq!(bell.backend(), Backend::Host);
-            assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
-            let message: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
-            for (message, words) in message.iter().zip([
-                ["gdrapi: libgdrapi.so.2 cannot be opened", "install GDRCopy"],
-                ["dma-buf: the driver exports", "does not let the CPU map it"],
-                ["vulkan: ", "libvulkan1"],
-            ]) {
-                assert!(words.iter().all(|word| message.contains(word)), "{message}");
-            }
-            assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Host).unwrap());
-            let refusal = bell.again().unwrap_err();
+    let machine = Simulated::new("");
+    alone(this_test!(), &machine, |device| {
+        let bell = BarMapping::new(device, 8, Writer::Doorbell, &Backend::ALL).unwrap();
+        assert_eq!(bell.backend(), Backend::Host);
+        assert_eq!(backends(bell.refused()), Backend::ALL[..3]);
+        let message: Vec<String> = bell.refused().iter().map(ToString::to_string).collect();
+        for (message, words) in message.iter().zip([
+            ["gdrapi: libgdrapi.so.2 cannot be opened", "install GDRCopy"],
+            ["dma-buf: the driver exports", "does not let the CPU map it"],
+            ["vulkan: ", "libvulkan1"],
+        ]) {
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+        assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Host).unwrap());
+        let refusal = bell.again().unwrap_err();
+        assert!(
+            refusal.to_string().contains("share the mapping"),
+            "{refusal}"
+        );
+        let refusal =
+            BarMapping::with_backing(device, 8, Backend::Host, Backing::Plain).unwrap_err();
+        assert!(refusal.to_string().contains("its own memory"), "{refusal}");
+        for writer in [Writer::Cpu, Writer::Fpga, Writer::Nic] {
+            let unmappable = BarMapping::new(device, 8, writer, &Backend::ALL).unwrap_err();
+            assert_eq!(backends(&unmappable.refused), writer.backends());
             assert!(
-                refusal.to_string().contains("share the mapping"),
-                "{refusal}"
+                !unmappable
+                    .refused
+                    .iter()
+                    .any(|refusal| refusal.backend == Backend::Host)
             );
-            let refusal =
-                BarMapping::with_backing(device, 8, Backend::Host, Backing::Plain).unwrap_err();
-            assert!(refusal.to_string().contains("its own memory"), "{refusal}");
-            for writer in [Writer::Cpu, Writer::Fpga, Writer::Nic] {
-                let unmappable = BarMapping::new(device, 8, writer, &Backend::ALL).unwrap_err();
-                assert_eq!(backends(&unmappable.refused), writer.backends());
-                assert!(
-                    !unmappable
-                        .refused
-                        .iter()
-                        .any(|refusal| refusal.backend == Backend::Host)
-                );
-            }
-            let error = Region::mapped(device, 8, Writer::Cpu, &Backend::ALL).unwrap_err();
-            assert!(matches!(error, RegionError::Unmappable(_)), "{error}");
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+        }
+        let error = Region::mapped(device, 8, Writer::Cpu, &Backend::ALL).unwrap_err();
+        assert!(matches!(error, RegionError::Unmappable(_)), "{error}");
+    });
 }
 
 #[test]
 fn mapping_backend_not_allowed_is_not_tried() {
-    let name = "mapping_backend_not_allowed_is_not_tried";
-    let machine = || Simulated::new("dma-buf=map").with_gdr("");
-    let done = alone(name, machine, |device| {
+    let machine = Simulated::new("dma-buf=map").with_gdr("");
+    let is_parent = alone(this_test!(), &machine, |device| {
         let mapped = BarMapping::new(device, 8, Writer::Doorbell, &[Backend::Host]).unwrap();
         assert_eq!(mapped.backend(), Backend::Host);
         assert_eq!(backends(mapped.refused()), Backend::ALL[..3]);
@@ -261,44 +236,39 @@ fn mapping_backend_not_allowed_is_not_tried() {
             .map(|backend| (backend, matches!(backend, Backend::DmaBuf | Backend::Host)));
         assert_eq!(made, expected);
     });
-    if let Some(machine) = done {
+    if is_parent {
         assert_eq!(machine.gdr_calls(), [""; 0]);
-        assert_all_given_back(&machine);
     }
 }
 
 #[test]
 fn gdrcopy_maps_plain_and_virtual_memory() {
-    let name = "gdrcopy_maps_plain_and_virtual_memory";
-    let done = alone(
-        name,
-        || Simulated::new("").with_gdr(""),
-        |device| {
-            for backing in KINDS {
-                for bytes in [1, PAGE, PAGE + 1, 3 << 20] {
-                    let mapped =
-                        BarMapping::with_backing(device, bytes, Backend::Gdrapi, backing).unwrap();
-                    assert_eq!(mapped.bytes(), bytes.next_multiple_of(PAGE));
-                    assert!(mapped.address().is_multiple_of(PAGE as u64));
-                    assert_both_sides_see_the_same(&mapped);
-                    assert_two_mappings_agree(mapped);
-                }
+    let machine = Simulated::new("").with_gdr("");
+    let is_parent = alone(this_test!(), &machine, |device| {
+        for backing in KINDS {
+            for bytes in [1, PAGE, PAGE + 1, 3 << 20] {
+                let mapped =
+                    BarMapping::with_backing(device, bytes, Backend::Gdrapi, backing).unwrap();
+                assert_eq!(mapped.bytes(), bytes.next_multiple_of(PAGE));
+                assert!(mapped.address().is_multiple_of(PAGE as u64));
+                assert_both_sides_see_the_same(&mapped);
+                assert_two_mappings_agree(mapped);
             }
-            let mapped = BarMapping::new(device, PAGE, Writer::Cpu, &Backend::ALL).unwrap();
-            assert_eq!(
-                (mapped.backend(), mapped.refused()),
-                (Backend::Gdrapi, &[][..])
-            );
-            let region = Region::mapped(device, 100, Writer::Cpu, &Backend::ALL).unwrap();
-            let mapping = region.mapping().unwrap();
-            assert_eq!(mapping.address(), region.address().as_ptr().addr() as u64);
-            assert_eq!(
-                (region.placement(), region.bytes()),
-                (Placement::Cuda(0), PAGE)
-            );
-        },
-    );
-    if let Some(machine) = done {
+        }
+        let mapped = BarMapping::new(device, PAGE, Writer::Cpu, &Backend::ALL).unwrap();
+        assert_eq!(
+            (mapped.backend(), mapped.refused()),
+            (Backend::Gdrapi, &[][..])
+        );
+        let region = Region::mapped(device, 100, Writer::Cpu, &Backend::ALL).unwrap();
+        let mapping = region.mapping().unwrap();
+        assert_eq!(mapping.address(), region.address().as_ptr().addr() as u64);
+        assert_eq!(
+            (region.placement(), region.bytes()),
+            (Placement::Cuda(0), PAGE)
+        );
+    });
+    if is_parent {
         // One call for each plain allocation.
         assert_eq!(machine.report()["calls"]["cuPointerSetAttribute"], 4);
         assert_eq!(
@@ -309,68 +279,47 @@ fn gdrcopy_maps_plain_and_virtual_memory() {
                 .count(),
             1
         );
-        assert_all_given_back(&machine);
     }
 }
 
 #[test]
 fn gdrcopy_without_virtual_memory_maps_plain_memory() {
-    let name = "gdrcopy_without_virtual_memory_maps_plain_memory";
-    let done = alone(
-        name,
-        || Simulated::new("vmm=0").with_gdr(""),
-        |device| {
-            assert_both_sides_see_the_same(
-                &BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap(),
-            );
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("vmm=0").with_gdr("");
+    alone(this_test!(), &machine, |device| {
+        assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap());
+    });
 }
 
 #[test]
 fn gdrcopy_pin_failure_falls_back_to_plain_memory() {
-    let name = "gdrcopy_pin_failure_falls_back_to_plain_memory";
-    let machine = || Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
-    let done = alone(name, machine, |device| {
+    let machine = Simulated::new("").with_gdr("fail=gdr_pin_buffer@1:22");
+    let is_parent = alone(this_test!(), &machine, |device| {
         assert_both_sides_see_the_same(&BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap());
     });
-    if let Some(machine) = done {
+    if is_parent {
         assert_eq!(machine.report()["calls"]["cuMemAlloc_v2"], 1);
-        assert_all_given_back(&machine);
     }
 }
 
 #[test]
 fn dma_buf_with_driver_support_is_mapped() {
-    let name = "dma_buf_with_driver_support_is_mapped";
-    let done = alone(
-        name,
-        || Simulated::new("dma-buf=map"),
-        |device| {
-            // The simulated driver exports plain memory only from its beginning, and large allocations begin at a page.
-            for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
-                let mapped =
-                    BarMapping::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
-                assert_both_sides_see_the_same(&mapped);
-                assert_two_mappings_agree(mapped);
-            }
-            let mapped = BarMapping::new(device, PAGE, Writer::Nic, &Backend::ALL).unwrap();
-            assert_eq!(mapped.backend(), Backend::DmaBuf);
-            assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("dma-buf=map");
+    alone(this_test!(), &machine, |device| {
+        // The simulated driver exports plain memory only from its beginning, and large allocations begin at a page.
+        for (backing, bytes) in [(KINDS[0], 2 << 20), (KINDS[1], 100)] {
+            let mapped = BarMapping::with_backing(device, bytes, Backend::DmaBuf, backing).unwrap();
+            assert_both_sides_see_the_same(&mapped);
+            assert_two_mappings_agree(mapped);
+        }
+        let mapped = BarMapping::new(device, PAGE, Writer::Nic, &Backend::ALL).unwrap();
+        assert_eq!(mapped.backend(), Backend::DmaBuf);
+        assert_eq!(backends(mapped.refused()), [Backend::Gdrapi]);
+    });
 }
 
 /// If any step fails, the next backend is tried, and the failed backend leaks nothing.
 #[test]
 fn mapping_step_failure_is_reported_and_leaks_nothing() {
-    let name = "mapping_step_failure_is_reported_and_leaks_nothing";
     let cases: [(&str, &str, &str, &[&str]); 9] = [
         (
             "",
@@ -439,28 +388,24 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
         return;
     }
+    let test = this_test!();
     for (case, (cuda, gdr, ..)) in cases.into_iter().enumerate() {
         let machine = Simulated::new(cuda).with_gdr(gdr);
-        let output = machine
-            .prepare(&mut test_process(module_path!(), name))
-            .env("DAQ_MAPPED_CASE", case.to_string())
-            .env("VK_DRIVER_FILES", "/dev/null")
-            .output()
-            .unwrap();
-        let message = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && message.contains("1 passed"),
-            "{cuda} {gdr}: {message}"
-        );
+        let prepare = |command: &mut Command| {
+            machine
+                .prepare(command)
+                .env("DAQ_MAPPED_CASE", case.to_string());
+            command.env("VK_DRIVER_FILES", "/dev/null");
+        };
+        let _ = daq_testkit::alone(test, prepare, || ());
         assert_all_given_back(&machine);
     }
 }
 
 #[test]
 fn mapping_larger_than_memory_is_rejected() {
-    let name = "mapping_larger_than_memory_is_rejected";
-    let machine = || Simulated::new("memory=64MiB,dma-buf=map").with_gdr("");
-    let done = alone(name, machine, |device| {
+    let machine = Simulated::new("memory=64MiB,dma-buf=map").with_gdr("");
+    alone(this_test!(), &machine, |device| {
         for backend in Backend::ALL {
             for bytes in [usize::MAX, usize::MAX / 2] {
                 assert!(
@@ -471,99 +416,72 @@ fn mapping_larger_than_memory_is_rejected() {
         }
         let unmappable = BarMapping::new(device, 65 << 20, Writer::Cpu, &Backend::ALL).unwrap_err();
         let message = unmappable.to_string();
-        assert!(
-            message.contains("OUT_OF_MEMORY") && message.contains("nvidia-smi"),
-            "{message}"
-        );
+        assert_contains!(message => "OUT_OF_MEMORY", "nvidia-smi");
         // Both mappings share one allocation.
         let mapped = BarMapping::with(device, 40 << 20, Backend::Gdrapi).unwrap();
         mapped.again().unwrap();
     });
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
 }
 
 #[test]
 fn mapping_used_after_fork_returns_error() {
-    let name = "mapping_used_after_fork_returns_error";
-    let done = alone(
-        name,
-        || Simulated::new("dma-buf=map").with_gdr(""),
-        |device| {
-            for backend in [Backend::Gdrapi, Backend::DmaBuf, Backend::Host] {
-                assert_fork_is_error(BarMapping::with(device, PAGE, backend).unwrap());
-            }
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("dma-buf=map").with_gdr("");
+    alone(this_test!(), &machine, |device| {
+        for backend in [Backend::Gdrapi, Backend::DmaBuf, Backend::Host] {
+            assert_fork_is_error(BarMapping::with(device, PAGE, backend).unwrap());
+        }
+    });
 }
 
 /// The memory disappears while it is mapped, as when a GPU fails on the bus. The store must cause no crash, and this
 /// and all later stores must return an error.
 #[test]
 fn mapping_lost_gpu_returns_error() {
-    let name = "mapping_lost_gpu_returns_error";
-    let done = alone(
-        name,
-        || Simulated::new("").with_gdr("lose=3"),
-        |device| {
-            let other = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
-            let first = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
-            let bell = Doorbell::new(Arc::clone(&first), 0).unwrap();
-            bell.ring(1).unwrap();
-            let mut stores = first.stores().unwrap();
-            stores.copy(100, &[1; 1000]).unwrap();
-            // The simulated library makes the memory disappear when it is mapped a second time.
-            let second = first.again().unwrap();
-            let lost = Err(BarMappingError::Lost { ordinal: 0 });
-            assert_eq!(stores.copy(200, &[2; 5000]), lost);
-            assert_eq!(stores.word(8, 1), lost);
-            drop(stores);
-            assert_eq!(first.check(), lost);
-            assert_eq!(bell.ring(2), lost);
-            let message = first.again().unwrap_err().to_string();
-            assert!(
-                message.contains("is gone") && message.contains("xid"),
-                "{message}"
-            );
-            // The second mapping detects the loss when it is used.
-            assert_eq!(second.check(), Ok(()));
-            assert_eq!(second.copy_from(0, &mut [0; 8]), lost);
-            assert_eq!(second.check(), lost);
-            other.copy_to(0, &[3]).unwrap();
-            assert_eq!(device_reads(&other, 0, 1), [3]);
-            drop((bell, first, second));
-            // The next mapping may get the same entry in the guard's table.
-            let next = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
-            next.copy_to(0, &[4]).unwrap();
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("").with_gdr("lose=3");
+    alone(this_test!(), &machine, |device| {
+        let other = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+        let first = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+        let bell = Doorbell::new(Arc::clone(&first), 0).unwrap();
+        bell.ring(1).unwrap();
+        let mut stores = first.stores().unwrap();
+        stores.copy(100, &[1; 1000]).unwrap();
+        // The simulated library makes the memory disappear when it is mapped a second time.
+        let second = first.again().unwrap();
+        let lost = Err(BarMappingError::Lost { ordinal: 0 });
+        assert_eq!(stores.copy(200, &[2; 5000]), lost);
+        assert_eq!(stores.word(8, 1), lost);
+        drop(stores);
+        assert_eq!(first.check(), lost);
+        assert_eq!(bell.ring(2), lost);
+        let message = first.again().unwrap_err().to_string();
+        assert_contains!(message => "is gone", "xid");
+        // The second mapping detects the loss when it is used.
+        assert_eq!(second.check(), Ok(()));
+        assert_eq!(second.copy_from(0, &mut [0; 8]), lost);
+        assert_eq!(second.check(), lost);
+        other.copy_to(0, &[3]).unwrap();
+        assert_eq!(device_reads(&other, 0, 1), [3]);
+        drop((bell, first, second));
+        // The next mapping may get the same entry in the guard's table.
+        let next = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+        next.copy_to(0, &[4]).unwrap();
+    });
 }
 
 #[test]
 fn mapping_of_leaked_device_is_lost_and_not_freed() {
-    let name = "mapping_of_leaked_device_is_lost_and_not_freed";
-    let done = alone(
-        name,
-        || Simulated::new("").with_gdr(""),
-        |device| {
-            let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
-            let host = BarMapping::with(device, PAGE, Backend::Host).unwrap();
-            device.mark_hung();
-            assert_eq!(mapped.check(), Err(BarMappingError::Lost { ordinal: 0 }));
-            assert_eq!(
-                host.copy_to(0, &[1]),
-                Err(BarMappingError::Lost { ordinal: 0 })
-            );
-        },
-    );
-    if let Some(machine) = done {
+    let machine = Simulated::new("").with_gdr("");
+    let is_parent = machine.alone(this_test!(), |device| {
+        let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+        let host = BarMapping::with(device, PAGE, Backend::Host).unwrap();
+        device.mark_hung();
+        assert_eq!(mapped.check(), Err(BarMappingError::Lost { ordinal: 0 }));
+        assert_eq!(
+            host.copy_to(0, &[1]),
+            Err(BarMappingError::Lost { ordinal: 0 })
+        );
+    });
+    if is_parent {
         let calls = machine.gdr_calls();
         assert!(
             !calls.iter().any(|call| call.starts_with("gdr_un")),
@@ -576,47 +494,33 @@ fn mapping_of_leaked_device_is_lost_and_not_freed() {
 
 #[test]
 fn fault_outside_mapping_terminates_process() {
-    let name = "fault_outside_mapping_terminates_process";
-    let done = alone(
-        name,
-        || Simulated::new("").with_gdr(""),
-        |device| {
-            let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
-            assert_eq!(in_fork(sys::fault), -libc::SIGBUS);
-            assert_eq!(in_fork(sys::send_bus_errors), -libc::SIGBUS);
-            mapped.copy_to(0, &[1]).unwrap();
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("").with_gdr("");
+    alone(this_test!(), &machine, |device| {
+        let mapped = BarMapping::with(device, PAGE, Backend::Gdrapi).unwrap();
+        assert_eq!(in_fork(sys::fault), -libc::SIGBUS);
+        assert_eq!(in_fork(sys::send_bus_errors), -libc::SIGBUS);
+        mapped.copy_to(0, &[1]).unwrap();
+    });
 }
 
 #[test]
 fn mapping_by_many_threads_succeeds() {
-    let name = "mapping_by_many_threads_succeeds";
-    let done = alone(
-        name,
-        || Simulated::new("dma-buf=map").with_gdr(""),
-        |device| {
-            std::thread::scope(|scope| {
-                for thread in 0..4 {
-                    scope.spawn(move || {
-                        for turn in 0..8 {
-                            let backend = Backend::ALL[[0, 1, 3][(thread + turn) % 3]];
-                            let mapped = BarMapping::with(device, PAGE, backend).unwrap();
-                            let stored = pattern(999, thread * 8 + turn);
-                            mapped.copy_to(5, &stored).unwrap();
-                            assert!(device_reads(&mapped, 5, 999) == stored);
-                        }
-                    });
-                }
-            });
-        },
-    );
-    if let Some(machine) = done {
-        assert_all_given_back(&machine);
-    }
+    let machine = Simulated::new("dma-buf=map").with_gdr("");
+    alone(this_test!(), &machine, |device| {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for turn in 0..8 {
+                        let backend = Backend::ALL[[0, 1, 3][(thread + turn) % 3]];
+                        let mapped = BarMapping::with(device, PAGE, backend).unwrap();
+                        let stored = pattern(999, thread * 8 + turn);
+                        mapped.copy_to(5, &stored).unwrap();
+                        assert!(device_reads(&mapped, 5, 999) == stored);
+                    }
+                });
+            }
+        });
+    });
 }
 
 /// Tests what this machine's GPU and libraries support. Prints the reason for everything that is not supported.
@@ -629,9 +533,9 @@ fn mapping_on_real_gpu_meets_contract() {
     for found in probe(device, &Backend::ALL) {
         let (backend, answer) = found;
         match answer {
-            Err(refusal) => daq_tests::print_uncaptured(&format!("not checked: {refusal}")),
+            Err(refusal) => daq_testkit::print_uncaptured(&format!("not checked: {refusal}")),
             Ok(costs) => {
-                daq_tests::print_uncaptured(&format!("{backend}: {costs:?}"));
+                daq_testkit::print_uncaptured(&format!("{backend}: {costs:?}"));
                 for bytes in [1, PAGE + 1, 3 << 20] {
                     let mapped = BarMapping::with(device, bytes, backend).unwrap();
                     assert_both_sides_see_the_same(&mapped);

@@ -3,41 +3,10 @@
 
 use daq_core::gpu::Event;
 use daq_core::gpu::driver::{Backing, CudaError, Device, Memory, Stream};
-use daq_tests::{Daq, Simulated, test_process};
+use daq_testkit::{Daq, Simulated, assert_contains, this_test};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BYTES: usize = 4096;
-
-/// Runs `work` in a child process, by running the test `name` again. The driver is simulated with `options`. Returns
-/// the simulated driver in the parent process, which checks its report.
-fn with_driver(name: &str, options: &str, work: impl FnOnce(&'static Device)) -> Option<Simulated> {
-    if std::env::var_os("DAQ_SIMULATED_CUDA").is_some_and(|given| given == options) {
-        work(Device::open(0).unwrap());
-        return None;
-    }
-    let simulated = Simulated::new(options);
-    let output = simulated
-        .prepare(&mut test_process(module_path!(), name))
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("1 passed"), "{stderr}");
-    Some(simulated)
-}
-
-/// Returns the resources that were not freed, except for contexts, which live as long as the process.
-fn leaks(simulated: &Simulated) -> Vec<String> {
-    let report = simulated.report();
-    let leaks = report["leaks"]
-        .as_object()
-        .expect("the simulated driver must have been called");
-    leaks
-        .iter()
-        .filter(|(what, count)| *what != "contexts" && **count != 0)
-        .map(|(what, count)| format!("{what}: {count}"))
-        .collect()
-}
 
 fn memory(device: &'static Device) -> Memory {
     Memory::with(device, BYTES, Backing::Plain).unwrap()
@@ -52,8 +21,8 @@ fn is_full_of(memory: &Memory, byte: u8) {
 
 #[test]
 fn graph_replay_runs_recorded_work() {
-    let name = "graph_replay_runs_recorded_work";
-    let done = with_driver(name, "latency=1", |device| {
+    let simulated = Simulated::new("latency=1");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
         let graph = stream
             .record(Vec::new(), |stream| stream.fill(&memory, 0, 7, BYTES))
@@ -64,15 +33,15 @@ fn graph_replay_runs_recorded_work() {
         stream.synchronize().unwrap();
         is_full_of(&memory, 7);
     });
-    if let Some(simulated) = done {
-        assert_eq!(leaks(&simulated), [""; 0]);
+    if is_parent {
+        assert_eq!(simulated.leaks(), [""; 0]);
     }
 }
 
 #[test]
 fn graph_recording_failure_leaks_nothing() {
-    let name = "graph_recording_failure_leaks_nothing";
-    let done = with_driver(name, "latency=2", |device| {
+    let simulated = Simulated::new("latency=2");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let (memory, stream) = (memory(device), Stream::new(device, 1).unwrap());
         let refusal = Device::open(99).unwrap_err();
         let fails = |stream: &Stream| -> Result<(), CudaError> {
@@ -90,45 +59,43 @@ fn graph_recording_failure_leaks_nothing() {
         stream.synchronize().unwrap();
         is_full_of(&memory, 9);
     });
-    if let Some(simulated) = done {
-        assert_eq!(leaks(&simulated), [""; 0]);
+    if is_parent {
+        assert_eq!(simulated.leaks(), [""; 0]);
     }
 }
 
 #[test]
 fn graph_recording_without_graph_is_freed() {
-    let name = "graph_recording_without_graph_is_freed";
-    let options = "fail=cuGraphInstantiateWithFlags@1:2";
-    let done = with_driver(name, options, |device| {
+    let simulated = Simulated::new("fail=cuGraphInstantiateWithFlags@1:2");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let stream = Stream::new(device, 1).unwrap();
         let error = stream.record(Vec::new(), |_| Ok(())).unwrap_err();
         assert_eq!(error.code, 2);
     });
-    if let Some(simulated) = done {
-        assert_eq!(leaks(&simulated), [""; 0]);
+    if is_parent {
+        assert_eq!(simulated.leaks(), [""; 0]);
     }
 }
 
 #[test]
 fn graph_destroy_failure_frees_executable_graph() {
-    let name = "graph_destroy_failure_frees_executable_graph";
-    let done = with_driver(name, "fail=cuGraphDestroy@1:801", |device| {
+    let simulated = Simulated::new("fail=cuGraphDestroy@1:801");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let stream = Stream::new(device, 1).unwrap();
         stream.record(Vec::new(), |_| Ok(())).unwrap();
     });
-    if let Some(simulated) = done {
+    if is_parent {
         assert_eq!(simulated.report()["calls"]["cuGraphExecDestroy"], 1);
         // Only the graph itself is left.
-        assert_eq!(leaks(&simulated), ["graphs: 1"]);
+        assert_eq!(simulated.leaks(), ["graphs: 1"]);
     }
 }
 
 #[test]
 fn event_reports_failure_with_any_error_code() {
-    let name = "event_reports_failure_with_any_error_code";
     // No real driver returns the second error code.
-    let options = "fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345";
-    let done = with_driver(name, options, |device| {
+    let simulated = Simulated::new("fail=cuEventQuery@1:801,fail=cuEventQuery@2:12345");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let stream = Stream::new(device, 1).unwrap();
         for stderr in ["CUDA_ERROR_NOT_SUPPORTED", "error 12345"] {
             let mark = stream.record_event().unwrap();
@@ -141,15 +108,15 @@ fn event_reports_failure_with_any_error_code() {
         assert!(mark.is_done());
         assert_eq!(mark.failure(), None);
     });
-    if let Some(simulated) = done {
-        assert_eq!(leaks(&simulated), [""; 0]);
+    if is_parent {
+        assert_eq!(simulated.leaks(), [""; 0]);
     }
 }
 
 #[test]
 fn leaked_device_objects_are_not_freed_on_drop() {
-    let name = "leaked_device_objects_are_not_freed_on_drop";
-    let done = with_driver(name, "vmm=1", |device| {
+    let simulated = Simulated::new("vmm=1");
+    let is_parent = simulated.alone(this_test!(), |device| {
         let memories = [
             memory(device),
             Memory::with(
@@ -170,7 +137,7 @@ fn leaked_device_objects_are_not_freed_on_drop() {
         assert!(device.is_hung());
         drop((memories, stream, graph, pinned));
     });
-    if let Some(simulated) = done {
+    if is_parent {
         let report = simulated.report();
         let calls = report["calls"].as_object().unwrap();
         for freeing in [
@@ -201,8 +168,7 @@ fn pinning_failure_is_reported_with_fix() {
         + "[staging]\nbackends = []\n[sink.end]\ndriver = \"null\"\ninput = \"raw\"\n";
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
     let stderr = &outcome.stderr;
-    assert!(stderr.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{stderr}");
-    assert!(stderr.contains("LimitMEMLOCK="), "{stderr}");
+    assert_contains!(stderr => "CUDA_ERROR_OUT_OF_MEMORY", "LimitMEMLOCK=");
 }
 
 #[test]
@@ -221,10 +187,7 @@ fn truncated_module_is_rejected_before_driver() {
     let outcome = daq.run(&[]);
     let stderr = &outcome.stderr;
     assert_ne!(outcome.code, 0, "{stderr}");
-    assert!(
-        stderr.contains("the file is truncated or damaged"),
-        "{stderr}"
-    );
+    assert_contains!(stderr => "the file is truncated or damaged");
     let calls = &simulated.report()["calls"];
     assert!(calls["cuModuleLoadDataEx"].is_null(), "{calls:#}");
 }

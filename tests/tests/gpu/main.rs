@@ -1,10 +1,12 @@
-//! Tests GPU memory, copies and persistent kernels on the simulated CUDA driver, and on a real GPU if there is one.
+//! Tests GPU memory, copies, kernels and persistent kernels on the simulated CUDA driver, and on a real GPU if there is one.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod bar_mapping;
 mod driver;
+mod kernels;
 mod persistent;
+mod persistent_setup;
 mod persistent_short_frames;
 mod persistent_startup;
 mod selftest;

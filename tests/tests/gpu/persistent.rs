@@ -1,63 +1,11 @@
 //! Tests persistent kernels in whole runs on the simulated driver: their output, their shutdown, and the ledgers after
 //! a hang or a failure.
 
-use daq_tests::{Daq, Outcome, Simulated, ledger, wait_for};
+use crate::persistent_setup::{FRAME, STAYS, assert_whole, daq, pipeline, simulated};
+use daq_testkit::{Daq, Outcome, Simulated, assert_contains, assert_counts, ledger, wait_for};
 use rustix::process::Signal;
 
-/// The simulated driver's compiler turns this source into a kernel that copies each frame unchanged.
-const SOURCE: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const daq::NoParams&) {\n    \
-                      for (daq::Size i = in.index(); i < out.capacity; i += in.stride())\n        \
-                      out.as<char>()[i] = in.as<const char>()[i];\n}\n";
-
-const FRAME: u64 = 16_384;
-
-/// Returns a source whose frames pass through a user's kernel to a file in `there/`.
-fn pipeline(frames: Option<u64>, kernel: &str) -> String {
-    let frames = frames.map_or(String::new(), |frames| format!("frames = {frames}\n"));
-    format!(
-        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n{frames}\
-         samples = {{ type = \"int16\" }}\n\
-         [ring.raw]\nslot = {FRAME}\nslots = 32\nfill = 165\n\
-         [kernel.same]\nfile = \"same.cu\"\ninput = \"raw\"\noutput = \"back\"\nburst = 5\n{kernel}\n\
-         [ring.back]\nslots = 12\n\
-         [sink.there]\ndriver = \"file\"\ninput = \"back\"\npath = \"there/\"\n"
-    )
-}
-
-const STAYS: &str = "dispatch = \"persistent\"";
 const HTTP: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
-
-/// Returns a run with the simulated driver and its compiler.
-fn daq(simulated: &Simulated, text: &str) -> Daq {
-    let daq = simulated.on(Daq::new(text));
-    daq.write("same.cu", SOURCE);
-    daq
-}
-
-fn simulated(options: &str) -> Simulated {
-    Simulated::new(options).with_compiler()
-}
-
-fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
-    let files = daq_tests::files(&daq.path(directory), ".sigmf-data");
-    files
-        .iter()
-        .flat_map(|file| std::fs::read(file).unwrap())
-        .collect()
-}
-
-/// Returns the resources that were not freed, except for contexts, which live as long as the process.
-fn leaks(simulated: &Simulated) -> Vec<String> {
-    let report = simulated.report();
-    let leaks = report["leaks"]
-        .as_object()
-        .expect("the simulated driver must have been called");
-    leaks
-        .iter()
-        .filter(|(what, count)| *what != "contexts" && **count != 0)
-        .map(|(what, count)| format!("{what}: {count}"))
-        .collect()
-}
 
 /// Checks that one launch has processed all frames, that no call has waited for the kernel, and that everything was
 /// freed.
@@ -66,22 +14,14 @@ fn stayed(simulated: &Simulated, frames: u64) {
     assert_eq!(report["launches"], 1, "{report:#}");
     assert_eq!(report["persistent"], frames, "{report:#}");
     assert_eq!(report["blocked"], 0, "{report:#}");
-    assert_eq!(leaks(simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 /// Checks that every frame that the kernel accepted is in the file, and that nothing was lost.
 fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
-    for path in [
-        "kernels.same.in",
-        "kernels.same.consumed",
-        "kernels.same.produced",
-        "rings.back.published",
-        "sinks.there.frames",
-    ] {
-        assert_eq!(outcome.count(path), frames, "{path}: {:#}", outcome.report);
-    }
+    assert_whole(outcome, frames, "");
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
-    assert_eq!(bytes(daq, "there").len() as u64, frames * FRAME);
+    assert_eq!(daq.data("there").len() as u64, frames * FRAME);
 }
 
 /// Returns the bytes of `frames` frames from a kernel that is launched for each burst.
@@ -91,7 +31,7 @@ fn launched(frames: u64, faults: &str) -> Vec<u8> {
     let outcome = daq.run(&[]).ok();
     assert_eq!(outcome.count("kernels.same.consumed"), frames);
     assert_eq!(simulated.report()["persistent"], 0);
-    bytes(&daq, "there")
+    daq.data("there")
 }
 
 #[test]
@@ -112,7 +52,7 @@ fn persistent_kernel_output_equals_launched_kernel() {
         let daq = daq(&simulated, &text);
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("kernels.same.consumed"), FRAMES, "{keys}");
-        assert!(bytes(&daq, "there") == expected, "{keys}: the bytes differ");
+        assert!(daq.data("there") == expected, "{keys}: the bytes differ");
         stayed(&simulated, FRAMES);
     }
 }
@@ -136,7 +76,7 @@ fn persistent_kernel_output_is_equal_for_all_backends() {
             .run(&["--set", &format!("staging.backends={backends}")])
             .ok();
         is_whole(&daq, &outcome, FRAMES);
-        assert!(bytes(&daq, "there") == expected, "{backends}");
+        assert!(daq.data("there") == expected, "{backends}");
         stayed(&simulated, FRAMES);
     }
     // A doorbell needs mapped memory.
@@ -144,9 +84,9 @@ fn persistent_kernel_output_is_equal_for_all_backends() {
     let outcome =
         daq(&simulated, &pipeline(Some(FRAMES), STAYS)).run(&["--set", "staging.backends=[]"]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("backends"), "{}", outcome.stderr);
+    assert_contains!(outcome.stderr => "backends");
     assert_eq!(simulated.report()["persistent"], 0);
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 #[test]
@@ -198,15 +138,12 @@ fn persistent_kernel_with_incomplete_drop_gets_complete_frames() {
         assert_eq!(outcome.count("sources.adc.incomplete"), FRAMES - complete);
         for reader in ["same", "end"] {
             let count = |key: &str| outcome.count(&format!("readers.{reader}.{key}"));
-            assert_eq!(
-                (count("read"), count("dropped_incomplete"), count("pending")),
-                (complete, FRAMES - complete, 0),
-                "{keys} {reader}: {:#}",
-                outcome.report
+            assert_counts!(outcome, &format!("readers.{reader}") =>
+                read: complete, dropped_incomplete: FRAMES - complete, pending: 0; "{keys} {reader}"
             );
         }
         assert_eq!(outcome.count("kernels.same.consumed"), complete, "{keys}");
-        assert!(bytes(&daq, "there") == whole, "{keys}: the bytes differ");
+        assert!(daq.data("there") == whole, "{keys}: the bytes differ");
     }
 }
 
@@ -216,14 +153,11 @@ fn persistent_kernel_without_frames_stops() {
     let text = pipeline(Some(1), STAYS).replace("frames = 1\n", "packets = 1\n");
     let daq = daq(&simulated, &text);
     let outcome = daq.run(&[]).ok();
-    assert_eq!(
-        outcome.count("kernels.same.in"),
-        outcome.count("kernels.same.consumed") + outcome.count("kernels.same.failed"),
-        "{:#}",
-        outcome.report
+    assert_counts!(outcome, "kernels.same" =>
+        in: outcome.count("kernels.same.consumed") + outcome.count("kernels.same.failed")
     );
     assert_eq!(simulated.report()["blocked"], 0);
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 #[test]
@@ -260,11 +194,7 @@ fn persistent_kernel_hang_is_named_and_ledgers_balance() {
         live.wait_log("on_frame does not return");
         let outcome = live.wait();
         assert_eq!(outcome.code, 70, "{}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains("kernel `same`"),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => "kernel `same`");
         let made = outcome.count("kernels.same.produced");
         assert_eq!(outcome.count("rings.back.published"), made);
         assert!(
@@ -287,7 +217,7 @@ fn persistent_kernel_hang_is_shown_in_status() {
     // Wait until the process has ended or reports that it is not healthy.
     wait_for("an unhealthy answer, or the end of daq", || {
         let unwell =
-            daq_tests::get(address, "/-/healthy").map_or(true, |response| response.code == 503);
+            daq_testkit::get(address, "/-/healthy").map_or(true, |response| response.code == 503);
         (unwell || !live.is_running()).then_some(())
     });
     live.wait_log("the GPU has completed no work");
@@ -310,11 +240,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
         let daq = daq(&simulated, &pipeline(None, STAYS));
         let outcome = daq.run(&[]);
         assert_eq!(outcome.code, 69, "{options}: {}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains(name) && outcome.stderr.contains("same"),
-            "{options}: {}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => name, "same"; "{options}");
         if options.contains("PERSISTENT") {
             let made = outcome.count("kernels.same.produced");
             assert!(made < 40, "{options}: {:#}", outcome.report);
@@ -323,7 +249,7 @@ fn persistent_kernel_failure_stops_run_and_ledgers_balance() {
             assert!(outcome.count("sinks.there.frames") <= made, "{options}");
             assert!(outcome.count("kernels.same.failed") > 0, "{options}");
         }
-        assert_eq!(leaks(&simulated), [""; 0], "{options}");
+        assert_eq!(simulated.leaks(), [""; 0], "{options}");
     }
 }
 
@@ -338,12 +264,12 @@ fn persistent_kernels_share_one_gpu() {
     let outcome = daq.run(&[]).ok();
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(outcome.count("kernels.again.consumed"), FRAMES);
-    assert!(bytes(&daq, "end") == bytes(&daq, "there"));
+    assert!(daq.data("end") == daq.data("there"));
     let report = simulated.report();
     assert_eq!(report["persistent"], 2 * FRAMES);
     assert_eq!(report["launches"], 2);
     assert_eq!(report["blocked"], 0, "{report:#}");
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 #[test]
@@ -352,11 +278,7 @@ fn persistent_kernel_beyond_occupancy_is_rejected() {
     let keys = format!("{STAYS}\nconcurrent_frames = 100\nblocks = 100");
     let outcome = daq(&simulated, &pipeline(Some(10), &keys)).run(&[]);
     assert_ne!(outcome.code, 0, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("concurrent_frames"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "concurrent_frames");
     assert_eq!(simulated.report()["persistent"], 0);
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }

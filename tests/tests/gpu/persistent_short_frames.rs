@@ -7,18 +7,14 @@ use daq_core::gpu::driver::{self, Device};
 use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Samples, Scalar};
-use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::notify::Wait;
 use daq_core::region::Region;
-use daq_core::ring::{Completion, Producer, Reader, Ring, RingOptions, Slice};
+use daq_core::ring::{Completion, RingOptions, Slice};
 use daq_pipelines::kernels::FileKernel;
-use daq_tests::{Simulated, TIMEOUT, test_process};
-use std::sync::Arc;
+use daq_testkit::ring::RingFixture;
+use daq_testkit::{Simulated, TIMEOUT, this_test};
 use std::time::Instant;
 
-const NAME: &str = "persistent_kernel_skips_short_frames_and_keeps_slots";
-/// Environment variable that is set in the child process that runs the body of the test.
-const ALONE: &str = "DAQ_PERSISTENT_SHORT";
 const BYTES: usize = 4096;
 /// Number of slots of the input and of the output. These numbers and the burst sizes have no common factor.
 const SLOTS: [usize; 2] = [16, 11];
@@ -28,9 +24,7 @@ const SOURCE: &str =
 
 /// A ring in GPU memory to which the CPU can store.
 struct End {
-    region: Arc<Region>,
-    producer: Producer,
-    reader: Reader,
+    ring: RingFixture,
     slots: Slice,
 }
 
@@ -39,21 +33,20 @@ impl End {
         let options = RingOptions::new("ring", slots, BYTES);
         let bytes = options.region_bytes();
         let region = Region::mapped(device, bytes, Writer::Cpu, &[Backend::Gdrapi]).unwrap();
-        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
-        let reader = ring.attach(true, slots, ReaderLedger::default()).unwrap();
-        Self {
-            region,
-            producer,
-            reader,
-            slots: ring.slice(),
-        }
+        let ring = RingFixture::in_region(region, options);
+        let slots = ring.ring.slice();
+        Self { ring, slots }
     }
 
     /// Publishes frame `i`.
     fn publish(&mut self, i: u64) {
-        assert_eq!(self.producer.claim(1), 1, "the ring must have a free slot");
-        let at = self.producer.open_slot(0).addr() as u64 - self.slots.base;
-        let mapping = self.region.mapping().unwrap();
+        assert_eq!(
+            self.ring.producer.claim(1),
+            1,
+            "the ring must have a free slot"
+        );
+        let at = self.ring.producer.open_slot(0).addr() as u64 - self.slots.base;
+        let mapping = self.ring.region.mapping().unwrap();
         mapping
             .copy_to(usize::try_from(at).unwrap(), &frame(i))
             .unwrap();
@@ -62,17 +55,17 @@ impl End {
             length: if is_short(i) { BYTES - 2 } else { BYTES },
             ..FrameMeta::default()
         };
-        self.producer.describe(0, &meta, std::iter::empty());
-        self.producer.publish(1);
+        self.ring.producer.describe(0, &meta, std::iter::empty());
+        self.ring.producer.publish(1);
     }
 
     /// Returns the published frames and releases their slots.
     fn take(&mut self) -> Vec<(FrameMeta, Vec<u8>)> {
-        let Some(lease) = self.reader.poll(usize::MAX) else {
+        let Some(lease) = self.ring.reader.poll(usize::MAX) else {
             return Vec::new();
         };
         let slice = lease.slice().unwrap();
-        let mapping = self.region.mapping().unwrap();
+        let mapping = self.ring.region.mapping().unwrap();
         (0..lease.len())
             .map(|i| {
                 let at = usize::try_from(slice.address(i) - self.slots.base).unwrap();
@@ -97,8 +90,7 @@ fn frame(i: u64) -> Vec<u8> {
 }
 
 /// The body of the test, which runs in a child process with the simulated driver.
-fn body() {
-    let device = Device::open(0).unwrap();
+fn body(device: &'static Device) {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("same.cu"), SOURCE).unwrap();
     let samples = Samples {
@@ -130,9 +122,9 @@ fn body() {
         let frames = *burst as u64;
         (next..next + frames).for_each(|i| input.publish(i));
         next += frames;
-        let lease = input.reader.poll(*burst).unwrap();
+        let lease = input.ring.reader.poll(*burst).unwrap();
         assert_eq!(lease.len(), *burst);
-        let mut slots = output.producer.reserve(kernel.outputs(*burst));
+        let mut slots = output.ring.producer.reserve(kernel.outputs(*burst));
         let submitted = kernel
             .run(&lease, &mut slots, Stream::Cuda(&stream))
             .unwrap_or_else(|error| panic!("{error}"));
@@ -142,12 +134,12 @@ fn body() {
         assert_eq!(made, submitted.consumed);
         (consumed, failed) = (consumed + submitted.consumed, failed + submitted.failed);
         let start = Instant::now();
-        while input.reader.has_in_flight() {
+        while input.ring.reader.has_in_flight() {
             assert!(start.elapsed() < TIMEOUT, "{:?}", kernel.hang_report());
-            input.reader.wait_in_flight(Wait::Adaptive, TIMEOUT);
-            input.reader.reap(|_| {});
+            input.ring.reader.wait_in_flight(Wait::Adaptive, TIMEOUT);
+            input.ring.reader.reap(|_| {});
         }
-        output.producer.publish(made);
+        output.ring.producer.publish(made);
         came.extend(output.take());
     }
     let whole: Vec<u64> = (0..next).filter(|i| !is_short(*i)).collect();
@@ -163,20 +155,10 @@ fn body() {
 
 #[test]
 fn persistent_kernel_skips_short_frames_and_keeps_slots() {
-    if std::env::var_os(ALONE).is_some() {
-        body();
+    let machine = Simulated::new("").with_compiler().with_gdr("");
+    if !machine.alone(this_test!(), body) {
         return;
     }
-    let machine = Simulated::new("").with_compiler().with_gdr("");
-    let output = machine
-        .prepare(&mut test_process(module_path!(), NAME))
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{stdout}{stderr}");
-    assert!(stdout.contains("1 passed"), "{stdout}");
     let report = machine.report();
     assert_eq!(report["launches"], 1, "{report:#}");
     assert_eq!(report["blocked"], 0, "{report:#}");

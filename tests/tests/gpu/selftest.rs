@@ -1,6 +1,6 @@
 //! Tests `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
 
-use daq_tests::{Daq, Done, Simulated};
+use daq_testkit::{Daq, Done, Simulated, assert_contains};
 use serde_json::Value;
 
 /// The time limit is long, because kernels on a slow machine may need long to stop.
@@ -138,10 +138,7 @@ fn selftest_after_leaked_device_skips_rest() {
         ]
     );
     let why = report["results"][2]["detail"].as_str().unwrap();
-    assert!(
-        why.contains("lost during check kernel-sees with host"),
-        "{why}"
-    );
+    assert_contains!(why => "lost during check kernel-sees with host");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Checks that programs find the simulated CUDA driver where they search for NVIDIA's driver.
 
-use daq_tests::{Simulated, skip};
+use daq_testkit::{Simulated, skip};
 use std::process::Command;
 
 /// A program that uses only the dynamic loader. It prints the number of devices, and whether the driver has
@@ -23,7 +23,7 @@ fn run(simulated: &Simulated) -> String {
 
 #[test]
 fn simulated_driver_is_found_by_loader() {
-    if daq_tests::program("python3").is_none() {
+    if daq_testkit::program("python3").is_none() {
         skip!("python3 is not installed");
     }
     let simulated = Simulated::new("gpus=3");
@@ -35,7 +35,7 @@ fn simulated_driver_is_found_by_loader() {
 
 #[test]
 fn simulated_older_driver_lacks_functions() {
-    if daq_tests::program("python3").is_none() {
+    if daq_testkit::program("python3").is_none() {
         skip!("python3 is not installed");
     }
     let simulated = Simulated::new("version=10010").without("cuMemCreate");

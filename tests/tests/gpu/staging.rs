@@ -1,7 +1,7 @@
 //! Tests pipelines with rings on a GPU, on the simulated driver: the copies, the reports if there is no GPU, and the
 //! ledgers after a GPU failure.
 
-use daq_tests::{Daq, Outcome, Simulated};
+use daq_testkit::{Daq, Outcome, Simulated, assert_contains, assert_counts};
 
 /// A source of 2000 frames in a ring on a GPU. A sink reads a copy of this ring.
 const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = \"4 KiB\"\n\
@@ -11,19 +11,6 @@ const PIPELINE: &str = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern 
 
 fn pipeline(memory: &str) -> String {
     PIPELINE.replace("MEMORY", memory)
-}
-
-/// Returns the resources that were not freed, except for contexts, which live as long as the process.
-fn leaks(simulated: &Simulated) -> Vec<String> {
-    let report = simulated.report();
-    let leaks = report["leaks"]
-        .as_object()
-        .expect("the simulated driver must have been called");
-    leaks
-        .iter()
-        .filter(|(what, count)| *what != "contexts" && **count != 0)
-        .map(|(what, count)| format!("{what}: {count}"))
-        .collect()
 }
 
 /// Checks that all frames read by the copies of `raw` are counted.
@@ -54,18 +41,14 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
         // The copies measured at startup are counted in addition.
         let copied = report["copied"]["host_to_device"].as_u64().unwrap();
         assert!(copied >= 2000 * 16384, "{options}: {report:#}");
-        assert_eq!(leaks(&simulated), [""; 0], "{options}");
+        assert_eq!(simulated.leaks(), [""; 0], "{options}");
         let reported = match options {
             "" => "CUDA virtual memory (cuMemMap), RDMA-capable, shareable with other processes",
             "vmm=0" => "a plain allocation",
             "posix-fd=0" => "CUDA virtual memory (cuMemMap), RDMA-capable\n",
             _ => "CUDA virtual memory (cuMemMap), shareable with other processes",
         };
-        assert!(
-            outcome.stderr.contains(reported),
-            "{options}: {}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => reported; "{options}");
     }
 }
 
@@ -99,14 +82,7 @@ fn staging_to_gpu_and_back_preserves_frames() {
     assert_eq!(outcome.count("copies.back@host.frames"), 2000);
     assert!(outcome.count("kernels.same.device.launches") >= 400);
     is_accounted_for(&outcome);
-    let bytes = |directory: &str| {
-        let files = daq_tests::files(&daq.path(directory), ".sigmf-data");
-        files
-            .iter()
-            .flat_map(|file| std::fs::read(file).unwrap())
-            .collect::<Vec<_>>()
-    };
-    let (there, here) = (bytes("there"), bytes("here"));
+    let (there, here) = (daq.data("there"), daq.data("here"));
     assert_eq!(here.len(), 2000 * 16384);
     let lost = outcome.report["sources"]["adc"]["lost"]["wire_gap"]
         .as_u64()
@@ -122,7 +98,7 @@ fn staging_to_gpu_and_back_preserves_frames() {
     // At startup, a variable of the code is read into unregistered memory.
     let unregistered = &simulated.report()["unregistered"]["bytes"];
     assert!(unregistered.as_u64().unwrap() <= 64, "{unregistered}");
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 #[test]
@@ -145,11 +121,7 @@ fn kernel_failure_or_hang_is_reported_and_ledgers_balance() {
         let outcome = live.wait();
         let code = if options.starts_with("hang") { 70 } else { 69 };
         assert_eq!(outcome.code, code, "{options}: {}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains(reported),
-            "{options}: {}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => reported; "{options}");
         let made = outcome.count("kernels.same.produced");
         assert_eq!(outcome.count("rings.back.published"), made, "{options}");
         assert!(
@@ -229,7 +201,7 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
                 }
             }
         }
-        assert_eq!(leaks(&simulated), [""; 0]);
+        assert_eq!(simulated.leaks(), [""; 0]);
     }
 }
 
@@ -256,15 +228,11 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
         }
         let plan = daq.cli(&["plan", "daq.toml"]).ok();
         if simulated.is_none() && plan.stdout.contains("ring raw @ cuda:") {
-            daq_tests::skip!(
+            daq_testkit::skip!(
                 "this machine has a GPU, so the output without a GPU cannot be checked"
             );
         }
-        assert!(
-            plan.stdout.contains("ring raw @ host") && plan.stdout.contains(why),
-            "{}",
-            plan.stdout
-        );
+        assert_contains!(plan.stdout => "ring raw @ host", why);
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("sinks.end.frames"), 2000);
     }
@@ -281,15 +249,10 @@ fn gpu_memory_too_small_is_reported_with_available_size() {
     let text = pipeline("cuda:0").replace("slots = 32", "slots = 2048");
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    for part in [
-        "ring `raw`",
-        "CUDA_ERROR_OUT_OF_MEMORY",
-        "16 MiB are free",
-        "lower `slots`",
-    ] {
-        assert!(outcome.stderr.contains(part), "{part}: {}", outcome.stderr);
-    }
-    assert_eq!(leaks(&simulated), [""; 0]);
+    assert_contains!(outcome.stderr =>
+        "ring `raw`", "CUDA_ERROR_OUT_OF_MEMORY", "16 MiB are free", "lower `slots`"
+    );
+    assert_eq!(simulated.leaks(), [""; 0]);
 }
 
 /// Without this section, the copies measured at startup would fail and end the run before it starts.
@@ -320,14 +283,10 @@ fn gpu_failure_stops_run_and_ledgers_balance() {
         let daq = daq.env("DAQ_SIMULATED_CUDA", options);
         let outcome = daq.run(&["--state-dir", &state]);
         assert_eq!(outcome.code, 69, "{options}: {}", outcome.stderr);
-        assert!(
-            outcome.stderr.contains(name) && outcome.stderr.contains("copies to cuda:0"),
-            "{options}: {}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => name, "copies to cuda:0"; "{options}");
         is_accounted_for(&outcome);
         assert!(outcome.count("copies.raw.failed") > 0, "{options}");
-        assert_eq!(leaks(&healthy), [""; 0], "{options}");
+        assert_eq!(healthy.leaks(), [""; 0], "{options}");
     }
 }
 
@@ -342,25 +301,18 @@ fn gpu_hang_does_not_block_exit() {
     let daq = daq.env("DAQ_SIMULATED_CUDA", "hang=copy@50");
     let mut live = daq.spawn(&["--state-dir", state, "--drain", "1 s"]);
     // The hang must be reported before the run is stopped.
-    daq_tests::wait_for("a stall", || {
+    daq_testkit::wait_for("a stall", || {
         (live.get("/-/healthy").code == 503).then_some(())
     });
     live.wait_log("the GPU has completed no work");
     live.interrupt();
     let outcome = live.wait();
     assert_eq!(outcome.code, 70, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("has not finished its copies"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "has not finished its copies");
     assert!(
         outcome.count("copies.raw.pending") > 0,
         "{:#}",
         outcome.report
     );
-    assert_eq!(
-        outcome.count("rings.raw.published"),
-        outcome.count("copies.raw.frames")
-    );
+    assert_counts!(outcome, "rings.raw" => published: outcome.count("copies.raw.frames"));
 }

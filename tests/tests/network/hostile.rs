@@ -8,8 +8,8 @@ mod cases;
 
 use attack::{Attack, Kind, Rate, attack, prepare};
 use cases::{Case, Ledger, good, raw_table, spead_table, table};
-use daq_tests::network::{Queue, loopback};
-use daq_tests::wait_for;
+use daq_testkit::loopback::{self, Queue};
+use daq_testkit::wait_for;
 use rustix::process::Signal;
 use std::ops::Range;
 

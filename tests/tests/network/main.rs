@@ -1,11 +1,14 @@
-//! Tests the network sources: UDP sockets, SPEAD, AF_XDP and malformed packets.
+//! Tests the network sources: UDP sockets, SPEAD, AF_XDP, malformed packets, sensor bridges and RDMA.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod hostile;
+mod hsb;
+mod rdma;
 mod senders;
 mod spead2;
 mod spead2_detected;
+mod stream;
 mod udp_sockets;
 mod udp_window;
 mod veth;

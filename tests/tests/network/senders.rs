@@ -1,37 +1,22 @@
 //! Tests several senders, rejected senders and silent senders, and their counters and log lines.
 
-use daq_tests::network::{Queue, loopback};
-use daq_tests::{Daq, Live, wait_for};
+use crate::stream::{self, PACKETS_PER_FRAME, listening};
+use daq_testkit::loopback::Queue;
+use daq_testkit::{Daq, Live, assert_contains, free_udp_port, wait_for};
 use serde_json::Value;
 use std::net::UdpSocket;
 
-/// Payload bytes per packet, and packets per frame.
+/// Payload bytes per packet.
 const PAYLOAD: usize = 256;
-const PACKETS_PER_FRAME: usize = 16;
 
 /// Returns the source `adc` with `keys`, which must set the address, and a sink that discards frames.
 fn config(keys: &str) -> String {
-    let frame = PAYLOAD * PACKETS_PER_FRAME;
-    format!(
-        "[http]\nlisten = \"127.0.0.1:0\"\n\
-         [source.adc]\ndriver = \"udp\"\nring = \"raw\"\n{keys}\n\
-         [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {PAYLOAD}\nsequence = {{ offset = 0, bytes = 8 }}\n\
-         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 512\n\
-         [sink.end]\ndriver = \"null\"\ninput = \"raw\"\n"
-    )
+    let keys = format!("driver = \"udp\"\n{keys}");
+    stream::config(&keys, PAYLOAD, 512, "driver = \"null\"")
 }
 
 fn packet(n: u64) -> Vec<u8> {
-    let mut packet = n.to_be_bytes().to_vec();
-    packet.resize(8 + PAYLOAD, 7);
-    packet
-}
-
-fn listening(daq: &Daq) -> Live {
-    let mut live = daq.spawn(&[]);
-    live.wait_ready();
-    loopback::stay();
-    live
+    stream::packet(n, PAYLOAD)
 }
 
 /// Returns a socket that is bound to a loopback address.
@@ -46,7 +31,7 @@ fn status(live: &mut Live) -> Value {
 #[test]
 fn equal_sequences_from_two_senders_are_logged_with_both() {
     const PACKETS: u64 = 3840;
-    let ports = [loopback::free_port(), loopback::free_port()];
+    let ports = [free_udp_port(), free_udp_port()];
     let [a, b] = ports;
     let daq = Daq::new(&config(&format!(
         "listen = [\"127.0.0.1:{a}\", \"127.0.0.1:{b}\"]"
@@ -88,7 +73,7 @@ fn equal_sequences_from_two_senders_are_logged_with_both() {
 
 #[test]
 fn packets_all_rejected_are_logged_with_reason_and_fix() {
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&config(&format!("listen = \"127.0.0.1:{port}\"")));
     let mut live = listening(&daq);
     let loss = status(&mut live)["loss"]["adc"]["text"].clone();
@@ -134,7 +119,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
 #[test]
 fn packets_from_other_senders_with_from_are_dropped() {
     const PACKETS: u64 = 4096;
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nfrom = [\"127.0.1.0/24\", \"fd00::/8\"]"
     )));
@@ -166,7 +151,7 @@ fn packets_from_other_senders_with_from_are_dropped() {
 
 #[test]
 fn silence_fails_readiness_and_is_logged() {
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsilent_after = \"1 s\""
     )));
@@ -174,13 +159,7 @@ fn silence_fails_readiness_and_is_logged() {
     live.wait_log("no data packet for");
     let answer = live.get("/-/ready");
     assert_eq!(answer.code, 503);
-    assert!(
-        answer
-            .body
-            .contains("silent: source adc: no data packet for more than 1 s"),
-        "{}",
-        answer.body
-    );
+    assert_contains!(answer.body => "silent: source adc: no data packet for more than 1 s");
     assert_eq!(live.get("/-/healthy").code, 200);
     assert_eq!(status(&mut live)["state"], "silent");
     let report = live.report();
@@ -250,7 +229,7 @@ fn heaps_without_declared_time_are_logged_once_with_fix() {
         ),
         (1 << 63 | 0x1600 << 40 | 9, ""),
     ] {
-        let port = loopback::free_port();
+        let port = free_udp_port();
         let daq = Daq::new(&format!(
             "[http]\nlisten = \"127.0.0.1:0\"\n\
              [source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n\

@@ -1,7 +1,9 @@
 //! Sends heaps with PyPI's `spead2` to daq, and checks the files. PyPI's `zarr` reads the arrays.
 
-use daq_tests::network::{loopback, recording};
-use daq_tests::{Daq, Outcome, Python, files, skip};
+use daq_testkit::network::recording;
+use daq_testkit::{
+    Daq, Outcome, Python, assert_contains, assert_counts, files, free_udp_port, python,
+};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -86,7 +88,7 @@ impl Stream {
 /// Sends each of `streams` to its own source. Waits until `expected` packets of each stream have arrived.
 fn send(python: &Python, streams: &[Stream], expected: impl Fn(&Stream) -> u64) -> (Daq, Outcome) {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
-    let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
+    let ports: Vec<_> = streams.iter().map(|_| free_udp_port()).collect();
     for (stream, port) in streams.iter().zip(&ports) {
         text.write_str(&stream.config(*port)).unwrap();
     }
@@ -120,10 +122,7 @@ fn number(n: usize) -> u64 {
 
 #[test]
 fn spead2_heaps_arrive_byte_identical() {
-    let python = match Python::with(&["spead2", "numpy", "zarr"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy", "zarr");
     let streams = [
         PLAIN,
         Stream {
@@ -236,10 +235,7 @@ fn spead2_heaps_arrive_byte_identical() {
 /// counted and logged.
 #[test]
 fn spead2_samples_in_descriptor_heap_are_reported() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let stream = Stream {
         name: "adc",
         descriptors: "first",
@@ -248,12 +244,7 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
     let packets = number((stream.heaps - 1) * stream.packets());
     let (daq, outcome) = send(&python, &[stream], |_| packets);
     let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-    assert_eq!(
-        (n("expected"), n("delivered"), n("rejected")),
-        (packets, packets, 0),
-        "{:#}",
-        outcome.report
-    );
+    assert_counts!(outcome, "sources.adc" => expected: packets, delivered: packets, rejected: 0);
     // All packets of the heap, and the packet for the end of the stream, must be counted.
     assert!(
         n("control") > number(stream.packets()),
@@ -283,16 +274,13 @@ fn spead2_samples_in_descriptor_heap_are_reported() {
 /// to correct.
 #[test]
 fn spead2_unexpected_packet_size_is_reported() {
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let stream = Stream {
         name: "adc",
         heaps: 3,
         ..PLAIN
     };
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let (first, _) = stream.payloads();
     let text = stream
         .config(port)
@@ -303,16 +291,6 @@ fn spead2_unexpected_packet_size_is_reported() {
     python.run(SEND, &[stream.job(port, &daq.path("adc")).to_string()]);
     live.wait_count("sources.adc.control", 2);
     let outcome = live.stop().ok();
-    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-    assert_eq!(
-        (n("expected"), n("rejected")),
-        (0, number(3 * stream.packets())),
-        "{:#}",
-        outcome.report
-    );
-    assert!(
-        outcome.stderr.contains("check `packet` and `first`"),
-        "{}",
-        outcome.stderr
-    );
+    assert_counts!(outcome, "sources.adc" => expected: 0, rejected: number(3 * stream.packets()));
+    assert_contains!(outcome.stderr => "check `packet` and `first`");
 }

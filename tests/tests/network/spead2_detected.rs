@@ -1,8 +1,10 @@
 //! Tests SPEAD heaps whose sizes are detected. The sender is `configs/send_spead.py`, which uses PyPI's spead2 with its
 //! defaults.
 
-use daq_tests::network::loopback;
-use daq_tests::{Daq, Outcome, Python, Simulated, repository, skip};
+use daq_testkit::{
+    Daq, Outcome, Python, Simulated, assert_contains, assert_counts, free_udp_port, python,
+    repository,
+};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -72,16 +74,6 @@ fn send(python: &Python, daq: &Daq, stream: &Stream, port: u16) {
     python.run(&script(), &arguments);
 }
 
-/// Returns a Python interpreter that has these packages, or skips the test if no interpreter has them.
-macro_rules! python {
-    ($($package:literal),+) => {
-        match Python::with(&[$($package),+]) {
-            Ok(python) => python,
-            Err(why) => skip!("{why}"),
-        }
-    };
-}
-
 /// Runs all `streams` at the same time, each with its own source, and checks the received data.
 fn run(python: &Python, streams: &[Stream]) -> Daq {
     run_with(python, streams, "", |daq| daq)
@@ -95,7 +87,7 @@ fn run_with(
     prepare: impl FnOnce(Daq) -> Daq,
 ) -> Daq {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
-    let ports: Vec<_> = streams.iter().map(|_| loopback::free_port()).collect();
+    let ports: Vec<_> = streams.iter().map(|_| free_udp_port()).collect();
     for (stream, port) in streams.iter().zip(&ports) {
         text.write_str(&stream.config(*port)).unwrap();
     }
@@ -124,19 +116,16 @@ fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str
     let message = format!("{}:\n{:#}\n{}", stream.name, outcome.report, outcome.stderr);
     let sent = std::fs::read(daq.path(stream.name)).unwrap();
     assert_eq!(sent.len(), stream.heaps * stream.heap, "{message}");
-    assert_eq!(
-        (n("rejected"), n("duplicates"), n("epochs")),
-        (0, 0, 1),
-        "{message}"
+    assert_counts!(outcome, &format!("sources.{source}") =>
+        rejected: 0, duplicates: 0, epochs: 1, expected: n("delivered"); "{message}"
     );
-    assert_eq!(n("expected"), n("delivered"), "{message}");
     assert_eq!(
         outcome.report["sources"][source]["lost"],
         json!({}),
         "{message}"
     );
     assert_eq!(n("bytes"), sent.len() as u64, "{message}");
-    let file = daq_tests::network::Recording::read(&daq.path(out), sink);
+    let file = daq_testkit::network::Recording::read(&daq.path(out), sink);
     assert!(
         file.data == sent,
         "the file of {message} contains wrong bytes"
@@ -161,7 +150,7 @@ fn readme_example_with_spead2_defaults_is_byte_identical() {
         "README.md must contain the example of configs/spead.toml"
     );
     let daq = Daq::new(&config);
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let listen = format!("source.correlator.listen=127.0.0.1:{port}");
     let mut live = daq.spawn(&["--set", &listen, "--set", "http.listen=127.0.0.1:0"]);
     live.wait_ready();
@@ -317,7 +306,7 @@ fn heap_longer_than_slot_is_rejected_with_fix() {
         heap: 70_000,
         ..PLAIN
     };
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n{}",
         stream.config(port)
@@ -328,9 +317,5 @@ fn heap_longer_than_slot_is_rejected_with_fix() {
     live.wait_count("sources.long.rejected", 30 * 49);
     let outcome = live.stop();
     assert_eq!(outcome.count("sources.long.expected"), 0);
-    assert!(
-        outcome.stderr.contains("set `slot = "),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "set `slot = ");
 }

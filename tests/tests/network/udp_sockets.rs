@@ -1,77 +1,32 @@
 //! Tests sockets: several for one stream, multicast, IPv6, buffers, and ports in use.
 
+use crate::stream::{self, DISK, assert_whole, listening};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
-use daq_tests::network::{Queue, loopback, payload, recording};
-use daq_tests::{Daq, Live, Outcome, program, skip};
+use daq_testkit::loopback::Queue;
+use daq_testkit::{Daq, Live, Outcome, assert_contains, free_udp_port, program, skip};
 use serde_json::json;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-/// Payload bytes per packet, and packets per frame.
 const PAYLOAD: usize = 1024;
-const PACKETS_PER_FRAME: usize = 16;
 
 /// Returns the source `adc` with `keys`, which must set the address, and the file sink `disk`.
 fn config(keys: &str) -> String {
-    let frame = PAYLOAD * PACKETS_PER_FRAME;
-    format!(
-        "[http]\nlisten = \"127.0.0.1:0\"\n\
-         [source.adc]\ndriver = \"udp\"\nring = \"raw\"\n{keys}\n\
-         [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {PAYLOAD}\nsequence = {{ offset = 0, bytes = 8 }}\n\
-         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 512\n\
-         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
-    )
+    stream::config(&format!("driver = \"udp\"\n{keys}"), PAYLOAD, 512, DISK)
 }
 
 fn packet(n: u64) -> Vec<u8> {
-    let mut packet = n.to_be_bytes().to_vec();
-    packet.resize(8 + PAYLOAD, 0);
-    payload(1, n, &mut packet[8..]);
-    packet
+    stream::packet(n, PAYLOAD)
 }
 
-/// Starts a run. When this function returns, packets can be sent to it.
-fn listening(daq: &Daq) -> Live {
-    let mut live = daq.spawn(&[]);
-    live.wait_ready();
-    loopback::stay();
-    live
-}
-
-/// Waits until all `packets` packets have arrived, then checks the ledger and the file.
-fn whole(daq: &Daq, mut live: Live, packets: u64) -> Outcome {
-    live.wait_count("sources.adc.expected", packets);
-    let outcome = live.stop().ok();
-    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-    assert_eq!(
-        (n("expected"), n("delivered")),
-        (packets, packets),
-        "{:#}\n{}",
-        outcome.report,
-        outcome.stderr
-    );
-    assert_eq!(
-        (n("duplicates"), n("rejected"), n("epochs")),
-        (0, 0, 1),
-        "{:#}",
-        outcome.report
-    );
-    assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
-    let sent: Vec<_> = (0..packets).flat_map(|n| packet(n).split_off(8)).collect();
-    let file = recording(daq, "disk");
-    assert!(
-        file.data == sent,
-        "the file must contain the bytes that were sent; {} bytes in the file, {} bytes sent",
-        file.data.len(),
-        sent.len()
-    );
-    outcome
+fn whole(daq: &Daq, live: Live, packets: u64) -> Outcome {
+    assert_whole(daq, live, packets, PAYLOAD)
 }
 
 #[test]
 fn udp_several_flows_fill_one_window() {
     const PACKETS: u64 = 8192;
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsockets = 2\nwindow = 16\nreceive_buffer = \"1 MiB\""
     )));
@@ -96,7 +51,7 @@ fn udp_several_flows_fill_one_window() {
 #[test]
 fn udp_several_addresses_fill_one_window() {
     const PACKETS: u64 = 2048;
-    let ports = [loopback::free_port(), loopback::free_port()];
+    let ports = [free_udp_port(), free_udp_port()];
     let [a, b] = ports;
     let daq = Daq::new(&config(&format!(
         "listen = [\"127.0.0.1:{a}\", \"[::1]:{b}\"]\nwindow = 16"
@@ -128,7 +83,7 @@ fn udp_ipv6_is_received() {
     if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         skip!("this machine has no IPv6 loopback address");
     }
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let daq = Daq::new(&config(&format!("listen = \"[::1]:{port}\"")));
     let live = listening(&daq);
     let mut sender =
@@ -154,7 +109,7 @@ fn udp_multicast_groups_are_joined() {
             "listen = \"0.0.0.0:PORT\"\ngroups = [\"GROUP\"]\ninterface = \"lo\"",
         ),
     ] {
-        let port = loopback::free_port();
+        let port = free_udp_port();
         let loopback = Interface::Address(Ipv4Addr::LOCALHOST);
         // Determine whether this machine supports multicast on its loopback interface.
         let probe = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
@@ -194,7 +149,7 @@ fn udp_multicast_groups_are_joined() {
 fn udp_port_in_use_is_reported() {
     for sockets in [1, 2] {
         for is_shared in [false, true] {
-            let port = loopback::free_port();
+            let port = free_udp_port();
             let address = format!("127.0.0.1:{port}");
             let taken = rustix::net::socket(
                 rustix::net::AddressFamily::INET,
@@ -213,8 +168,7 @@ fn udp_port_in_use_is_reported() {
                 "{sockets} sockets, shared: {is_shared}\n{}",
                 outcome.stderr
             );
-            assert!(outcome.stderr.contains(&address), "{}", outcome.stderr);
-            assert!(outcome.stderr.contains("in use"), "{}", outcome.stderr);
+            assert_contains!(outcome.stderr => &address, "in use");
             drop(taken);
         }
     }
@@ -226,11 +180,7 @@ fn udp_foreign_address_is_reported() {
     let daq = Daq::new(&config("listen = \"192.0.2.1:4950\""));
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("192.0.2.1:4950"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "192.0.2.1:4950");
 }
 
 /// If the process cannot exceed the system limit, the limit is logged with the command that raises it.
@@ -242,7 +192,7 @@ fn udp_small_receive_buffer_is_reported() {
     if asked > 1 << 30 {
         skip!("net.core.rmem_max is already the maximum, so the test cannot exceed it");
     }
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let keys = |bytes: u64| format!("listen = \"127.0.0.1:{port}\"\nreceive_buffer = {bytes}");
     let warning = format!("net.core.rmem_max={asked}");
     for (bytes, is_logged) in [(asked, true), (limit, false)] {
@@ -274,7 +224,7 @@ fn udp_small_receive_buffer_is_reported() {
 /// If no packet arrives, no packet is expected, and the run succeeds.
 #[test]
 fn udp_silence_is_not_counted_as_loss() {
-    let port = loopback::free_port();
+    let port = free_udp_port();
     let outcome = Daq::new(&config(&format!(
         "listen = \"127.0.0.1:{port}\"\nsockets = 3"
     )))

@@ -2,8 +2,9 @@
 //! groups. Also tests restarts of such a sender.
 
 use daq_drivers::sys::send::Sender;
-use daq_tests::network::{Queue, loopback, payload, recording};
-use daq_tests::{Daq, files};
+use daq_testkit::loopback::{self, Queue};
+use daq_testkit::network::{payload, recording};
+use daq_testkit::{Daq, assert_contains, assert_counts, files, free_udp_port};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -65,7 +66,7 @@ fn config(ports: &[u16], step: u64, more: &str) -> String {
 fn frames_on_eight_sockets_across_restart_lose_nothing() {
     const PACKETS: u64 = 4096;
     for (sockets, step) in [(8, 1), (8, 2), (1, 2)] {
-        let ports: Vec<_> = (0..sockets).map(|_| loopback::free_port()).collect();
+        let ports: Vec<_> = (0..sockets).map(|_| free_udp_port()).collect();
         let daq = Daq::new(&config(&ports, step, ""));
         let mut live = daq.spawn(&[]);
         live.wait_ready();
@@ -85,18 +86,9 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
         sent.extend(stream.send(2, 0..PACKETS));
         live.wait_count("sources.adc.expected", 2 * PACKETS);
         let outcome = live.stop().ok();
-        let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-        assert_eq!(
-            (n("expected"), n("delivered")),
-            (2 * PACKETS, 2 * PACKETS),
-            "{sockets} sockets, step {step}: {:#}",
-            outcome.report
-        );
-        assert_eq!(
-            (n("duplicates"), n("rejected"), n("epochs")),
-            (0, 0, 2),
-            "{sockets} sockets, step {step}: {:#}",
-            outcome.report
+        assert_counts!(outcome, "sources.adc" =>
+            expected: 2 * PACKETS, delivered: 2 * PACKETS, duplicates: 0, rejected: 0, epochs: 2;
+            "{sockets} sockets, step {step}"
         );
         assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
         let file = recording(&daq, "disk");
@@ -123,7 +115,7 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
 #[test]
 fn socket_lag_beyond_window_opens_no_epoch() {
     const PACKETS: u64 = 2000;
-    let ports: Vec<_> = (0..2).map(|_| loopback::free_port()).collect();
+    let ports: Vec<_> = (0..2).map(|_| free_udp_port()).collect();
     let daq = Daq::new(&config(&ports, 1, "window = 8"));
     let mut live = daq.spawn(&[]);
     live.wait_ready();
@@ -164,14 +156,10 @@ fn socket_lag_beyond_window_opens_no_epoch() {
 
 #[test]
 fn small_window_and_short_counter_are_reported_by_check_and_plan() {
-    let ports: Vec<_> = (0..8).map(|_| loopback::free_port()).collect();
+    let ports: Vec<_> = (0..8).map(|_| free_udp_port()).collect();
     let daq = Daq::new(&config(&ports, 1, "window = 8"));
     let done = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
-    assert!(
-        done.stderr.contains("a window of 8 frames holds 8 packets"),
-        "{}",
-        done.stderr
-    );
+    assert_contains!(done.stderr => "a window of 8 frames holds 8 packets");
     let text = config(&ports, 1, "");
     let daq = Daq::new(&text);
     let done = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();

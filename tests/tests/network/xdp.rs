@@ -3,17 +3,17 @@
 //!
 //! Needs root privileges, for the network namespaces and for the source.
 
+use super::stream::{self, DISK, assert_whole, packet};
 use super::veth::{self, FAR, NEAR, ip};
-use daq_tests::network::{payload, recording};
-use daq_tests::{Daq, Live, Outcome, Python, skip, wait_for};
+use daq_testkit::network::{payload, recording};
+use daq_testkit::{Daq, Live, assert_contains, assert_counts, python, skip, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 
 const SEND: &str = include_str!("../../python/spead2_send.py");
-/// Payload bytes per packet, and packets per frame.
+/// Payload bytes per packet.
 const PAYLOAD: usize = 1024;
-const PACKETS_PER_FRAME: usize = 16;
 /// Number of packets per batch. Every queue on the way can hold more packets.
 const BURST: u64 = 128;
 const TO: &str = "10.77.0.1:4950";
@@ -30,21 +30,8 @@ macro_rules! wire {
 
 /// Returns the source `adc` with `keys` and payloads of `bytes` bytes, and the file sink `disk`.
 fn config(keys: &str, bytes: usize) -> String {
-    let frame = bytes * PACKETS_PER_FRAME;
-    format!(
-        "[http]\nlisten = \"127.0.0.1:0\"\n\
-         [source.adc]\ndriver = \"xdp\"\nring = \"raw\"\ninterface = \"{NEAR}\"\n{keys}\n\
-         [source.adc.format]\nkind = \"raw\"\nheader = 8\npayload = {bytes}\nsequence = {{ offset = 0, bytes = 8 }}\n\
-         [ring.raw]\nmemory = \"host\"\nslot = {frame}\nslots = 288\n\
-         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
-    )
-}
-
-fn packet(n: u64, bytes: usize) -> Vec<u8> {
-    let mut packet = n.to_be_bytes().to_vec();
-    packet.resize(8 + bytes, 0);
-    payload(1, n, &mut packet[8..]);
-    packet
+    let keys = format!("driver = \"xdp\"\ninterface = \"{NEAR}\"\n{keys}");
+    stream::config(&keys, bytes, 288, DISK)
 }
 
 fn started(daq: &Daq) -> Live {
@@ -85,35 +72,6 @@ fn send(live: &mut Live, flows: &[UdpSocket], packets: u64, bytes: usize) {
     }
 }
 
-/// Stops the run. Checks that all `packets` packets are in the ledger and in the file.
-fn whole(daq: &Daq, mut live: Live, packets: u64, bytes: usize) -> Outcome {
-    live.wait_count("sources.adc.expected", packets);
-    let outcome = live.stop().ok();
-    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-    assert_eq!(
-        (n("expected"), n("delivered")),
-        (packets, packets),
-        "{:#}\n{}",
-        outcome.report,
-        outcome.stderr
-    );
-    assert_eq!(
-        (n("duplicates"), n("rejected"), n("epochs")),
-        (0, 0, 1),
-        "{:#}",
-        outcome.report
-    );
-    assert_eq!(outcome.report["sources"]["adc"]["lost"], json!({}));
-    let sent: Vec<_> = (0..packets)
-        .flat_map(|n| packet(n, bytes).split_off(8))
-        .collect();
-    assert!(
-        recording(daq, "disk").data == sent,
-        "the file contains wrong bytes"
-    );
-    outcome
-}
-
 /// Returns whether an XDP program is attached to the near interface.
 fn is_attached() -> bool {
     ip(&format!("-details link show dev {NEAR}"))
@@ -126,10 +84,7 @@ fn is_attached() -> bool {
 fn xdp_spead2_heaps_are_byte_identical() {
     const HEAPS: usize = 8;
     const HEAP: usize = 60_000;
-    let python = match Python::with(&["spead2", "numpy"]) {
-        Ok(python) => python,
-        Err(why) => skip!("{why}"),
-    };
+    let python = python!("spead2", "numpy");
     let given = format!("heap = {HEAP}\npacket = 1432\nfirst = 1424\naddress_bits = 40");
     for (attach, sizes) in [("native", &*given), ("generic", &given), ("native", "")] {
         let far = wire!(1, 1500);
@@ -152,12 +107,7 @@ fn xdp_spead2_heaps_are_byte_identical() {
         live.wait_count("sources.adc.expected", packets);
         live.wait_count("sources.adc.control", 2);
         let outcome = live.stop().ok();
-        assert_eq!(
-            outcome.count("sources.adc.delivered"),
-            packets,
-            "{:#}",
-            outcome.report
-        );
+        assert_counts!(outcome, "sources.adc" => delivered: packets);
         assert!(recording(&daq, "disk").data == std::fs::read(daq.path("sent")).unwrap());
         let is_detected = outcome.stderr.contains("detected heap = ");
         assert_eq!(is_detected, sizes.is_empty(), "{}", outcome.stderr);
@@ -181,16 +131,9 @@ fn xdp_packets_all_arrive() {
         let mut live = started(&daq);
         assert!(is_attached());
         send(&mut live, &flows(&far, to, 1), PACKETS, PAYLOAD);
-        let outcome = whole(&daq, live, PACKETS, PAYLOAD);
+        let outcome = assert_whole(&daq, live, PACKETS, PAYLOAD);
         let stderr = &outcome.stderr;
-        assert!(
-            stderr.contains(place) && stderr.contains("copied by Linux"),
-            "{stderr}"
-        );
-        assert!(
-            !stderr.contains("through the Linux network stack"),
-            "{stderr}"
-        );
+        assert_contains!(stderr => place, "copied by Linux", !"through the Linux network stack");
         assert!(!is_attached(), "the XDP program is still attached");
     }
 }
@@ -209,12 +152,9 @@ fn xdp_jumbo_packets_all_arrive() {
         ));
         let mut live = started(&daq);
         send(&mut live, &flows(&far, TO, 1), PACKETS, bytes);
-        let outcome = whole(&daq, live, PACKETS, bytes);
+        let outcome = assert_whole(&daq, live, PACKETS, bytes);
         let stderr = &outcome.stderr;
-        assert!(
-            !stderr.contains("through the Linux network stack"),
-            "{stderr}"
-        );
+        assert_contains!(stderr => !"through the Linux network stack");
     }
 }
 
@@ -245,12 +185,9 @@ fn xdp_other_traffic_reaches_network_stack() {
     assert_eq!(&heard[..n], b"another port");
     // These datagrams are fragmented.
     send(&mut live, &flows(&far, TO, 1), 256, bytes);
-    let outcome = whole(&daq, live, 256, bytes);
+    let outcome = assert_whole(&daq, live, 256, bytes);
     let stderr = &outcome.stderr;
-    assert!(
-        stderr.contains("through the Linux network stack"),
-        "{stderr}"
-    );
+    assert_contains!(stderr => "through the Linux network stack");
 }
 
 /// Several sockets fill one window. Packets of a queue without a socket arrive through Linux's network stack.
@@ -270,7 +207,7 @@ fn xdp_several_queues_fill_one_window() {
         ));
         let mut live = started(&daq);
         send(&mut live, &flows(&far, TO, 32), PACKETS, PAYLOAD);
-        let outcome = whole(&daq, live, PACKETS, PAYLOAD);
+        let outcome = assert_whole(&daq, live, PACKETS, PAYLOAD);
         let stderr = &outcome.stderr;
         assert!(
             is_bypassed || stderr.contains("through the Linux network stack"),
@@ -290,7 +227,7 @@ fn xdp_multicast_group_is_joined() {
     far.run(|| ip(&format!("route add {group}/32 dev {FAR}")).unwrap());
     let flows = flows(&far, &format!("{group}:4950"), 1);
     send(&mut live, &flows, 256, PAYLOAD);
-    whole(&daq, live, 256, PAYLOAD);
+    assert_whole(&daq, live, 256, PAYLOAD);
 }
 
 /// After every kind of end, the XDP program is removed and the next run starts. A second concurrent run is rejected.
@@ -304,17 +241,14 @@ fn xdp_killed_run_leaves_no_program() {
     let second = Daq::new(&config("listen = \"10.77.0.1:4960\"", PAYLOAD)).run(&[]);
     assert_eq!(second.code, 69, "{}", second.stderr);
     let stderr = &second.stderr;
-    assert!(
-        stderr.contains(NEAR) && stderr.contains("another XDP program is attached"),
-        "{stderr}"
-    );
+    assert_contains!(stderr => NEAR, "another XDP program is attached");
     assert!(is_attached());
     live.kill();
     assert!(!is_attached(), "the XDP program is still attached");
     let next = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&next);
     send(&mut live, &flows(&far, TO, 1), 256, PAYLOAD);
-    whole(&next, live, 256, PAYLOAD);
+    assert_whole(&next, live, 256, PAYLOAD);
 }
 
 /// An interface that goes down does not end the run. Packets arrive again when the interface is up.
@@ -342,7 +276,7 @@ fn xdp_interface_down_and_up_continues() {
     for n in BURST..2 * BURST {
         flow.send(&packet(n, PAYLOAD)).unwrap();
     }
-    whole(&daq, live, 2 * BURST, PAYLOAD);
+    assert_whole(&daq, live, 2 * BURST, PAYLOAD);
 }
 
 /// If the interface is removed, the source ends with an error that names the interface.
@@ -386,17 +320,8 @@ fn xdp_gaps_and_duplicates_are_counted() {
         }
     }
     let outcome = live.stop().ok();
-    let n = |key: &str| outcome.count(&format!("sources.adc.{key}"));
-    assert_eq!(
-        (
-            n("expected"),
-            n("delivered"),
-            n("duplicates"),
-            n("rejected")
-        ),
-        (PACKETS, PACKETS - 11, 5, 5),
-        "{:#}",
-        outcome.report
+    assert_counts!(outcome, "sources.adc" =>
+        expected: PACKETS, delivered: PACKETS - 11, duplicates: 5, rejected: 5
     );
     let lost = &outcome.report["sources"]["adc"]["lost"];
     assert_eq!(*lost, json!({ "wire_gap": 11 }));
@@ -443,9 +368,5 @@ fn xdp_impossible_config_is_reported() {
     let missing = config("listen = \"10.77.0.1:4950\"", PAYLOAD).replace(NEAR, "none0");
     let outcome = Daq::new(&missing).run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("interface none0"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "interface none0");
 }

@@ -2,7 +2,8 @@
 
 use daq_core::reorder::Geometry;
 use daq_drivers::sim::{SimConfig, State};
-use daq_tests::{Daq, Outcome};
+use daq_testkit::ledger::SourceCounts as Ledger;
+use daq_testkit::{Daq, assert_counts};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -11,69 +12,14 @@ const PACKETS: u64 = 1000;
 /// Packets per frame.
 const PACKETS_PER_FRAME: u64 = 8;
 
-/// The parts of a ledger that do not depend on rate and packet size.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Ledger {
-    expected: u64,
-    delivered: u64,
-    lost: Vec<(&'static str, u64)>,
-    duplicates: u64,
-    rejected: u64,
-    epochs: u64,
-    skipped: u64,
-}
-
 /// Returns the ledger of 1000 packets without a fault.
-const fn whole() -> Ledger {
-    Ledger {
-        expected: PACKETS,
-        delivered: PACKETS,
-        lost: Vec::new(),
-        duplicates: 0,
-        rejected: 0,
-        epochs: 1,
-        skipped: 0,
-    }
+fn whole() -> Ledger {
+    Ledger::whole(PACKETS)
 }
 
 /// Returns the ledger of 1000 packets, of which `count` were lost to `cause`.
 fn lost(cause: &'static str, count: u64) -> Ledger {
-    Ledger {
-        delivered: PACKETS - count,
-        lost: vec![(cause, count)],
-        ..whole()
-    }
-}
-
-impl Ledger {
-    fn of(outcome: &Outcome, source: &str) -> Self {
-        let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
-        let lost = ["wire_gap", "late", "bad_packet", "ring_full", "kernel_drop"];
-        let ledger = Self {
-            expected: n("expected"),
-            delivered: n("delivered"),
-            lost: lost
-                .into_iter()
-                .map(|cause| (cause, n(&format!("lost.{cause}"))))
-                .filter(|(_, n)| *n > 0)
-                .collect(),
-            duplicates: n("duplicates"),
-            rejected: n("rejected"),
-            epochs: n("epochs"),
-            skipped: n("skipped"),
-        };
-        let causes = outcome.report["sources"][source]["lost"]
-            .as_object()
-            .unwrap()
-            .len();
-        assert_eq!(
-            causes,
-            ledger.lost.len(),
-            "the report contains an unexpected cause of loss: {:#}",
-            outcome.report
-        );
-        ledger
-    }
+    Ledger::lost(PACKETS, &[(cause, count)])
 }
 
 /// Returns the keys of a source, the keys of its faults, and the ledger of 1000 packets, which was computed by hand.
@@ -210,10 +156,8 @@ fn every_fault(packet: u64, pace: &str) {
             "{keys}\n{faults}\n{:#}",
             outcome.report
         );
-        assert_eq!(
-            outcome.count("sources.adc.bytes"),
-            expected.delivered * packet,
-            "{keys}\n{faults}"
+        assert_counts!(outcome, "sources.adc" =>
+            bytes: expected.delivered * packet; "{keys}\n{faults}"
         );
         let (made, read) = (
             outcome.count("rings.adc.produced"),
@@ -395,14 +339,9 @@ fn source_without_backpressure_counts_ring_full_by_reader() {
     let outcome = Daq::new(&slow_reader(false, other, 2000)).run(&[]).ok();
     let refused = outcome.count("rings.raw.ring_full");
     assert!(refused > 0, "{:#}", outcome.report);
-    assert_eq!(outcome.count("rings.raw.produced"), 2000);
-    assert_eq!(
-        outcome.count("readers.slow.blocked"),
-        refused,
-        "{:#}",
-        outcome.report
-    );
-    assert_eq!(outcome.count("readers.careless.blocked"), 0);
+    assert_counts!(outcome, "rings.raw" => produced: 2000);
+    assert_counts!(outcome, "readers.slow" => blocked: refused);
+    assert_counts!(outcome, "readers.careless" => blocked: 0);
     let ledger = Ledger::of(&outcome, "adc");
     let expected = Ledger {
         expected: 16_000,

@@ -1,12 +1,14 @@
 //! Tests unplanned ends: kills, signals, ports in use, full disks.
 
 use daq_drivers::sim::verify;
-use daq_tests::{Daq, Outcome, Random, binary, files, ledger, test_name, wait_for};
+use daq_testkit::{
+    Daq, Outcome, Random, assert_contains, assert_counts, files, ledger, small_disk, this_test,
+    wait_for,
+};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Bytes per frame.
@@ -183,11 +185,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     live.wait_count("sinks.disk.bytes", 1);
     let outcome = live.stop().ok();
     if before.is_some() {
-        assert!(
-            outcome.stderr.contains("did not end cleanly"),
-            "{}",
-            outcome.stderr
-        );
+        assert_contains!(outcome.stderr => "did not end cleanly");
     }
     let (next, whole) = check_remains(&out, from, outcome.count("sources.adc.bytes"));
     assert_eq!(whole, outcome.count("sinks.disk.bytes"));
@@ -195,11 +193,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
     assert!(next > from);
     // A clean end must not be logged.
     let outcome = daq.run(&["--for", "50ms"]).ok();
-    assert!(
-        !outcome.stderr.contains("did not end cleanly"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => !"did not end cleanly");
 }
 
 #[test]
@@ -242,11 +236,7 @@ fn second_signal_exits_immediately() {
     let outcome = daq
         .run(&["--for", "50ms", "--set", "sink.slow.delay=0 s"])
         .ok();
-    assert!(
-        outcome.stderr.contains("did not end cleanly"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "did not end cleanly");
 }
 
 #[test]
@@ -256,11 +246,7 @@ fn http_port_in_use_is_named() {
     let daq = Daq::new(RECORDING);
     let outcome = daq.run(&["--set", &format!("http.listen={address}")]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains(&address) && outcome.stderr.contains("error: "),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => &address, "error: ");
     // Nothing was started, so nothing was recorded.
     assert_eq!(outcome.report, Value::Null);
     assert!(
@@ -270,11 +256,7 @@ fn http_port_in_use_is_named() {
     );
     drop(taken);
     let outcome = daq.run(&["--for", "50ms"]).ok();
-    assert!(
-        !outcome.stderr.contains("did not end cleanly"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => !"did not end cleanly");
 }
 
 #[test]
@@ -293,11 +275,7 @@ fn source_port_in_use_is_named() {
         "{}",
         outcome.stderr
     );
-    assert!(
-        outcome.stderr.contains(&address) && outcome.stderr.contains("source `net`"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => &address, "source `net`");
 }
 
 #[test]
@@ -308,17 +286,8 @@ fn concurrent_runs_of_one_pipeline_are_rejected() {
     let second = daq.run(&["--for", "50ms"]);
     assert_eq!(second.code, 74, "{}", second.stderr);
     let message = format!("locked by another writer (pid {})", first.pid());
-    assert!(
-        second.stderr.contains(&message) && second.stderr.contains("out/disk-*"),
-        "{}",
-        second.stderr
-    );
-    assert!(
-        second
-            .stderr
-            .contains("counters of this run stay in memory"),
-        "{}",
-        second.stderr
+    assert_contains!(second.stderr =>
+        &message, "out/disk-*", "counters of this run stay in memory"
     );
     let outcome = first.stop().ok();
     let (_, whole) = check_remains(&daq.path("out"), 0, outcome.count("sources.adc.bytes"));
@@ -339,13 +308,7 @@ fn output_lock_rejects_second_run_until_first_is_killed() {
         "{}",
         refused.stderr
     );
-    assert!(
-        refused
-            .stderr
-            .contains("locked by another writer (pid 4242)"),
-        "{}",
-        refused.stderr
-    );
+    assert_contains!(refused.stderr => "locked by another writer (pid 4242)");
     assert_eq!(files(&daq.path("out"), ""), [path]);
     // This is the state after a kill. The lock is released explicitly, because a process that another test starts may
     // hold the file for a moment.
@@ -366,60 +329,7 @@ fn output_directory_not_creatable_is_named() {
         "{}",
         outcome.stderr
     );
-    assert!(
-        outcome.stderr.contains("file/out") && outcome.stderr.contains("`disk`"),
-        "{}",
-        outcome.stderr
-    );
-}
-
-const MOUNT: &str = r#"mount -t tmpfs -o size=64m daq-test "$0" || exit 90; exec "$@""#;
-
-/// Runs the test `name` again in a child process with a 64 MiB filesystem. In the child process, returns the directory
-/// of that filesystem.
-fn small_disk(name: &str) -> Option<PathBuf> {
-    if let Some(dir) = std::env::var_os("DAQ_SMALL_DIR") {
-        return Some(dir.into());
-    }
-    let dir = tempfile::tempdir().unwrap();
-    for namespaces in [&["-m"][..], &["-r", "-m"]] {
-        let sh = |arguments: &[&std::ffi::OsStr]| {
-            let mut command = Command::new("unshare");
-            command
-                .args(namespaces)
-                .args(["sh", "-c", MOUNT])
-                .arg(dir.path())
-                .args(arguments);
-            command
-                .env("DAQ_SMALL_DIR", dir.path())
-                .env("DAQ_TEST_BINARY", binary())
-                .output()
-        };
-        if sh(&["true".as_ref()]).is_ok_and(|probe| probe.status.success()) {
-            let exe = std::env::current_exe().unwrap();
-            let run = sh(&[
-                exe.as_os_str(),
-                "--exact".as_ref(),
-                test_name(module_path!(), name).as_ref(),
-                "--nocapture".as_ref(),
-            ])
-            .unwrap();
-            let (out, err) = (
-                String::from_utf8_lossy(&run.stdout),
-                String::from_utf8_lossy(&run.stderr),
-            );
-            assert!(
-                run.status.success() && out.contains("1 passed"),
-                "{}\n{out}\n{err}",
-                run.status
-            );
-            return None;
-        }
-    }
-    daq_tests::print_uncaptured(
-        "skipped: neither `unshare -m` nor `unshare -rm` can mount a tmpfs on this machine",
-    );
-    None
+    assert_contains!(outcome.stderr => "file/out", "`disk`");
 }
 
 /// Returns a run that records 5 MB/s on a disk with 4 MiB of free space, and the file that fills the rest of the disk.
@@ -461,7 +371,7 @@ fn frames_on_disk(dir: &Path, outcome: &Outcome) -> Vec<u64> {
 
 #[test]
 fn disk_full_with_guarantee_applies_backpressure() {
-    let Some(dir) = small_disk("disk_full_with_guarantee_applies_backpressure") else {
+    let Some(dir) = small_disk(this_test!(), "64m") else {
         return;
     };
     let (daq, ballast) = almost_full(&dir, true);
@@ -479,13 +389,8 @@ fn disk_full_with_guarantee_applies_backpressure() {
     live.wait_log("accepts frames again");
     let outcome = live.stop().ok();
     assert_eq!(ledger::lost(&outcome.report, "adc"), 0);
-    assert_eq!(
-        (
-            outcome.count("sinks.disk.dropped"),
-            outcome.count("rings.raw.ring_full")
-        ),
-        (0, 0)
-    );
+    assert_counts!(outcome, "sinks.disk" => dropped: 0);
+    assert_counts!(outcome, "rings.raw" => ring_full: 0);
     let published = outcome.count("rings.raw.published");
     assert_eq!(
         frames_on_disk(&dir, &outcome),
@@ -495,7 +400,7 @@ fn disk_full_with_guarantee_applies_backpressure() {
 
 #[test]
 fn disk_full_without_guarantee_counts_drops() {
-    let Some(dir) = small_disk("disk_full_without_guarantee_counts_drops") else {
+    let Some(dir) = small_disk(this_test!(), "64m") else {
         return;
     };
     let (daq, ballast) = almost_full(&dir, false);
@@ -543,7 +448,7 @@ fn disk_full_without_guarantee_counts_drops() {
 
 #[test]
 fn disk_full_at_stop_does_not_block_exit() {
-    let Some(dir) = small_disk("disk_full_at_stop_does_not_block_exit") else {
+    let Some(dir) = small_disk(this_test!(), "64m") else {
         return;
     };
     let (daq, _) = almost_full(&dir, true);
@@ -559,8 +464,7 @@ fn disk_full_at_stop_does_not_block_exit() {
         outcome.count("sinks.disk.dropped"),
     );
     assert!(dropped > 0, "{:#}", outcome.report);
-    assert_eq!(outcome.count("readers.disk.discarded"), dropped);
-    assert_eq!(outcome.count("readers.disk.pending"), 0);
+    assert_counts!(outcome, "readers.disk" => discarded: dropped, pending: 0);
     assert_eq!(
         frames_on_disk(&dir, &outcome),
         (0..frames).collect::<Vec<_>>()

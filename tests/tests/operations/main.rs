@@ -1,8 +1,9 @@
-//! Tests the operation of a run: faults, interruptions, resource limits, monitoring and terminals.
+//! Tests the operation of a run: recorded files, faults, interruptions, resource limits, monitoring and terminals.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod faults;
+mod files;
 mod interruptions;
 mod monitoring;
 mod resource_limits;

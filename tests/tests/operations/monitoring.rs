@@ -1,6 +1,9 @@
 //! Tests the output for operators: metrics, probes, status and systemd.
 
-use daq_tests::{Daq, Live, Random, TIMEOUT, free_tcp_port, get, ledger, program, skip, wait_for};
+use daq_testkit::{
+    Daq, Live, Random, TIMEOUT, assert_contains, free_tcp_port, get, ledger, program, skip,
+    wait_for,
+};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -464,10 +467,7 @@ fn systemd_is_notified() {
     message(&socket, &live, "READY=1");
     message(&socket, &live, "WATCHDOG=1");
     let status = message(&socket, &live, "STATUS=");
-    assert!(
-        status.contains("bit/s") && status.contains("packets"),
-        "{status}"
-    );
+    assert_contains!(status => "bit/s", "packets");
     message(&socket, &live, "WATCHDOG=1");
     live.interrupt();
     message(&socket, &live, "STOPPING=1");

@@ -1,7 +1,7 @@
 //! Tests resource limits and failures: file descriptors, file sizes, disks that fail or hang, and files that others
 //! change.
 
-use daq_tests::{Daq, Live, Outcome, files, ledger, program, skip, wait_for};
+use daq_testkit::{Daq, Live, Outcome, assert_contains, files, ledger, program, skip, wait_for};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::net::TcpStream;
@@ -27,7 +27,7 @@ fn spawn_limited(daq: &Daq, limit: &str, arguments: &str) -> Live {
         format!("{limit}; exec \"$0\" run daq.toml --report json --state-dir state {arguments}");
     daq.prepare(&mut command)
         .args(["-c", &script])
-        .arg(daq_tests::binary());
+        .arg(daq_testkit::binary());
     daq.spawn_command(command)
 }
 
@@ -84,7 +84,7 @@ fn injected(daq: &Daq, fault: &str) -> Option<Outcome> {
         .arg(format!("trace={call}"))
         .arg("-e")
         .arg(format!("inject={fault}"))
-        .arg(daq_tests::binary())
+        .arg(daq_testkit::binary())
         .args(["run", "daq.toml", "--report", "json", "--drain", "2 s"]);
     Some(daq.spawn_command(command).wait())
 }
@@ -101,11 +101,7 @@ fn failure_after_segment_commit_leaves_it_intact() {
         skip!("strace is not installed");
     };
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
-    assert!(
-        outcome.stderr.contains("is complete, but its directory"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "is complete, but its directory");
     assert_eq!(outcome.count("sinks.disk.files"), 1);
     let metas = files(&daq.path("out"), ".sigmf-meta");
     assert_eq!(metas.len(), 1);

@@ -4,7 +4,9 @@
 mod flood;
 mod sys;
 
-use daq_tests::{Daq, TIMEOUT, files, free_tcp_port, free_udp_port, get, wait_for};
+use daq_testkit::{
+    Daq, TIMEOUT, assert_contains, files, free_tcp_port, free_udp_port, get, wait_for,
+};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -204,7 +206,7 @@ fn sighup_under_nohup_is_ignored() {
     let mut command = std::process::Command::new("nohup");
     daq.prepare(&mut command);
     command
-        .arg(daq_tests::binary())
+        .arg(daq_testkit::binary())
         .args(["run", "daq.toml", "--report", "json"]);
     let mut live = daq.spawn_command(command);
     live.wait_ready();
@@ -356,7 +358,7 @@ fn signal_after_sighup_drains_and_next_signal_exits() {
         daq.prepare(&mut command);
         command
             .arg("--default-signal=HUP")
-            .arg(daq_tests::binary())
+            .arg(daq_testkit::binary())
             .args(["run", "daq.toml", "--report", "json", "--drain", "10 min"]);
         let mut live = daq.spawn_command(command);
         live.wait_count("rings.r.published", 2);
@@ -444,8 +446,7 @@ fn state_each_second_is_logged_only_when_verbose() {
     live.wait_log("bit/s, ");
     let _ = live.stop().ok();
     let outcome = daq.run(&["--for", "2500 ms"]).ok();
-    assert!(!outcome.stderr.contains("bit/s, "), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("running"), "{}", outcome.stderr);
+    assert_contains!(outcome.stderr => !"bit/s, ", "running");
 }
 
 #[test]
@@ -453,9 +454,5 @@ fn log_filter_invalid_is_reported() {
     let daq = Daq::new("[source.a]\ndriver = \"sim\"\nring = \"r\"\n[ring.r]\nslot = \"8 KiB\"\n[sink.n]\ndriver = \"null\"\ninput = \"r\"\n")
         .env("DAQ_LOG", "daq=loud");
     let outcome = daq.run(&["--for", "10 ms"]).ok();
-    assert!(
-        outcome.stderr.contains("DAQ_LOG=daq=loud"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "DAQ_LOG=daq=loud");
 }

@@ -423,7 +423,7 @@ fn captured(options: &[&str], payloads: &[Vec<u8>]) -> Option<(Vec<u8>, SocketAd
             return None;
         }
     }
-    crate::loopback::stay();
+    daq_testkit::loopback::stay();
     for payload in payloads {
         receiver.send_to(payload, to).unwrap();
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use daq_core::layout::Scalar;
+use daq_testkit::assert_fields;
 
 fn config(text: &str) -> SimConfig {
     let config: SimConfig = toml::from_str(text).unwrap();
@@ -25,14 +26,7 @@ fn empty_section_is_a_free_running_ramp() {
     assert_eq!(config.signal_config().pattern, Pattern::Ramp);
     assert_eq!(config.samples.scalar, Scalar::Int8);
     let geometry = config.geometry(1 << 20).unwrap();
-    assert_eq!(
-        (
-            geometry.packets_per_frame,
-            geometry.packet_bytes,
-            geometry.window
-        ),
-        (128, 8192, 4)
-    );
+    assert_fields!(geometry => packets_per_frame: 128, packet_bytes: 8192, window: 4);
     assert_eq!(config.preferred_slot(), 1 << 20);
     assert_eq!(
         (config.packet_rate(&geometry), config.packet_ns(&geometry)),

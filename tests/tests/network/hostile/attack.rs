@@ -4,8 +4,9 @@ use super::cases::{Case, Ledger, PACKETS_PER_FRAME, Shot, Wrong};
 use daq_drivers::packet::spead::{Item, build_packet, item};
 use daq_drivers::packet::{Format, RawConfig, SpeadConfig};
 use daq_drivers::sys::send::Sender;
-use daq_tests::network::{Queue, loopback, payload, recording};
-use daq_tests::{Daq, Outcome};
+use daq_testkit::loopback::{self, Queue};
+use daq_testkit::network::{payload, recording};
+use daq_testkit::{Daq, Outcome, free_udp_port};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -318,7 +319,7 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
     let mut attacks = Vec::new();
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for (stream, case) in (1..).zip(cases) {
-        let (port, frame) = (loopback::free_port(), kind.frame());
+        let (port, frame) = (free_udp_port(), kind.frame());
         let name = case.name;
         let (kind_name, format, more) = (kind.name(), kind.keys(case), case.keys);
         write!(

@@ -1,6 +1,7 @@
 //! The packets and the expected result of each case.
 
-use daq_tests::{Outcome, Random};
+use daq_testkit::Random;
+pub use daq_testkit::ledger::SourceCounts as Ledger;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -41,71 +42,6 @@ pub enum Wrong {
     Items,
     /// A heap of another length, which is not a fault.
     OtherLength,
-}
-
-/// The expected counters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
-    pub expected: u64,
-    pub delivered: u64,
-    pub lost: Vec<(&'static str, u64)>,
-    pub duplicates: u64,
-    pub rejected: u64,
-    pub control: u64,
-    pub epochs: u64,
-    pub skipped: u64,
-}
-
-impl Ledger {
-    pub fn of(outcome: &Outcome, source: &str) -> Self {
-        let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
-        let lost = ["wire_gap", "late", "kernel_drop", "bad_packet", "ring_full"];
-        let ledger = Self {
-            expected: n("expected"),
-            delivered: n("delivered"),
-            lost: lost
-                .into_iter()
-                .map(|cause| (cause, n(&format!("lost.{cause}"))))
-                .filter(|(_, n)| *n > 0)
-                .collect(),
-            duplicates: n("duplicates"),
-            rejected: n("rejected"),
-            control: n("control"),
-            epochs: n("epochs"),
-            skipped: n("skipped"),
-        };
-        let causes = outcome.report["sources"][source]["lost"]
-            .as_object()
-            .unwrap()
-            .len();
-        assert_eq!(
-            causes,
-            ledger.lost.len(),
-            "the report contains an unexpected cause of loss: {:#}",
-            outcome.report
-        );
-        ledger
-    }
-
-    /// Returns the ledger of `packets` packets without a fault.
-    pub fn whole(packets: u64) -> Self {
-        Self {
-            expected: packets,
-            delivered: packets,
-            epochs: 1,
-            ..Self::default()
-        }
-    }
-
-    /// Returns the ledger of `packets` packets, of which those in `lost` were lost.
-    pub fn lost(packets: u64, lost: &[(&'static str, u64)]) -> Self {
-        let gone: u64 = lost.iter().map(|(_, n)| n).sum();
-        Self {
-            delivered: packets - gone,
-            lost: lost.to_vec(),
-            ..Self::whole(packets)
-        }
-    }
 }
 
 /// The packets and the expected result of one case.

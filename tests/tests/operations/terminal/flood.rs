@@ -1,6 +1,6 @@
 //! Checks that packets from the network cannot flood the log.
 
-use daq_tests::{Daq, free_tcp_port, free_udp_port, wait_for};
+use daq_testkit::{Daq, free_tcp_port, free_udp_port, wait_for};
 use std::io::{Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn epochs_opened_by_flood_log_is_rate_limited() {
     live.wait_ready();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.connect(("127.0.0.1", port)).unwrap();
-    let mut random = daq_tests::Random(1);
+    let mut random = daq_testkit::Random(1);
     wait_for("1000 epochs", || {
         for _ in 0..100 {
             let mut packet = [0; 80];
@@ -77,7 +77,7 @@ fn epochs_opened_by_flood_log_is_rate_limited() {
             let _ = socket.send(&packet);
         }
         let report = live.report();
-        (daq_tests::ledger::count(&report, "sources.a.epochs") >= 1000).then_some(())
+        (daq_testkit::ledger::count(&report, "sources.a.epochs") >= 1000).then_some(())
     });
     wait_for("the log", || {
         live.stderr().contains("sender restarted").then_some(())

@@ -1,6 +1,7 @@
 use super::*;
 use crate::fpga::device::Identity;
 use crate::fpga::mock::Mock;
+use daq_testkit::assert_contains;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -217,10 +218,7 @@ fn litepcie_unreachable_slots_are_rejected() {
     // The register contents belong to a different design.
     mock.registers.set(0x2010, 0x1fc1);
     let error = open(&mock, BASE, Path::new("")).err().unwrap().to_string();
-    assert!(
-        error.contains("0x1fc1") && error.contains("0x2010"),
-        "{error}"
-    );
+    assert_contains!(error => "0x1fc1", "0x2010");
     assert!(open(&mock, "base = 0xfff0", Path::new("")).is_err());
 }
 
@@ -259,10 +257,7 @@ fn litepcie_register_outside_bar_is_rejected_on_open() {
         (0x2000, 0x2800, u64::MAX - 1),
     ] {
         let error = reported(writer, enable, clear).unwrap();
-        assert!(
-            error.contains("csr.csv belongs to the loaded design"),
-            "{error}"
-        );
+        assert_contains!(error => "csr.csv belongs to the loaded design");
     }
 }
 

@@ -4,6 +4,7 @@ use crate::fpga::mock::Mock;
 use daq_core::dma::Armed;
 use daq_core::dma::DmaMap;
 use daq_core::region::{HostOptions, Region};
+use daq_testkit::assert_contains;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -499,10 +500,7 @@ fn xdma_foreign_device_is_rejected_with_register_value() {
     let mock = device();
     mock.registers.set(0x2000, 0xdead_beef);
     let error = reported(&mock, "");
-    assert!(
-        error.contains("0xdeadbeef") && error.contains("0x1fc2"),
-        "{error}"
-    );
+    assert_contains!(error => "0xdeadbeef", "0x1fc2");
     let mock = device();
     mock.registers.set(0x1100, 0x1fc1_0106);
     assert!(reported(&mock, "").contains("AXI Stream"));

@@ -1,6 +1,7 @@
 //! Tests of reported frames: their bytes, missing packets and overwritten pages.
 
 use super::*;
+use daq_testkit::assert_fields;
 
 #[test]
 fn frames_are_identical_over_many_rounds() {
@@ -47,10 +48,7 @@ fn missing_packets_are_counted_and_marked() {
         assert_eq!(done.len(), 1);
         assert_eq!((done[0].missing, done[0].passed), (2, 2));
         let origin = done[0].origin.unwrap();
-        assert_eq!(
-            (origin.sequence, origin.packets_per_frame, origin.arrived),
-            (4, 6, 4)
-        );
+        assert_fields!(origin => sequence: 4, packets_per_frame: 6, arrived: 4);
         assert_eq!(origin.flags, Flags::INCOMPLETE);
         assert_eq!(bench.completions.present(0), [0b11_0110]);
         assert_eq!(bench.completions.faults(), [0; FAULTS.len()]);

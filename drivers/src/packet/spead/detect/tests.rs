@@ -1,5 +1,6 @@
 use super::*;
 use crate::packet::{Control, Format, Parsed, Part};
+use daq_testkit::assert_fields;
 
 /// Builds the datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet`
 /// bytes.
@@ -74,10 +75,7 @@ fn sizes_step_and_flavour_are_detected_from_default_heaps() {
             first: 1424,
             rest: 1432,
         };
-        assert_eq!(
-            (detected.layout, detected.step, detected.address_bits),
-            (layout, step, bits)
-        );
+        assert_fields!(detected => layout: layout, step: step, address_bits: bits);
         assert_eq!(detected.described.map(|extent| extent.start), Some(172));
     }
 }
@@ -136,10 +134,7 @@ fn one_wrong_packet_does_not_change_detected_sizes() {
     let wrong = heap(40, 1 << 30, 0, 64, 1472);
     let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
     let detected = detect(&mut spead, wrong.into_iter().chain(heaps));
-    assert_eq!(
-        (detected.layout.unit_bytes, detected.layout.first),
-        (60_000, 1424)
-    );
+    assert_fields!(detected.layout => unit_bytes: 60_000, first: 1424);
 }
 
 #[test]

@@ -1,0 +1,13 @@
+//! Tests of sinks. No test of this binary may start a process: between fork and exec, the child would hold every lock of
+//! this process.
+
+#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+
+mod example_sink;
+mod file_sink;
+mod lock;
+mod rdma_sink;
+mod registry;
+mod segment_close;
+mod sigmf_builder;
+mod support;

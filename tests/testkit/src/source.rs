@@ -1,0 +1,159 @@
+//! Runs a source with its own ring on the test's thread, instead of in the runtime.
+
+use crate::loopback;
+use crate::ring::RingFixture;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::ledger::{Counts, Rejections, RingLedger, SourceLedger, SourceReport};
+use daq_core::region::{HostOptions, Region};
+use daq_core::reorder::{Geometry, ReorderWindow};
+use daq_core::ring::{Fill, Reader, RingOptions};
+use daq_core::source::{Filler, Polled, Producers, SourceError};
+use std::time::{Duration, Instant};
+
+/// Returns the checked source of a configuration's first section, or all diagnostics.
+pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    spec_in(&Registry::default(), entry, text)
+}
+
+/// As [`spec`], in a program with the entries of `registry`.
+pub fn spec_in(
+    registry: &Registry,
+    entry: &SourceEntry,
+    text: &str,
+) -> Result<Box<dyn SourceSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let mut section = document.sections("source").remove(0);
+    let _ = section.take_string("driver", &[], &mut diagnostics);
+    let _ = section.take_string("ring", &[], &mut diagnostics);
+    let spec = (entry.parse)(&mut section, registry, &mut diagnostics);
+    if diagnostics.has_errors() {
+        return Err(diagnostics.render(document.sources(), false));
+    }
+    Ok(spec.expect("an error for no source"))
+}
+
+/// Returns the context of the source `adc` with frames of `geometry`.
+pub fn context(geometry: Geometry) -> SourceContext {
+    SourceContext {
+        name: "adc".to_owned(),
+        directory: ".".into(),
+        geometry,
+        nic: None,
+        counts: Counts::default(),
+        rejections: Rejections::default(),
+    }
+}
+
+/// A source with its ring and a reader.
+#[allow(missing_debug_implementations, reason = "fillers have none")]
+pub struct SourceFixture {
+    /// The source's fillers, one per thread.
+    pub fillers: Vec<Box<dyn Filler>>,
+    /// The windows of the fillers.
+    pub windows: Vec<ReorderWindow>,
+    /// The reader, which has a guarantee.
+    pub reader: Reader,
+    /// The counters of the source.
+    pub ledger: SourceLedger,
+    /// The counters of the ring.
+    pub ring_ledger: RingLedger,
+    /// The division of frames into packets.
+    pub geometry: Geometry,
+    /// The reasons of rejected packets.
+    pub rejections: Rejections,
+}
+
+/// Opens `spec` on a ring of `slots` slots of `slot` bytes.
+pub fn new_fixture(
+    spec: &dyn SourceSpec,
+    slot: usize,
+    slots: usize,
+) -> Result<SourceFixture, SourceError> {
+    let mut geometry = spec
+        .geometry(slot)
+        .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
+    geometry.window = geometry.window.min(slots - 1);
+    let context = context(geometry);
+    let rejections = context.rejections.clone();
+    let Producers::Fillers(fillers) = spec.build(&context)? else {
+        panic!("an engine")
+    };
+    let options = RingOptions {
+        packets_per_frame: geometry.packets_per_frame,
+        supports_backpressure: spec.supports_backpressure(),
+        fill: Fill::byte(0xee),
+        ..RingOptions::new("raw", slots, slot)
+    };
+    let region = Region::host(
+        options.region_bytes(),
+        HostOptions {
+            huge: true,
+            ..HostOptions::default()
+        },
+    )
+    .unwrap();
+    let RingFixture {
+        producer,
+        reader,
+        ledger: ring_ledger,
+        ..
+    } = RingFixture::in_region(region, options);
+    let ledger = SourceLedger::default();
+    let windows = ReorderWindow::new(producer, geometry, fillers.len(), &ledger);
+    Ok(SourceFixture {
+        fillers,
+        windows,
+        reader,
+        ledger,
+        ring_ledger,
+        geometry,
+        rejections,
+    })
+}
+
+impl SourceFixture {
+    /// Fills on this thread while `on` returns true. Only the first filler runs.
+    pub fn fill_while(&mut self, mut on: impl FnMut(&SourceLedger) -> bool) {
+        let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
+        while on(&self.ledger) {
+            let polled = filler.fill(window, Duration::from_millis(20)).unwrap();
+            window.tick(Instant::now());
+            if polled == Polled::Ended {
+                break;
+            }
+        }
+    }
+
+    /// Fills until everything that this thread has sent has been received.
+    pub fn fill_all(&mut self) {
+        loopback::arrived();
+        let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
+        while filler.fill(window, Duration::ZERO).unwrap() == Polled::Busy {}
+    }
+
+    /// Returns the state of the source's counters.
+    pub fn report(&self) -> SourceReport {
+        SourceReport::of(&self.ledger)
+    }
+
+    /// Returns all frames that are ready: number, epoch, bytes, and which packets arrived.
+    pub fn read(&mut self) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
+        let mut frames = Vec::new();
+        while let Some(lease) = self.reader.poll(1) {
+            let frame = lease.frame(0);
+            let meta = *frame.meta();
+            let present = (0..meta.packets_per_frame)
+                .map(|place| frame.present().is_present(place))
+                .collect();
+            frames.push((
+                meta.sequence,
+                meta.epoch,
+                frame.bytes().unwrap()[..meta.length].to_vec(),
+                present,
+            ));
+        }
+        frames
+    }
+}
