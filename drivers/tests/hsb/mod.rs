@@ -9,11 +9,12 @@ use daq_drivers::hsb::placer::Placer;
 use daq_drivers::sys::send::Sender;
 use daq_testkit::assert_fields;
 use daq_testkit::hsb_packet::{Packet, metadata};
-use daq_testkit::loopback;
-use daq_testkit::loopback::free_address;
+use daq_testkit::loopback::{self, free_address};
 use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const FRAME: usize = 2500;
 const PACKET: usize = 512;

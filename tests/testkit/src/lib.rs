@@ -39,6 +39,8 @@ pub use daq::{Daq, Done, Outcome, binary, configs, repository};
 pub use disk::small_disk;
 pub use live::{Answer, Live, get};
 pub use python::Python;
+#[doc(hidden)]
+pub use text::check_part;
 
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;

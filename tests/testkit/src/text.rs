@@ -77,10 +77,10 @@ macro_rules! assert_fields {
 #[macro_export]
 macro_rules! assert_counts {
     ($outcome:expr, $of:expr => $($key:ident $(. $part:ident)*: $expected:expr),+ $(; $($case:tt)+)?) => {{
-        let (outcome, of): (_, &str) = (&$outcome, $of.as_ref());
+        let (outcome, of) = (&$outcome, String::from($of));
         let case = $crate::case!($($($case)+)?);
         $({
-            let path = [of, stringify!($key), $(stringify!($part),)*].join(".");
+            let path = [&of, stringify!($key), $(stringify!($part),)*].join(".");
             assert_eq!(
                 outcome.count(&path), $expected,
                 "{case}{path}:\n{:#}\n{}", outcome.report, outcome.stderr

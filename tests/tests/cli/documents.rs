@@ -296,7 +296,6 @@ fn raw_packet_example_counts_missing_packet() {
     let _ = python.run(&sender, &arguments);
     live.wait_count("sources.detector.delivered", 512);
     let outcome = live.stop().ok();
-    let count = |name: &str| outcome.count(&format!("sources.detector.{name}"));
     assert_counts!(outcome, "sources.detector" => expected: 640, lost.wire_gap: 1);
 }
 

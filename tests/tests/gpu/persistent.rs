@@ -137,8 +137,7 @@ fn persistent_kernel_with_incomplete_drop_gets_complete_frames() {
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("sources.adc.incomplete"), FRAMES - complete);
         for reader in ["same", "end"] {
-            let count = |key: &str| outcome.count(&format!("readers.{reader}.{key}"));
-            assert_counts!(outcome, &format!("readers.{reader}") =>
+            assert_counts!(outcome, format!("readers.{reader}") =>
                 read: complete, dropped_incomplete: FRAMES - complete, pending: 0; "{keys} {reader}"
             );
         }

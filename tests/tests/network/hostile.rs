@@ -25,6 +25,10 @@ fn spead_cases() -> Vec<Case> {
 const SMALL: Kind = Kind::Raw(512);
 /// Large packets are received directly at their predicted position in the frame.
 const LARGE: Kind = Kind::Raw(4096);
+const HEAPS: Kind = Kind::spead(1000, 1000);
+const LARGE_HEAPS: Kind = Kind::spead(4096, 4096);
+/// Some senders put all item pointers into a heap's first packet, which leaves less payload in this packet.
+const UNEVEN_HEAPS: Kind = Kind::spead(1008, 1000);
 
 #[test]
 fn raw_packets_sent_singly_are_accounted() {
@@ -58,51 +62,22 @@ fn large_raw_packets_received_by_gro_are_accounted() {
 
 #[test]
 fn spead_heaps_sent_singly_are_accounted() {
-    attack(
-        Kind::Spead {
-            rest: 1000,
-            first: 1000,
-        },
-        Rate::Slow,
-        &spead_cases(),
-    );
+    attack(HEAPS, Rate::Slow, &spead_cases());
 }
 
 #[test]
 fn spead_heaps_sent_in_bursts_are_accounted() {
-    attack(
-        Kind::Spead {
-            rest: 1000,
-            first: 1000,
-        },
-        Rate::Bursts(48 << 10),
-        &spead_cases(),
-    );
+    attack(HEAPS, Rate::Bursts(48 << 10), &spead_cases());
 }
 
 #[test]
 fn large_spead_heaps_received_by_gro_are_accounted() {
-    attack(
-        Kind::Spead {
-            rest: 4096,
-            first: 4096,
-        },
-        Rate::Offload(96 << 10),
-        &spead_cases(),
-    );
+    attack(LARGE_HEAPS, Rate::Offload(96 << 10), &spead_cases());
 }
 
-/// Some senders put all item pointers into a heap's first packet, which leaves less payload in this packet.
 #[test]
 fn spead_heaps_with_short_first_packet_are_accounted() {
-    attack(
-        Kind::Spead {
-            rest: 1008,
-            first: 1000,
-        },
-        Rate::Bursts(48 << 10),
-        &spead_cases(),
-    );
+    attack(UNEVEN_HEAPS, Rate::Bursts(48 << 10), &spead_cases());
 }
 
 /// Stops the reader process while far more packets arrive than a small buffer can hold.
@@ -201,11 +176,5 @@ fn kernel_drop_of_gro_packets_is_counted() {
 
 #[test]
 fn kernel_drop_of_spead_heaps_is_counted() {
-    overrun(
-        Kind::Spead {
-            rest: 1000,
-            first: 1000,
-        },
-        false,
-    );
+    overrun(HEAPS, false);
 }

@@ -116,8 +116,8 @@ fn check(daq: &Daq, outcome: &Outcome, stream: &Stream, sink: &str, source: &str
     let message = format!("{}:\n{:#}\n{}", stream.name, outcome.report, outcome.stderr);
     let sent = std::fs::read(daq.path(stream.name)).unwrap();
     assert_eq!(sent.len(), stream.heaps * stream.heap, "{message}");
-    assert_counts!(outcome, &format!("sources.{source}") =>
-        rejected: 0, duplicates: 0, epochs: 1, expected: n("delivered"); "{message}"
+    assert_counts!(outcome, format!("sources.{source}") =>
+        rejected: 0, duplicates: 0, epochs: 1, expected: n("delivered"); "{}", stream.name
     );
     assert_eq!(
         outcome.report["sources"][source]["lost"],

@@ -5,7 +5,7 @@
 
 use super::stream::{self, DISK, assert_whole, packet};
 use super::veth::{self, FAR, NEAR, ip};
-use daq_testkit::network::{payload, recording};
+use daq_testkit::network::recording;
 use daq_testkit::{Daq, Live, assert_contains, assert_counts, python, skip, wait_for};
 use serde_json::json;
 use std::io::{Read, Write};

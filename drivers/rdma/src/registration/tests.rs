@@ -1,6 +1,7 @@
 use super::*;
 use crate::verbs::{Limits, NicEvent, Port, QueuePair, QueuePairOptions};
 use daq_core::region::HostOptions;
+use daq_testkit::assert_fields;
 use std::sync::Mutex;
 
 const GPU: Placement = Placement::Cuda(0);
@@ -127,10 +128,7 @@ fn dma_buf_refused_with_524_names_error_and_fix() {
             ..PeerFacts::default()
         };
         let refused = try_methods(GPU, &facts, |_| Err::<(), _>(error(524))).unwrap_err();
-        assert_eq!(
-            (refused[0].method, refused[0].errno),
-            (RegistrationMethod::DmaBuf, 524)
-        );
+        assert_fields!(refused[0] => method: RegistrationMethod::DmaBuf, errno: 524);
         refused[0].to_string()
     };
     for (open_modules, remedy) in [

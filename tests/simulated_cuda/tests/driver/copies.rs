@@ -1,7 +1,7 @@
 //! Tests that copies preserve the bytes.
 
 use crate::sys::context;
-use crate::{cu, ok, passes};
+use crate::{cu, fails, ok, passes};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemcpyAttributes, CUmemorytype};
 use std::ptr::null_mut;
 
@@ -19,51 +19,47 @@ fn allocate(bytes: usize) -> u64 {
 
 #[test]
 fn copy_to_within_and_from_device_preserves_bytes() {
-    let report = passes(
-        "copies::copy_to_within_and_from_device_preserves_bytes",
-        "",
-        || {
-            context(0);
-            let (one, other) = (allocate(10_000), allocate(10_000));
-            let mut from = bytes(10_000);
-            let mut to = vec![0_u8; 10_000];
-            // The source is registered with the driver, the destination is not.
-            ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 10_000, 0));
-            let mut stream = null_mut();
-            ok!(cuStreamCreate(&raw mut stream, 1));
-            ok!(cuMemcpyHtoDAsync_v2(
-                one,
-                from.as_ptr().cast(),
-                10_000,
-                stream
-            ));
-            ok!(cuMemcpyDtoDAsync_v2(other + 1000, one, 9000, stream));
-            ok!(cuMemsetD8Async(other, 7, 500, stream));
-            ok!(cuMemsetD32Async(other + 500, 0x0403_0201, 125, stream));
-            ok!(cuMemcpyDtoHAsync_v2(
-                to.as_mut_ptr().cast(),
-                other,
-                10_000,
-                stream
-            ));
-            // Copies from unregistered memory are complete when the call returns.
-            assert_eq!(to[..500], [7; 500]);
-            assert_eq!(to[500..1000], [1, 2, 3, 4].repeat(125));
-            assert_eq!(to[1000..], from[..9000]);
-            ok!(cuMemcpyAsync(
-                from.as_ptr() as u64 + 5000,
-                one,
-                5000,
-                stream
-            ));
-            ok!(cuStreamSynchronize(stream));
-            assert_eq!(from[5000..], bytes(10_000)[..5000]);
-            ok!(cuMemHostUnregister(from.as_mut_ptr().cast()));
-            ok!(cuStreamDestroy_v2(stream));
-            ok!(cuMemFree_v2(one));
-            ok!(cuMemFree_v2(other));
-        },
-    );
+    let report = passes!("", || {
+        context(0);
+        let (one, other) = (allocate(10_000), allocate(10_000));
+        let mut from = bytes(10_000);
+        let mut to = vec![0_u8; 10_000];
+        // The source is registered with the driver, the destination is not.
+        ok!(cuMemHostRegister_v2(from.as_mut_ptr().cast(), 10_000, 0));
+        let mut stream = null_mut();
+        ok!(cuStreamCreate(&raw mut stream, 1));
+        ok!(cuMemcpyHtoDAsync_v2(
+            one,
+            from.as_ptr().cast(),
+            10_000,
+            stream
+        ));
+        ok!(cuMemcpyDtoDAsync_v2(other + 1000, one, 9000, stream));
+        ok!(cuMemsetD8Async(other, 7, 500, stream));
+        ok!(cuMemsetD32Async(other + 500, 0x0403_0201, 125, stream));
+        ok!(cuMemcpyDtoHAsync_v2(
+            to.as_mut_ptr().cast(),
+            other,
+            10_000,
+            stream
+        ));
+        // Copies from unregistered memory are complete when the call returns.
+        assert_eq!(to[..500], [7; 500]);
+        assert_eq!(to[500..1000], [1, 2, 3, 4].repeat(125));
+        assert_eq!(to[1000..], from[..9000]);
+        ok!(cuMemcpyAsync(
+            from.as_ptr() as u64 + 5000,
+            one,
+            5000,
+            stream
+        ));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(from[5000..], bytes(10_000)[..5000]);
+        ok!(cuMemHostUnregister(from.as_mut_ptr().cast()));
+        ok!(cuStreamDestroy_v2(stream));
+        ok!(cuMemFree_v2(one));
+        ok!(cuMemFree_v2(other));
+    });
     let Some(report) = report else { return };
     let copied = &report["copied"];
     assert_eq!(copied["host_to_device"], 10_000);
@@ -83,7 +79,7 @@ fn copy_to_within_and_from_device_preserves_bytes() {
 
 #[test]
 fn copy_2d_keeps_row_pitch() {
-    passes("copies::copy_2d_keeps_row_pitch", "", || {
+    passes!("", || {
         context(0);
         let (width, rows, pitch) = (100, 20, 256);
         let device = allocate(pitch * rows);
@@ -125,18 +121,18 @@ fn copy_2d_keeps_row_pitch() {
             srcPitch: width - 1,
             ..plan
         };
-        assert_eq!(cu!(cuMemcpy2DAsync_v2(&raw const wrong, null_mut())), 1);
+        fails!(cuMemcpy2DAsync_v2(&raw const wrong, null_mut()) => 1);
         let outside = CUDA_MEMCPY2D {
             Height: rows,
             ..plan
         };
-        assert_eq!(cu!(cuMemcpy2DAsync_v2(&raw const outside, null_mut())), 1);
+        fails!(cuMemcpy2DAsync_v2(&raw const outside, null_mut()) => 1);
     });
 }
 
 #[test]
 fn copy_batch_copies_every_entry() {
-    passes("copies::copy_batch_copies_every_entry", "", || {
+    passes!("", || {
         context(0);
         let device = allocate(8192);
         let mut from = bytes(8192);
@@ -188,7 +184,7 @@ fn copy_batch_copies_every_entry() {
 
 #[test]
 fn copy_out_of_range_is_rejected() {
-    passes("copies::copy_out_of_range_is_rejected", "", || {
+    passes!("", || {
         context(0);
         let device = allocate(1000);
         let mut host = vec![0_u8; 2000];
@@ -203,15 +199,7 @@ fn copy_out_of_range_is_rejected() {
             1,
             "the address is not a device address"
         );
-        assert_eq!(
-            cu!(cuMemcpyHtoDAsync_v2(
-                device,
-                device as *const _,
-                10,
-                null_mut()
-            )),
-            1
-        );
+        fails!(cuMemcpyHtoDAsync_v2(device, device as *const _, 10, null_mut()) => 1);
         // A partly registered range is neither registered nor pageable memory.
         ok!(cuMemHostRegister_v2(pointer.cast(), 500, 0));
         assert_eq!(to(device, 1000), 1);

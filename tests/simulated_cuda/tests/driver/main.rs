@@ -18,9 +18,36 @@ use std::process::{Command, Output, Stdio};
 /// Environment variable that is set in the process that runs the body of a test.
 const ALONE: &str = "DAQ_SIMULATED_CUDA_TEST";
 
+/// Calls [`run_alone`] with the name of the calling test.
+macro_rules! alone {
+    ($options:expr, $body:expr) => {
+        $crate::run_alone($crate::this_test!(), $options, $body)
+    };
+}
+pub(crate) use alone;
+
+/// Calls [`run_and_pass`] with the name of the calling test.
+macro_rules! passes {
+    ($options:expr, $body:expr) => {
+        $crate::run_and_pass($crate::this_test!(), $options, $body)
+    };
+}
+pub(crate) use passes;
+
+/// Returns the name of the calling test.
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        let name = std::any::type_name_of_val(&here);
+        let (_, name) = name.split_once("::").unwrap();
+        name.strip_suffix("::here").unwrap()
+    }};
+}
+pub(crate) use this_test;
+
 /// Runs the body of the test `name` in a separate process with the simulated machine of `options`. Returns the result
 /// of that process. Returns `None` in that process itself.
-fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
+fn run_alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     if std::env::var_os(ALONE).is_some() {
         body();
         return None;
@@ -56,9 +83,9 @@ fn alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
     })
 }
 
-/// Runs a body as [`alone`] does, and checks that it succeeds. Returns the report.
-fn passes(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
-    let alone = alone(name, options, body)?;
+/// Runs a body as [`run_alone`] does, and checks that it succeeds. Returns the report.
+fn run_and_pass(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
+    let alone = run_alone(name, options, body)?;
     let stderr = String::from_utf8_lossy(&alone.output.stderr);
     assert!(alone.output.status.success(), "{stderr}");
     Some(alone.report())

@@ -1,7 +1,7 @@
 //! Tests of device memory, host memory and rejected calls.
 
 use crate::sys::{access, context, dereference, gate, mapped, properties};
-use crate::{alone, cu, ok, passes};
+use crate::{alone, cu, fails, ok, passes};
 use cudarc::driver::sys::{CUmemAllocationHandleType, CUmemRangeHandleType};
 use std::os::unix::process::ExitStatusExt;
 use std::ptr::null_mut;
@@ -21,8 +21,7 @@ fn read(address: u64, bytes: usize) -> Vec<u8> {
 
 #[test]
 fn device_address_accessed_by_cpu_faults() {
-    let name = "memory::device_address_accessed_by_cpu_faults";
-    let ended = alone(name, "", || {
+    let ended = alone!("", || {
         context(0);
         let (_, address) = allocate(4096);
         println!("read {}", dereference(address));
@@ -40,7 +39,7 @@ fn device_address_accessed_by_cpu_faults() {
 
 #[test]
 fn allocated_memory_is_poisoned() {
-    passes("memory::allocated_memory_is_poisoned", "", || {
+    passes!("", || {
         context(0);
         let (code, address) = allocate(5000);
         assert_eq!(code, 0);
@@ -52,166 +51,107 @@ fn allocated_memory_is_poisoned() {
 
 #[test]
 fn allocation_beyond_device_memory_is_rejected() {
-    passes(
-        "memory::allocation_beyond_device_memory_is_rejected",
-        "memory=4MiB",
-        || {
-            context(0);
-            let (code, first) = allocate(3 << 20);
-            assert_eq!(code, 0);
-            assert_eq!(allocate((1 << 20) + 1).0, 2);
-            let (mut free, mut total) = (0, 0);
-            ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
-            assert_eq!((free, total), (1 << 20, 4 << 20));
-            assert_eq!(cu!(cuMemFree_v2(first + 1)), 1);
-            ok!(cuMemFree_v2(first));
-            assert_eq!(cu!(cuMemFree_v2(first)), 1);
-            assert_eq!(allocate(4 << 20).0, 0);
-            assert_eq!(allocate(0).0, 1);
-        },
-    );
+    passes!("memory=4MiB", || {
+        context(0);
+        let (code, first) = allocate(3 << 20);
+        assert_eq!(code, 0);
+        assert_eq!(allocate((1 << 20) + 1).0, 2);
+        let (mut free, mut total) = (0, 0);
+        ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
+        assert_eq!((free, total), (1 << 20, 4 << 20));
+        fails!(cuMemFree_v2(first + 1) => 1);
+        ok!(cuMemFree_v2(first));
+        fails!(cuMemFree_v2(first) => 1);
+        assert_eq!(allocate(4 << 20).0, 0);
+        assert_eq!(allocate(0).0, 1);
+    });
 }
 
 #[test]
 fn virtual_memory_calls_out_of_order_are_rejected() {
-    let report = passes(
-        "memory::virtual_memory_calls_out_of_order_are_rejected",
-        "",
-        || {
-            context(0);
-            let (properties, access) = (properties(), access());
-            let mut granularity = 0;
-            let minimum =
+    let report = passes!("", || {
+        context(0);
+        let (properties, access) = (properties(), access());
+        let mut granularity = 0;
+        let minimum =
             cudarc::driver::sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-            ok!(cuMemGetAllocationGranularity(
-                &raw mut granularity,
-                &raw const properties,
-                minimum
-            ));
-            assert_eq!(granularity, GRANULE);
-            let (mut handle, mut address) = (0, 0);
-            assert_eq!(
-                cu!(cuMemCreate(
-                    &raw mut handle,
-                    GRANULE + 1,
-                    &raw const properties,
-                    0
-                )),
-                1
-            );
-            ok!(cuMemCreate(
-                &raw mut handle,
-                GRANULE,
-                &raw const properties,
-                0
-            ));
-            assert_eq!(
-                cu!(cuMemAddressReserve(&raw mut address, GRANULE / 2, 0, 0, 0)),
-                1
-            );
-            ok!(cuMemAddressReserve(&raw mut address, 2 * GRANULE, 0, 0, 0));
-            assert_eq!(
-                cu!(cuMemMap(address + 4096, GRANULE, 0, handle, 0)),
-                1,
-                "unaligned"
-            );
-            assert_eq!(
-                cu!(cuMemMap(address, 2 * GRANULE, 0, handle, 0)),
-                1,
-                "the range exceeds the memory"
-            );
-            assert_eq!(
-                cu!(cuMemMap(
-                    address + 2 * GRANULE as u64,
-                    GRANULE,
-                    0,
-                    handle,
-                    0
-                )),
-                1,
-                "outside"
-            );
-            assert_eq!(
-                cu!(cuMemMap(address, GRANULE, 0, handle + 1, 0)),
-                1,
-                "unknown"
-            );
-            assert_eq!(
-                cu!(cuMemSetAccess(address, GRANULE, &raw const access, 1)),
-                1,
-                "not mapped"
-            );
-            // Maps the same memory twice in a row, as rings do.
-            let second = address + GRANULE as u64;
-            ok!(cuMemMap(address, GRANULE, 0, handle, 0));
-            assert_eq!(
-                cu!(cuMemMap(address, GRANULE, 0, handle, 0)),
-                1,
-                "the range is already mapped"
-            );
-            ok!(cuMemMap(second, GRANULE, 0, handle, 0));
-            assert_eq!(
-                cu!(cuMemsetD8_v2(address, 1, 16)),
-                1,
-                "access is not allowed yet"
-            );
-            ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
-            assert_eq!(read(address, 32), [0xa5; 32]);
-            // This fill crosses the boundary between the two mappings.
-            ok!(cuMemsetD8_v2(second - 16, 9, 32));
-            assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
-            assert_eq!(
-                read(second - 20, 40),
-                [&[0xa5; 4][..], &[9; 32], &[0xa5; 4]].concat()
-            );
-            assert_eq!(
-                cu!(cuMemFree_v2(address)),
-                1,
-                "the memory was not allocated with an address"
-            );
-            assert_eq!(cu!(cuMemAddressFree(address, 2 * GRANULE)), 1, "mapped");
-            let mut file = -1_i32;
-            let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-            ok!(cuMemExportToShareableHandle(
-                (&raw mut file).cast(),
-                handle,
-                kind,
-                0
-            ));
-            assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
-            let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-            ok!(cuMemGetHandleForAddressRange(
-                (&raw mut file).cast(),
-                address,
-                GRANULE,
-                kind,
-                0
-            ));
-            assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
-            ok!(cuMemRelease(handle));
-            assert_eq!(
-                cu!(cuMemRelease(handle)),
-                1,
-                "the handle was already released"
-            );
-            assert_eq!(
-                read(address, 1),
-                [9],
-                "the mapping keeps the memory allocated"
-            );
-            assert_eq!(cu!(cuMemUnmap(address, GRANULE / 2)), 1, "a part");
-            ok!(cuMemUnmap(address, GRANULE));
-            ok!(cuMemUnmap(second, GRANULE));
-            assert_eq!(cu!(cuMemUnmap(second, GRANULE)), 1);
-            assert_eq!(cu!(cuMemsetD8_v2(address, 1, 16)), 1);
-            assert_eq!(
-                cu!(cuMemAddressFree(address, GRANULE)),
-                1,
-                "a part of a reservation cannot be freed"
-            );
-            ok!(cuMemAddressFree(address, 2 * GRANULE));
-        },
-    );
+        ok!(cuMemGetAllocationGranularity(
+            &raw mut granularity,
+            &raw const properties,
+            minimum
+        ));
+        assert_eq!(granularity, GRANULE);
+        let (mut handle, mut address) = (0, 0);
+        fails!(cuMemCreate(&raw mut handle, GRANULE + 1, &raw const properties, 0) => 1);
+        ok!(cuMemCreate(
+            &raw mut handle,
+            GRANULE,
+            &raw const properties,
+            0
+        ));
+        fails!(cuMemAddressReserve(&raw mut address, GRANULE / 2, 0, 0, 0) => 1);
+        ok!(cuMemAddressReserve(&raw mut address, 2 * GRANULE, 0, 0, 0));
+        fails!(cuMemMap(address + 4096, GRANULE, 0, handle, 0) => 1, "unaligned");
+        fails!(
+            cuMemMap(address, 2 * GRANULE, 0, handle, 0) => 1,
+            "the range exceeds the memory"
+        );
+        fails!(cuMemMap(address + 2 * GRANULE as u64, GRANULE, 0, handle, 0) => 1, "outside");
+        fails!(cuMemMap(address, GRANULE, 0, handle + 1, 0) => 1, "unknown");
+        fails!(cuMemSetAccess(address, GRANULE, &raw const access, 1) => 1, "not mapped");
+        // Maps the same memory twice in a row, as rings do.
+        let second = address + GRANULE as u64;
+        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
+        fails!(cuMemMap(address, GRANULE, 0, handle, 0) => 1, "the range is already mapped");
+        ok!(cuMemMap(second, GRANULE, 0, handle, 0));
+        fails!(cuMemsetD8_v2(address, 1, 16) => 1, "access is not allowed yet");
+        ok!(cuMemSetAccess(address, 2 * GRANULE, &raw const access, 1));
+        assert_eq!(read(address, 32), [0xa5; 32]);
+        // This fill crosses the boundary between the two mappings.
+        ok!(cuMemsetD8_v2(second - 16, 9, 32));
+        assert_eq!(read(address, 17), [&[9; 16][..], &[0xa5]].concat());
+        assert_eq!(
+            read(second - 20, 40),
+            [&[0xa5; 4][..], &[9; 32], &[0xa5; 4]].concat()
+        );
+        fails!(cuMemFree_v2(address) => 1, "the memory was not allocated with an address");
+        fails!(cuMemAddressFree(address, 2 * GRANULE) => 1, "mapped");
+        let mut file = -1_i32;
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        ok!(cuMemExportToShareableHandle(
+            (&raw mut file).cast(),
+            handle,
+            kind,
+            0
+        ));
+        assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
+        let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        ok!(cuMemGetHandleForAddressRange(
+            (&raw mut file).cast(),
+            address,
+            GRANULE,
+            kind,
+            0
+        ));
+        assert_eq!(mapped(file, 17), [&[9; 16][..], &[0xa5]].concat());
+        ok!(cuMemRelease(handle));
+        fails!(cuMemRelease(handle) => 1, "the handle was already released");
+        assert_eq!(
+            read(address, 1),
+            [9],
+            "the mapping keeps the memory allocated"
+        );
+        fails!(cuMemUnmap(address, GRANULE / 2) => 1, "a part");
+        ok!(cuMemUnmap(address, GRANULE));
+        ok!(cuMemUnmap(second, GRANULE));
+        fails!(cuMemUnmap(second, GRANULE) => 1);
+        fails!(cuMemsetD8_v2(address, 1, 16) => 1);
+        fails!(
+            cuMemAddressFree(address, GRANULE) => 1,
+            "a part of a reservation cannot be freed"
+        );
+        ok!(cuMemAddressFree(address, 2 * GRANULE));
+    });
     if let Some(report) = report {
         assert_eq!(report["leaks"]["memory"], 0);
         assert_eq!(report["leaks"]["reservations"], 0);
@@ -220,8 +160,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
 
 #[test]
 fn memory_freed_during_pending_copy_breaks_context() {
-    let name = "memory::memory_freed_during_pending_copy_breaks_context";
-    passes(name, "", || {
+    passes!("", || {
         context(0);
         let (properties, access) = (properties(), access());
         let (mut handle, mut address) = (0, 0);
@@ -241,47 +180,36 @@ fn memory_freed_during_pending_copy_breaks_context() {
         ok!(cuMemcpyDtoDAsync_v2(address, first, 16, stream));
         ok!(cuMemUnmap(address, GRANULE));
         gate::open();
-        assert_eq!(cu!(cuStreamSynchronize(stream)), 700);
+        fails!(cuStreamSynchronize(stream) => 700);
         assert_eq!(allocate(64).0, 700);
     });
 }
 
 #[test]
 fn host_memory_registered_twice_is_rejected() {
-    let report = passes(
-        "memory::host_memory_registered_twice_is_rejected",
-        "",
-        || {
-            context(0);
-            let mut host = vec![0_u8; 10_000];
-            let at = |offset: usize| (host.as_ptr() as usize + offset) as *mut _;
-            ok!(cuMemHostRegister_v2(at(0), 5000, 0));
-            assert_eq!(cu!(cuMemHostRegister_v2(at(4999), 10, 0)), 712);
-            assert_eq!(cu!(cuMemHostRegister_v2(at(0), 5000, 0)), 712);
-            ok!(cuMemHostRegister_v2(at(5000), 5000, 1));
-            assert_eq!(cu!(cuMemHostUnregister(at(1))), 713);
-            let mut address = 0;
-            ok!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0));
-            assert_eq!(address, at(9) as u64);
-            ok!(cuMemHostUnregister(at(0)));
-            assert_eq!(cu!(cuMemHostUnregister(at(0))), 713);
-            assert_eq!(
-                cu!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0)),
-                1
-            );
-            assert_eq!(
-                cu!(cuMemHostRegister_v2(4096 as *mut _, 10, 0)),
-                1,
-                "not mapped"
-            );
-            let mut pinned = null_mut();
-            ok!(cuMemHostAlloc(&raw mut pinned, 100, 0));
-            assert_eq!(cu!(cuMemHostUnregister(pinned)), 1);
-            assert_eq!(cu!(cuMemFreeHost(at(5000))), 1);
-            ok!(cuMemFreeHost(pinned));
-            host.clear();
-        },
-    );
+    let report = passes!("", || {
+        context(0);
+        let mut host = vec![0_u8; 10_000];
+        let at = |offset: usize| (host.as_ptr() as usize + offset) as *mut _;
+        ok!(cuMemHostRegister_v2(at(0), 5000, 0));
+        fails!(cuMemHostRegister_v2(at(4999), 10, 0) => 712);
+        fails!(cuMemHostRegister_v2(at(0), 5000, 0) => 712);
+        ok!(cuMemHostRegister_v2(at(5000), 5000, 1));
+        fails!(cuMemHostUnregister(at(1)) => 713);
+        let mut address = 0;
+        ok!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0));
+        assert_eq!(address, at(9) as u64);
+        ok!(cuMemHostUnregister(at(0)));
+        fails!(cuMemHostUnregister(at(0)) => 713);
+        fails!(cuMemHostGetDevicePointer_v2(&raw mut address, at(9), 0) => 1);
+        fails!(cuMemHostRegister_v2(4096 as *mut _, 10, 0) => 1, "not mapped");
+        let mut pinned = null_mut();
+        ok!(cuMemHostAlloc(&raw mut pinned, 100, 0));
+        fails!(cuMemHostUnregister(pinned) => 1);
+        fails!(cuMemFreeHost(at(5000)) => 1);
+        ok!(cuMemFreeHost(pinned));
+        host.clear();
+    });
     if let Some(report) = report {
         assert_eq!(report["leaks"]["host"], 1);
     }
@@ -289,8 +217,7 @@ fn host_memory_registered_twice_is_rejected() {
 
 #[test]
 fn unsupported_feature_is_rejected() {
-    let name = "memory::unsupported_feature_is_rejected";
-    passes(name, "rdma=0,posix-fd=0", || {
+    passes!("rdma=0,posix-fd=0", || {
         context(0);
         let mut properties = properties();
         let mut handle = 0;
@@ -304,41 +231,17 @@ fn unsupported_feature_is_rejected() {
         let mut file = 0_i32;
         let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
         let handle = (&raw mut file).cast();
-        assert_eq!(
-            cu!(cuMemGetHandleForAddressRange(
-                handle,
-                address,
-                2 << 20,
-                kind,
-                0
-            )),
-            801
-        );
+        fails!(cuMemGetHandleForAddressRange(handle, address, 2 << 20, kind, 0) => 801);
     });
 }
 
 #[test]
 fn virtual_memory_disabled_is_rejected() {
-    passes(
-        "memory::virtual_memory_disabled_is_rejected",
-        "vmm=0",
-        || {
-            context(0);
-            let (mut handle, mut address) = (0, 0);
-            let properties = properties();
-            assert_eq!(
-                cu!(cuMemCreate(
-                    &raw mut handle,
-                    GRANULE,
-                    &raw const properties,
-                    0
-                )),
-                801
-            );
-            assert_eq!(
-                cu!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0)),
-                801
-            );
-        },
-    );
+    passes!("vmm=0", || {
+        context(0);
+        let (mut handle, mut address) = (0, 0);
+        let properties = properties();
+        fails!(cuMemCreate(&raw mut handle, GRANULE, &raw const properties, 0) => 801);
+        fails!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0) => 801);
+    });
 }

@@ -1,7 +1,7 @@
 //! Tests of modules and launches.
 
 use crate::sys::context;
-use crate::{cu, ok, passes};
+use crate::{cu, fails, ok, passes};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
@@ -65,7 +65,7 @@ fn launch(
 
 #[test]
 fn module_from_ptx_has_declared_symbols() {
-    let report = passes("modules::module_from_ptx_has_declared_symbols", "", || {
+    let report = passes!("", || {
         context(0);
         let (code, module) = load(TEXT);
         assert_eq!(code, 0);
@@ -94,7 +94,7 @@ fn module_from_ptx_has_declared_symbols() {
         );
         assert_eq!(variable(c"none"), Err(500));
         ok!(cuModuleUnload(module));
-        assert_eq!(cu!(cuModuleUnload(module)), 400);
+        fails!(cuModuleUnload(module) => 400);
     });
     if let Some(report) = report {
         assert_eq!(report["leaks"]["memory"], 0);
@@ -104,43 +104,39 @@ fn module_from_ptx_has_declared_symbols() {
 
 #[test]
 fn module_from_invalid_image_is_rejected() {
-    passes(
-        "modules::module_from_invalid_image_is_rejected",
-        "version=12040",
-        || {
-            context(0);
-            assert_eq!(load(c"hello").0, 200);
-            assert_eq!(load(c"").0, 200);
-            assert_eq!(load(c".version 8.4\n.target sm_80\n").0, 0);
-            assert_eq!(load(c".version 8.5\n.target sm_80\n").0, 222);
-            // The compiler's messages are returned to the caller.
-            let mut log = [1_u8; 30];
-            let mut options = [
-                CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-                CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-            ];
-            let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), 30 as *mut c_void];
-            let (mut module, text) = (null_mut(), c".version 9.0\n.target sm_80\n");
-            let code = cu!(cuModuleLoadDataEx(
-                &raw mut module,
-                text.as_ptr().cast(),
-                2,
-                options.as_mut_ptr(),
-                values.as_mut_ptr(),
-            ));
-            assert_eq!(code, 222);
-            assert_eq!(values[1] as usize, 29);
-            assert_eq!(
-                CStr::from_bytes_until_nul(&log).unwrap(),
-                c"ptxas fatal   : Unsupported ."
-            );
-        },
-    );
+    passes!("version=12040", || {
+        context(0);
+        assert_eq!(load(c"hello").0, 200);
+        assert_eq!(load(c"").0, 200);
+        assert_eq!(load(c".version 8.4\n.target sm_80\n").0, 0);
+        assert_eq!(load(c".version 8.5\n.target sm_80\n").0, 222);
+        // The compiler's messages are returned to the caller.
+        let mut log = [1_u8; 30];
+        let mut options = [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ];
+        let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), 30 as *mut c_void];
+        let (mut module, text) = (null_mut(), c".version 9.0\n.target sm_80\n");
+        let code = cu!(cuModuleLoadDataEx(
+            &raw mut module,
+            text.as_ptr().cast(),
+            2,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        ));
+        assert_eq!(code, 222);
+        assert_eq!(values[1] as usize, 29);
+        assert_eq!(
+            CStr::from_bytes_until_nul(&log).unwrap(),
+            c"ptxas fatal   : Unsupported ."
+        );
+    });
 }
 
 #[test]
 fn kernel_with_host_function_runs() {
-    let report = passes("modules::kernel_with_host_function_runs", "", || {
+    let report = passes!("", || {
         context(0);
         let (_, module) = load(TEXT);
         let (_, copy) = function(module, c"daq_simulated_copy");
@@ -160,7 +156,7 @@ fn kernel_with_host_function_runs() {
             launch(copy, 1, [32, 1], 0, &mut [device, device + 60, 8]),
             0
         );
-        assert_eq!(cu!(cuCtxSynchronize()), 700);
+        fails!(cuCtxSynchronize() => 700);
         assert_eq!(launch(copy, 1, [32, 1], 0, &mut [device, device, 8]), 700);
     });
     if let Some(report) = report {
@@ -170,7 +166,7 @@ fn kernel_with_host_function_runs() {
 
 #[test]
 fn launch_beyond_limits_is_rejected() {
-    passes("modules::launch_beyond_limits_is_rejected", "", || {
+    passes!("", || {
         context(0);
         let (_, module) = load(TEXT);
         let (_, nothing) = function(module, c"nothing");
@@ -181,7 +177,7 @@ fn launch_beyond_limits_is_rejected() {
         assert_eq!(go(1, [1025, 1], 0), 1);
         assert_eq!(go(1, [32, 1], (48 << 10) + 1), 1);
         let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        assert_eq!(cu!(cuFuncSetAttribute(nothing, shared, 232_449)), 1);
+        fails!(cuFuncSetAttribute(nothing, shared, 232_449) => 1);
         ok!(cuFuncSetAttribute(nothing, shared, 232_448));
         assert_eq!(go(1, [32, 1], 232_448), 0);
         assert_eq!(go(1, [32, 1], 232_449), 1);

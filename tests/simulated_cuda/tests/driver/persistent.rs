@@ -1,7 +1,7 @@
 //! Tests of persistent kernels.
 
 use crate::sys::context;
-use crate::{alone, cu, ok, passes};
+use crate::{alone, cu, fails, ok, passes};
 use cudarc::driver::sys::{CUfunction, CUstream};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -224,11 +224,7 @@ fn goes_round(groups: u32, blocks: u32) {
         }
         frames += burst;
     }
-    assert_eq!(
-        cu!(cuStreamQuery(kernel.stream)),
-        600,
-        "the kernel must continue to run"
-    );
+    fails!(cuStreamQuery(kernel.stream) => 600, "the kernel must continue to run");
     // Frames submitted with the stop are processed.
     kernel.posted += 4;
     kernel.bell += 4;
@@ -240,8 +236,7 @@ fn goes_round(groups: u32, blocks: u32) {
 
 #[test]
 fn persistent_kernel_processes_submitted_frames() {
-    let name = "persistent::persistent_kernel_processes_submitted_frames";
-    let report = passes(name, "", || {
+    let report = passes!("", || {
         goes_round(1, 1);
     });
     if let Some(report) = report {
@@ -254,8 +249,7 @@ fn persistent_kernel_processes_submitted_frames() {
 
 #[test]
 fn persistent_kernel_distributes_frames_among_block_groups() {
-    let name = "persistent::persistent_kernel_distributes_frames_among_block_groups";
-    let report = passes(name, "", || goes_round(3, 5));
+    let report = passes!("", || goes_round(3, 5));
     if let Some(report) = report {
         assert_eq!(report["persistent"], 48);
     }
@@ -263,8 +257,7 @@ fn persistent_kernel_distributes_frames_among_block_groups() {
 
 #[test]
 fn device_wide_call_waits_for_persistent_kernel() {
-    let name = "persistent::device_wide_call_waits_for_persistent_kernel";
-    let ended = alone(name, "", || {
+    let ended = alone!("", || {
         let kernel = Resident::new(1, 1).start();
         let input = kernel.input;
         let freeing = std::thread::spawn(move || {
@@ -273,7 +266,7 @@ fn device_wide_call_waits_for_persistent_kernel() {
         });
         // Queries must not block.
         for _ in 0..100 {
-            assert_eq!(cu!(cuStreamQuery(kernel.stream)), 600);
+            fails!(cuStreamQuery(kernel.stream) => 600);
             assert!(!freeing.is_finished(), "the memory is in use");
             std::thread::yield_now();
         }
@@ -296,13 +289,12 @@ fn device_wide_call_waits_for_persistent_kernel() {
 #[test]
 fn call_that_would_deadlock_aborts_process() {
     for call in ["freeing", "synchronising"] {
-        let name = "persistent::call_that_would_deadlock_aborts_process";
         let options = format!("timeout=0,latency={}", call.len());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
             continue;
         }
-        let ended = alone(name, &options, || {
+        let ended = alone!(&options, || {
             let kernel = Resident::new(1, 1).start();
             if call == "freeing" {
                 cu!(cuMemHostUnregister(address(0) as *mut c_void));
@@ -327,8 +319,7 @@ fn call_that_would_deadlock_aborts_process() {
 
 #[test]
 fn frame_that_hangs_blocks_only_its_block_group() {
-    let name = "persistent::frame_that_hangs_blocks_only_its_block_group";
-    passes(name, "hang=persistent@1", || {
+    passes!("hang=persistent@1", || {
         let mut kernel = Resident::new(2, 1).start();
         kernel.post(8);
         // One of the groups continues.
@@ -339,25 +330,24 @@ fn frame_that_hangs_blocks_only_its_block_group() {
         }
         kernel.stop();
         assert!(done().contains(&0), "{:?}", done());
-        assert_eq!(cu!(cuStreamQuery(kernel.stream)), 600);
+        fails!(cuStreamQuery(kernel.stream) => 600);
     });
 }
 
 #[test]
 fn persistent_kernel_failure_breaks_context() {
-    let name = "persistent::persistent_kernel_failure_breaks_context";
-    passes(name, "fail-async=PERSISTENT@3:719", || {
+    passes!("fail-async=PERSISTENT@3:719", || {
         let mut kernel = Resident::new(1, 2).start();
         kernel.post(8);
-        assert_eq!(cu!(cuStreamSynchronize(kernel.stream)), 719);
+        fails!(cuStreamSynchronize(kernel.stream) => 719);
         assert!(!kernel.has(3));
-        assert_eq!(cu!(cuMemFree_v2(kernel.input)), 719);
+        fails!(cuMemFree_v2(kernel.input) => 719);
     });
 }
 
 /// Checks that the kernel ends with the error `code` after a protocol violation.
 fn ends_with(code: i32, kernel: &Resident) {
-    assert_eq!(cu!(cuStreamSynchronize(kernel.stream)), code);
+    fails!(cuStreamSynchronize(kernel.stream) => code);
 }
 
 #[test]
@@ -371,13 +361,12 @@ fn persistent_kernel_invalid_address_breaks_context() {
         (9, 700),
         (0, 716),
     ] {
-        let name = "persistent::persistent_kernel_invalid_address_breaks_context";
         let options = format!("latency={}", 10 * which + u64::try_from(code).unwrap());
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
             continue;
         }
-        passes(name, &options, || {
+        passes!(&options, || {
             let mut kernel = Resident::new(1, 1);
             let mut values = kernel.values();
             values[usize::try_from(which).unwrap()] += if code == 716 { 4 } else { 1 << 30 };
@@ -421,13 +410,12 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         ("cannot hold frames", |_| {}),
     ];
     for (n, (stderr, mistake)) in MISTAKES.iter().enumerate() {
-        let name = "persistent::protocol_violation_undetected_by_gpu_is_reported";
         let options = format!("latency={n},hang=persistent@1");
         let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
         if given != options && !given.is_empty() {
             continue;
         }
-        let ended = alone(name, &options, || {
+        let ended = alone!(&options, || {
             let mut kernel = Resident::new(2, 1);
             let mut values = kernel.values();
             if *stderr == "cannot hold frames" {
@@ -447,8 +435,7 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
 
 #[test]
 fn cooperative_launch_beyond_occupancy_is_rejected() {
-    let name = "persistent::cooperative_launch_beyond_occupancy_is_rejected";
-    passes(name, "", || {
+    passes!("", || {
         // 132 multiprocessors run 32 blocks each.
         let kernel = Resident::new(1, 132 * 32 + 1);
         assert_eq!(kernel.launch(kernel.values()), 720);

@@ -7,7 +7,7 @@ use cudarc::nvrtc::Ptx;
 
 #[test]
 fn safe_bindings_run_on_simulated_driver() {
-    let report = passes("safe::safe_bindings_run_on_simulated_driver", "", || {
+    let report = passes!("", || {
         let context = CudaContext::new(0).unwrap();
         assert_eq!(context.compute_capability().unwrap(), (9, 0));
         let stream = context.new_stream().unwrap();

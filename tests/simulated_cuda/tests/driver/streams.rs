@@ -1,7 +1,7 @@
 //! Tests of streams, events and graphs.
 
 use crate::sys::{context, gate};
-use crate::{cu, ok, passes};
+use crate::{cu, fails, ok, passes};
 use cudarc::driver::sys::{CUevent, CUstream, CUstreamCaptureMode};
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -26,8 +26,7 @@ fn allocate(bytes: usize) -> u64 {
 
 #[test]
 fn copy_that_hangs_blocks_only_its_stream() {
-    let name = "streams::copy_that_hangs_blocks_only_its_stream";
-    let report = passes(name, "hang=copy@1", || {
+    let report = passes!("hang=copy@1", || {
         context(0);
         let (hung, waiting, free) = (stream(), stream(), stream());
         let (before, after, end) = (event(0), event(0), event(2));
@@ -51,15 +50,12 @@ fn copy_that_hangs_blocks_only_its_stream() {
         ok!(cuEventSynchronize(done));
         ok!(cuStreamQuery(free));
         assert_eq!(to, [3; 4]);
-        assert_eq!(cu!(cuEventQuery(after)), 600);
-        assert_eq!(cu!(cuEventQuery(end)), 600);
-        assert_eq!(cu!(cuStreamQuery(hung)), 600);
-        assert_eq!(cu!(cuStreamQuery(waiting)), 600);
+        fails!(cuEventQuery(after) => 600);
+        fails!(cuEventQuery(end) => 600);
+        fails!(cuStreamQuery(hung) => 600);
+        fails!(cuStreamQuery(waiting) => 600);
         let mut milliseconds = 0.0;
-        assert_eq!(
-            cu!(cuEventElapsedTime_v2(&raw mut milliseconds, before, after)),
-            600
-        );
+        fails!(cuEventElapsedTime_v2(&raw mut milliseconds, before, after) => 600);
     });
     if let Some(report) = report {
         assert_eq!(report["copies"], 2);
@@ -71,8 +67,7 @@ fn copy_that_hangs_blocks_only_its_stream() {
 
 #[test]
 fn async_copies_run_in_stream_order() {
-    let name = "streams::async_copies_run_in_stream_order";
-    passes(name, "latency=2000,gbps=1", || {
+    passes!("latency=2000,gbps=1", || {
         context(0);
         let stream = stream();
         let (start, end) = (event(0), event(0));
@@ -108,7 +103,7 @@ fn async_copies_run_in_stream_order() {
 
 #[test]
 fn event_invalid_use_is_rejected() {
-    passes("streams::event_invalid_use_is_rejected", "", || {
+    passes!("", || {
         context(0);
         let (fresh, timed, untimed) = (event(0), event(0), event(2));
         ok!(cuEventQuery(fresh));
@@ -124,11 +119,10 @@ fn event_invalid_use_is_rejected() {
         assert_eq!(elapsed(timed, untimed), 400);
         ok!(cuEventDestroy_v2(timed));
         assert_eq!(elapsed(timed, timed), 400);
-        assert_eq!(cu!(cuEventDestroy_v2(timed)), 400);
+        fails!(cuEventDestroy_v2(timed) => 400);
         let mut wrong = null_mut();
-        assert_eq!(
-            cu!(cuEventCreate(&raw mut wrong, 4)),
-            1,
+        fails!(
+            cuEventCreate(&raw mut wrong, 4) => 1,
             "events for other processes cannot record times"
         );
     });
@@ -136,13 +130,12 @@ fn event_invalid_use_is_rejected() {
 
 #[test]
 fn event_of_other_device_is_rejected() {
-    let name = "streams::event_of_other_device_is_rejected";
-    passes(name, "gpus=2", || {
+    passes!("gpus=2", || {
         context(0);
         let (first, mark) = (stream(), event(0));
         context(1);
         let second = stream();
-        assert_eq!(cu!(cuEventRecord(mark, second)), 400);
+        fails!(cuEventRecord(mark, second) => 400);
         ok!(cuEventRecord(mark, first));
         ok!(cuStreamWaitEvent(second, mark, 0));
         ok!(cuStreamSynchronize(second));
@@ -152,8 +145,7 @@ fn event_of_other_device_is_rejected() {
 
 #[test]
 fn default_stream_and_blocking_streams_serialise() {
-    let name = "streams::default_stream_and_blocking_streams_serialise";
-    passes(name, "", || {
+    passes!("", || {
         context(0);
         let mut blocking = null_mut();
         ok!(cuStreamCreate(&raw mut blocking, 0));
@@ -165,7 +157,7 @@ fn default_stream_and_blocking_streams_serialise() {
             // A stream that does not wait is usually detected within 20 attempts. A stream that waits is never
             // reported.
             for _ in 0..20 {
-                assert_eq!(cu!(cuEventQuery(held)), 600);
+                fails!(cuEventQuery(held) => 600);
                 std::thread::sleep(Duration::from_millis(1));
             }
             // Other streams do not wait.
@@ -180,14 +172,14 @@ fn default_stream_and_blocking_streams_serialise() {
 
 #[test]
 fn graph_replay_repeats_captured_work() {
-    let report = passes("streams::graph_replay_repeats_captured_work", "", || {
+    let report = passes!("", || {
         context(0);
         let stream = stream();
         let device = allocate(64);
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let (mut graph, mut executable) = (null_mut(), null_mut());
-        assert_eq!(cu!(cuStreamBeginCapture_v2(null_mut(), relaxed)), 900);
-        assert_eq!(cu!(cuStreamEndCapture(stream, &raw mut graph)), 401);
+        fails!(cuStreamBeginCapture_v2(null_mut(), relaxed) => 900);
+        fails!(cuStreamEndCapture(stream, &raw mut graph) => 401);
         ok!(cuMemsetD8_v2(device, 0, 64));
         ok!(cuStreamBeginCapture_v2(stream, relaxed));
         ok!(cuMemcpyDtoDAsync_v2(device + 1, device, 1, stream));
@@ -213,12 +205,12 @@ fn graph_replay_repeats_captured_work() {
         ok!(cuStreamSynchronize(stream));
         assert_eq!(read(), [5, 5, 0]);
         ok!(cuGraphExecDestroy(executable));
-        assert_eq!(cu!(cuGraphLaunch(executable, stream)), 400);
+        fails!(cuGraphLaunch(executable, stream) => 400);
         // Waiting for a captured operation makes the capture invalid.
         ok!(cuStreamBeginCapture_v2(stream, relaxed));
-        assert_eq!(cu!(cuStreamSynchronize(stream)), 900);
-        assert_eq!(cu!(cuMemsetD8Async(device, 5, 1, stream)), 901);
-        assert_eq!(cu!(cuStreamEndCapture(stream, &raw mut graph)), 901);
+        fails!(cuStreamSynchronize(stream) => 900);
+        fails!(cuMemsetD8Async(device, 5, 1, stream) => 901);
+        fails!(cuStreamEndCapture(stream, &raw mut graph) => 901);
         ok!(cuStreamSynchronize(stream));
     });
     if let Some(report) = report {

@@ -33,6 +33,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// SPEAD with `first` payload bytes in a heap's first packet and `rest` in the others.
+    pub const fn spead(rest: usize, first: usize) -> Self {
+        Self::Spead { rest, first }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Raw(_) => "raw",

@@ -8,6 +8,7 @@ use super::sys::load;
 use super::*;
 use crate::verbs::{Payload, Side, Status, Verb, WorkCompletion, WorkRequest};
 use daq_core::region::HostOptions;
+use daq_testkit::assert_fields;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -97,10 +98,7 @@ fn write_with_immediate_arrives() {
     let bytes: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
     write(&mut two, 3, &bytes, 5, Some(99));
     let done = next(&mut *two.to);
-    assert_eq!(
-        (done.id, done.side, done.status),
-        (7, Side::Received, Status::Success)
-    );
+    assert_fields!(done => id: 7, side: Side::Received, status: Status::Success);
     assert_eq!((done.bytes, done.immediate), (100_000, Some(99)));
     assert_eq!(load(two.far.region(), 5, bytes.len()), bytes);
     let done = next(&mut *two.from);
@@ -167,9 +165,8 @@ fn write_to_open_queue_pair_needs_only_its_number() {
         writer.post_send(&work(at, immediate)).unwrap();
         assert_eq!(next(&mut *writer).status, Status::Success);
         let done = next(&mut *queue);
-        assert_eq!(
-            (done.id, done.side, done.status, done.immediate),
-            (id, Side::Received, Status::Success, Some(immediate))
+        assert_fields!(done =>
+            id: id, side: Side::Received, status: Status::Success, immediate: Some(immediate)
         );
     }
     assert_eq!(load(memory.region(), 64, 16), b"whole words are!");

@@ -32,6 +32,14 @@ macro_rules! ok {
     };
 }
 
+/// Calls a function of the driver, which must return a code; the text says why.
+#[macro_export]
+macro_rules! fails {
+    ($name:ident($($argument:expr),* $(,)?) => $code:expr $(, $why:literal)?) => {
+        assert_eq!($crate::cu!($name($($argument),*)), $code, concat!(stringify!($name) $(, ": ", $why)?))
+    };
+}
+
 /// Makes the context of a device current.
 pub fn context(ordinal: i32) -> CUcontext {
     ok!(cuInit(0));

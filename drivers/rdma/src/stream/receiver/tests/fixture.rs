@@ -12,6 +12,7 @@ use crate::verbs::{
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::frame::{Clock, Timestamp};
+use daq_testkit::assert_fields;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,10 +176,7 @@ impl Fixture {
             let slot = self.first_slot % self.slots;
             self.first_slot += 1;
             assert_eq!(done.length, length(number));
-            assert_eq!(
-                (origin.packets_per_frame, origin.arrived),
-                (PACKETS_PER_FRAME, 65)
-            );
+            assert_fields!(origin => packets_per_frame: PACKETS_PER_FRAME, arrived: 65);
             assert_eq!(self.completions.present(i), PRESENT);
             assert_eq!(done.timestamp.ns, number * 10);
             for word in 0..done.length / 8 {

@@ -5,6 +5,7 @@ mod fixture;
 mod mock_nic;
 
 use super::*;
+use daq_testkit::assert_contains;
 use fixture::{BaselineSender, Fixture, low, record};
 
 const KINDS: [(Mode, usize); 4] = [
@@ -228,10 +229,7 @@ fn second_sender_waits_for_first_to_disconnect() {
     let (mut fixture, mut sender) = connected(Mode::Write, 1, 4);
     let mut other = BaselineSender::new(Mode::Write, Service::Rc, 1, 2);
     let refused = connect(&mut fixture, &mut other).unwrap_err().to_string();
-    assert!(
-        refused.contains("the receiver already receives from"),
-        "{refused}"
-    );
+    assert_contains!(refused => "the receiver already receives from");
     send(&mut fixture, &mut sender, 0..3);
     fixture.until(|fixture| fixture.got.len() == 3);
     sender.link.as_mut().unwrap().monitor.close(0);

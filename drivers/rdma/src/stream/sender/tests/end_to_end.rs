@@ -7,6 +7,7 @@ use crate::verbs::{
     RegistrationMethod, Sge, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
+use daq_testkit::assert_fields;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 const SLOTS: usize = 6;
@@ -131,24 +132,11 @@ fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
     assert_eq!(received.len(), sender_side.metas.len());
     for (n, (received, meta)) in received.iter().zip(&sender_side.metas).enumerate() {
         let origin = received.done.origin.unwrap();
-        assert_eq!(
-            (
-                origin.sequence,
-                origin.flags,
-                origin.packets_per_frame,
-                origin.arrived
-            ),
-            (
-                meta.sequence,
-                meta.flags,
-                meta.packets_per_frame,
-                meta.arrived
-            )
+        assert_fields!(origin =>
+            sequence: meta.sequence, flags: meta.flags, packets_per_frame: meta.packets_per_frame,
+            arrived: meta.arrived
         );
-        assert_eq!(
-            (received.done.timestamp, received.done.length),
-            (meta.timestamp, meta.length)
-        );
+        assert_fields!(received.done => timestamp: meta.timestamp, length: meta.length);
         let is_there = |i: u32| received.present[i as usize / 64] >> (i % 64) & 1 == 1;
         for i in 0..meta.packets_per_frame {
             assert_eq!(is_there(i), !(u64::from(i) + n as u64).is_multiple_of(5));
