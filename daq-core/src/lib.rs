@@ -49,3 +49,10 @@ mod sys;
 pub mod thread;
 pub mod topology;
 pub mod units;
+
+// The fixtures depend on this crate, so its unit tests share only this file with them.
+#[cfg(test)]
+#[path = "../../tests/testkit/src/text.rs"]
+mod text;
+#[cfg(test)]
+use text::check_part;

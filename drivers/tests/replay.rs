@@ -29,10 +29,7 @@ fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut held = 0;
     loop {
-        let polled = fixture.fillers[0]
-            .fill(&mut fixture.windows[0], Duration::ZERO)
-            .unwrap();
-        match polled {
+        match fixture.fill() {
             Polled::Ended => break,
             Polled::Full => {
                 held += 1;
@@ -292,9 +289,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
         2,
     );
     loop {
-        let polled = fixture.fillers[0]
-            .fill(&mut fixture.windows[0], Duration::ZERO)
-            .unwrap();
+        let polled = fixture.fill();
         if polled == Polled::Full {
             break;
         }
@@ -309,11 +304,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
         "window = 1\nbackpressure = false\nspeed = \"free\"",
     );
     let mut fixture = open(&text, PAYLOAD * 8, 2);
-    while fixture.fillers[0]
-        .fill(&mut fixture.windows[0], Duration::ZERO)
-        .unwrap()
-        != Polled::Ended
-    {}
+    while fixture.fill() != Polled::Ended {}
     fixture.windows[0].finish();
     let report = fixture.report();
     assert_eq!((report.expected, report.delivered), (64, 16));
@@ -324,9 +315,7 @@ fn recorded_times_are_kept_with_and_without_backpressure() {
 fn play(fixture: &mut SourceFixture, epochs: u64) -> Vec<Frame> {
     let mut frames = Vec::new();
     while fixture.report().epochs <= epochs {
-        let polled = fixture.fillers[0]
-            .fill(&mut fixture.windows[0], Duration::ZERO)
-            .unwrap();
+        let polled = fixture.fill();
         assert_ne!(polled, Polled::Ended, "{:?}", fixture.report());
         frames.append(&mut fixture.read());
         fixture.windows[0].tick(Instant::now());

@@ -7,18 +7,44 @@ mod nodes;
 mod persistent;
 
 use super::*;
+use crate::assert_contains;
+use crate::assert_fields;
 use crate::claim::Claim;
 use crate::config::{Diagnostics, Document, Problem};
-use crate::entry::{KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec};
+use crate::entry::{
+    EngineRequirements, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec,
+};
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use crate::source::{Producers, SourceError};
-use crate::topology::DataPath;
-use crate::topology::{Gpu, Topology};
+use crate::topology::{Gpu, P2pPreference, Topology};
 use crate::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
+
+/// Returns the layout of frames of `geometry` with default samples.
+fn layout_of(geometry: &Geometry) -> Result<Layout, Problem> {
+    Samples::default()
+        .layout(geometry.frame_bytes)
+        .map_err(|_| Problem::section("odd bytes"))
+}
+
+/// Returns the requirements of an engine without limits.
+fn requirements(writer: Writer) -> EngineRequirements {
+    EngineRequirements {
+        device: None,
+        writer,
+        preference: P2pPreference::Auto,
+        host_only: None,
+        cpu_reads_memory: false,
+        can_ring_doorbell: false,
+        faults: &[],
+        alignment: 1,
+        max_slot: usize::MAX,
+        max_slots: usize::MAX,
+    }
+}
 
 /// A source whose frames consist of four packets.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -53,9 +79,7 @@ impl SourceSpec for FakeSource {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        Samples::default()
-            .layout(geometry.frame_bytes)
-            .map_err(|_| Problem::section("odd bytes"))
+        layout_of(geometry)
     }
 
     fn supports_backpressure(&self) -> bool {
@@ -237,21 +261,12 @@ fn plan_without_gpu_uses_host_rings_only() {
     );
     assert_eq!((plan.copies.len(), plan.threads), (0, 3));
     let raw = plan.ring("raw").unwrap();
-    assert_eq!(
-        (
-            raw.slot_bytes,
-            raw.slots,
-            raw.packets_per_frame,
-            raw.supports_backpressure
-        ),
-        (5120, 4, 4, false)
+    assert_fields!(raw =>
+        slot_bytes: 5120, slots: 4, packets_per_frame: 4, supports_backpressure: false
     );
     assert_eq!(raw.readers, ["quarter"]);
     let small = plan.ring("small").unwrap();
-    assert_eq!(
-        (small.slot_bytes, small.slots, small.supports_backpressure),
-        (4096, 64, true)
-    );
+    assert_fields!(small => slot_bytes: 4096, slots: 64, supports_backpressure: true);
     assert_eq!(
         plan.memory,
         4 * 5120 + 64 * 4096 + raw.metadata_bytes + small.metadata_bytes + 1000
@@ -294,10 +309,7 @@ fn plan_without_gpu_reader_copies_nothing_to_gpu() {
     assert_eq!(names(&plan), ["raw", "small"]);
     assert_eq!(plan.copies, []);
     let raw = plan.ring("raw").unwrap();
-    assert_eq!(
-        (raw.placement, raw.supports_backpressure),
-        (Placement::Host, false)
-    );
+    assert_fields!(raw => placement: Placement::Host, supports_backpressure: false);
     assert_eq!(raw.reason, "no GPU kernel reads the ring");
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
@@ -390,10 +402,7 @@ fn errors_of(changes: &[(&str, &str)]) -> String {
 /// Asserts that `rendered` contains exactly these errors and no warning.
 fn only(rendered: &str, errors: &[&str]) {
     for error in errors {
-        assert!(
-            rendered.contains(&format!("error: {error}")),
-            "{error}:\n{rendered}"
-        );
+        assert_contains!(rendered => &format!("error: {error}"); "{error}");
     }
     assert_eq!(
         rendered.matches("error: ").count(),
@@ -406,11 +415,7 @@ fn only(rendered: &str, errors: &[&str]) {
 #[test]
 fn unknown_ring_yields_suggestion() {
     let error = error_of(("input = \"raw\"", "input = \"rwa\""));
-    assert!(
-        error.contains("there is no ring `rwa`") && error.contains("did you mean \"raw\"?"),
-        "{error}"
-    );
-    assert!(error.contains("daq.toml:13:9"), "{error}");
+    assert_contains!(error => "there is no ring `rwa`", "did you mean \"raw\"?", "daq.toml:13:9");
 }
 
 #[test]
@@ -432,10 +437,7 @@ fn wrong_key_and_wrong_ring_are_both_reported() {
         "packet = \"1 KiB\"\nring = \"raw\"",
         "packet = \"1 KiB\"\nprot = 3\nring = \"rwa\"",
     ));
-    assert!(
-        error.contains("unknown key `prot`") && error.contains("there is no ring `rwa`"),
-        "{error}"
-    );
+    assert_contains!(error => "unknown key `prot`", "there is no ring `rwa`");
 }
 
 /// Errors that do not depend on the driver must be reported even if the driver is unknown.
@@ -564,10 +566,7 @@ fn invalid_component_still_connects_its_rings() {
 #[test]
 fn ring_with_two_producers_is_rejected() {
     let error = error_of(("output = \"small\"", "output = \"raw\""));
-    assert!(
-        error.contains("ring `raw` is filled by [source.adc] and [kernel.quarter]"),
-        "{error}"
-    );
+    assert_contains!(error => "ring `raw` is filled by [source.adc] and [kernel.quarter]");
 }
 
 #[test]
@@ -593,24 +592,15 @@ fn cycle_of_rings_is_rejected() {
 #[test]
 fn ring_without_producer_is_rejected() {
     let error = error_of(("input = \"small\"", "input = \"dry\"\n[ring.dry]"));
-    assert!(
-        error.contains("no source or kernel fills ring `dry`"),
-        "{error}"
-    );
+    assert_contains!(error => "no source or kernel fills ring `dry`");
 }
 
 #[test]
 fn frame_larger_than_slot_is_rejected() {
     let error = error_of(("slot = \"5 KiB\"", "slot = \"3 KiB\""));
-    assert!(
-        error.contains("4 packets of 1 KiB do not fit the slot"),
-        "{error}"
-    );
+    assert_contains!(error => "4 packets of 1 KiB do not fit the slot");
     let error = error_of(("[ring.small]", "[ring.small]\nslot = \"1 KiB\""));
-    assert!(
-        error.contains("a slot of 1 KiB is too small for frames of 4 KiB"),
-        "{error}"
-    );
+    assert_contains!(error => "a slot of 1 KiB is too small for frames of 4 KiB");
     let error = error_of(("slots = 4", "slots = 1"));
     assert!(error.contains("must be at least 2"), "{error}");
 }
@@ -621,10 +611,7 @@ fn ring_too_small_for_kernel_outputs_is_rejected() {
         "use = \"quarter\"",
         "use = \"quarter\"\nframes_per_output = 0.01",
     ));
-    assert!(
-        error.contains("64 slots are too few, because kernel `quarter` produces up to 101"),
-        "{error}"
-    );
+    assert_contains!(error => "64 slots are too few, because kernel `quarter` produces up to 101");
     assert!(
         plan_of(
             &PIPELINE.replace(
@@ -641,10 +628,7 @@ fn ring_too_small_for_kernel_outputs_is_rejected() {
 fn conflicting_claims_are_reported_with_both_locations() {
     let two = "port = 4950\n[source.other]\ndriver = \"fake\"\npacket = \"1 KiB\"\nport = 4950\nring = \"more\"\n[ring.more]";
     let error = error_of(("ring = \"raw\"", &format!("ring = \"raw\"\n{two}")));
-    assert!(
-        error.contains("[source.adc] and [source.other] both claim UDP 0.0.0.0:4950"),
-        "{error}"
-    );
+    assert_contains!(error => "[source.adc] and [source.other] both claim UDP 0.0.0.0:4950");
     let two =
         "path = \"out\"\n[sink.twin]\ndriver = \"void\"\ninput = \"small\"\npath = \"out/deep\"";
     let error = error_of(("input = \"small\"", &format!("input = \"small\"\n{two}")));
@@ -702,10 +686,7 @@ fn pipeline_name_in_path_is_expanded() {
         let rendered =
             plan_of(&format!("[daq]\nname = \"{name}\"\n{PIPELINE}"), &host()).unwrap_err();
         only(&rendered, &[&format!("`name` in [daq] {why}")]);
-        assert!(
-            rendered.contains("daq.toml:2:8") && rendered.contains("write a word such as"),
-            "{rendered}"
-        );
+        assert_contains!(rendered => "daq.toml:2:8", "write a word such as");
     }
 }
 
@@ -720,10 +701,7 @@ fn section_name_in_path_is_expanded() {
             format!("{name:?} is not a valid name")
         };
         only(&rendered, &[&wanted]);
-        assert!(
-            rendered.contains("^^") && rendered.contains("= help: "),
-            "{rendered}"
-        );
+        assert_contains!(rendered => "^^", "= help: ");
     }
     only(
         &error_of(("[kernel.quarter]", "[kernel.\"a/b\"]")),
@@ -734,19 +712,13 @@ fn section_name_in_path_is_expanded() {
 #[test]
 fn kernel_and_sink_with_same_name_are_rejected() {
     let error = error_of(("[sink.disk]", "[sink.quarter]"));
-    assert!(
-        error.contains("a kernel and a sink are both called `quarter`"),
-        "{error}"
-    );
+    assert_contains!(error => "a kernel and a sink are both called `quarter`");
 }
 
 #[test]
 fn core_outside_affinity_is_rejected() {
     let error = error_of(("input = \"raw\"", "input = \"raw\"\ncore = 7"));
-    assert!(
-        error.contains("core 7 is not among the cores of this process"),
-        "{error}"
-    );
+    assert_contains!(error => "core 7 is not among the cores of this process");
 }
 
 #[test]

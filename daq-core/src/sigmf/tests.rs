@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::assert_contains;
 use crate::units::format_datetime;
 use proptest::collection::vec;
 use proptest::option;
@@ -127,10 +128,7 @@ fn metadata_error_names_field() {
         ),
     ] {
         let error = parse(text).unwrap_err().to_string();
-        assert!(
-            error.contains(wanted),
-            "{error:?} does not contain {wanted:?}"
-        );
+        assert_contains!(error => wanted; "does not contain {wanted:?}");
     }
 }
 

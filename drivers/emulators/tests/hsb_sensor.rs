@@ -353,14 +353,8 @@ fn late(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
 }
 
 fn context(spec: &dyn SourceSpec) -> SourceContext {
-    SourceContext {
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-        nic: None,
-        name: "camera".to_owned(),
-        directory: ".".into(),
-        geometry: spec.geometry(spec.preferred_slot().unwrap()).unwrap(),
-    }
+    let slot = spec.preferred_slot().unwrap();
+    daq_testkit::source::context(spec.geometry(slot).unwrap())
 }
 
 /// Runs in a separate network namespace, so that no other device announces itself.

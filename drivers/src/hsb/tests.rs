@@ -5,30 +5,20 @@ use daq_core::config::Document;
 use daq_core::gpu::Writer;
 use daq_core::topology::P2pPreference;
 use daq_testkit::assert_fields;
+use daq_testkit::source::parse;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
-    let mut diagnostics = Diagnostics::new();
-    let document = Document::from_text(
-        "daq.toml",
+    parse(
+        &ENTRY,
         &format!("[source.camera]\nframe = \"1 MiB\"\n{text}"),
-        &mut diagnostics,
-    );
-    let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
-    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+    )
 }
 
 const PAIR: &str = "mode = \"queue-pair\"\ndevice = \"127.0.0.1:9\"\n";
 
 fn context(spec: &dyn SourceSpec) -> SourceContext {
-    SourceContext {
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-        nic: None,
-        name: "camera".to_owned(),
-        directory: ".".into(),
-        geometry: spec.geometry(spec.preferred_slot().unwrap()).unwrap(),
-    }
+    let slot = spec.preferred_slot().unwrap();
+    daq_testkit::source::context(spec.geometry(slot).unwrap())
 }
 
 #[test]

@@ -1,16 +1,11 @@
 use super::*;
-use daq_core::config::Document;
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
-    let mut diagnostics = Diagnostics::new();
-    let document = Document::from_text(
-        "daq.toml",
-        &format!("[source.far]\n{text}"),
-        &mut diagnostics,
-    );
-    let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
-    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+    daq_testkit::source::parse(&ENTRY, &format!("[source.far]\n{text}"))
+}
+
+fn context(spec: &dyn SourceSpec) -> SourceContext {
+    daq_testkit::source::context(spec.geometry(4096).unwrap())
 }
 
 const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
@@ -109,15 +104,7 @@ fn plan_gets_rdma_requirements() {
 fn engine_is_built_from_nics_and_listen_address() {
     let text = format!("{LISTEN}nics = [\"emulated\", \"emulated\"]\nqueue_pairs = 2");
     let spec = spec(&text).unwrap();
-    let context = SourceContext {
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-        name: "far".to_owned(),
-        directory: ".".into(),
-        geometry: spec.geometry(4096).unwrap(),
-        nic: None,
-    };
-    let Producers::Engine(engine) = spec.build(&context).unwrap() else {
+    let Producers::Engine(engine) = spec.build(&context(&*spec)).unwrap() else {
         panic!("it is an engine")
     };
     assert_eq!((engine.name(), engine.faults()), ("rdma", FAULTS));
@@ -126,14 +113,6 @@ fn engine_is_built_from_nics_and_listen_address() {
 
 #[test]
 fn missing_nic_is_named() {
-    let context = |spec: &dyn SourceSpec| SourceContext {
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-        name: "far".to_owned(),
-        directory: ".".into(),
-        geometry: spec.geometry(4096).unwrap(),
-        nic: None,
-    };
     let nic = spec(&format!("{LISTEN}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");
@@ -148,14 +127,8 @@ fn missing_nic_is_named() {
 fn auto_uses_planned_nic() {
     let auto = spec(&format!("{LISTEN}nics = \"auto\"")).unwrap();
     assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
-    let mut context = SourceContext {
-        name: "far".to_owned(),
-        directory: ".".into(),
-        geometry: auto.geometry(4096).unwrap(),
-        nic: Some("nosuch0".to_owned()),
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-    };
+    let mut context = context(&*auto);
+    context.nic = Some("nosuch0".to_owned());
     let error = auto.build(&context).err().unwrap().to_string();
     assert!(error.contains("nosuch0"), "{error}");
     context.nic = None;

@@ -3,13 +3,10 @@
 use super::*;
 use daq_core::config::Document;
 use daq_core::frame::{Clock, FrameMeta};
-use daq_core::ledger::{ReaderLedger, RingLedger, SourceLedger, SourceReport};
-use daq_core::region::{HostOptions, Region};
-use daq_core::reorder::ReorderWindow;
-use daq_core::ring::{Fill, Reader, Ring, RingOptions};
-use daq_core::source::{Filler, Polled};
-use daq_testkit::assert_contains;
-use daq_testkit::assert_fields;
+use daq_core::ledger::SourceReport;
+use daq_core::source::Polled;
+use daq_testkit::source::{SourceFixture, new_fixture, parse};
+use daq_testkit::{assert_contains, assert_fields};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -18,12 +15,7 @@ const FILL: u8 = 0xee;
 
 /// A source built from its configuration keys, with a ring and a reader that applies backpressure.
 struct Bench {
-    filler: Box<dyn Filler>,
-    window: ReorderWindow,
-    reader: Reader,
-    ledger: SourceLedger,
-    ring_ledger: RingLedger,
-    geometry: Geometry,
+    source: SourceFixture,
     config: SimConfig,
     frames: Vec<Got>,
 }
@@ -36,83 +28,42 @@ struct Got {
 }
 
 fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
-    let mut diagnostics = Diagnostics::new();
-    let document = Document::from_text(
-        "daq.toml",
-        &format!(
-            "[source.adc]\n{}",
-            text.replace("[faults]", "[source.adc.faults]")
-        ),
-        &mut diagnostics,
-    );
-    let mut section = document.sections("source").remove(0);
-    let spec = (ENTRY.parse)(&mut section, &Registry::default(), &mut diagnostics);
-    spec.ok_or_else(|| diagnostics.render(document.sources(), false))
+    let text = text.replace("[faults]", "[source.adc.faults]");
+    parse(&ENTRY, &format!("[source.adc]\n{text}"))
 }
 
 fn bench(text: &str, slot: usize, slots: usize) -> Bench {
     let spec = spec(text).unwrap_or_else(|errors| panic!("{errors}"));
-    let geometry = spec.geometry(slot).unwrap();
-    let options = RingOptions {
-        packets_per_frame: geometry.packets_per_frame,
-        supports_backpressure: spec.supports_backpressure(),
-        fill: Fill::byte(FILL),
-        ..RingOptions::new("raw", slots, slot)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let ring_ledger = RingLedger::default();
-    let (ring, producer) = Ring::new(region, options, ring_ledger.clone()).unwrap();
-    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let window = ReorderWindow::new(producer, geometry, spec.threads(), &ledger)
-        .pop()
-        .unwrap();
-    let context = SourceContext {
-        name: "adc".into(),
-        directory: ".".into(),
-        geometry,
-        nic: None,
-        counts: daq_core::ledger::Counts::default(),
-        rejections: daq_core::ledger::Rejections::default(),
-    };
-    let Producers::Fillers(mut fillers) = spec.build(&context).unwrap() else {
-        panic!("sim is a filler")
-    };
-    let mut filler = fillers.pop().unwrap();
-    filler.start().unwrap();
-    let config = toml::from_str(text).unwrap();
+    let mut source = new_fixture(&*spec, slot, slots).unwrap();
+    source.fillers[0].start().unwrap();
     Bench {
-        filler,
-        window,
-        reader,
-        ledger,
-        ring_ledger,
-        geometry,
-        config,
+        source,
+        config: toml::from_str(text).unwrap(),
         frames: Vec::new(),
     }
 }
 
 impl Bench {
     fn fill(&mut self) -> Polled {
-        self.filler.fill(&mut self.window, Duration::ZERO).unwrap()
+        self.source.fill()
     }
 
     /// Reads at most `max` frames. Checks all bytes if the pattern is `counter`.
     fn read(&mut self, max: usize) -> usize {
         let mut read = 0;
         while read < max
-            && let Some(lease) = self.reader.poll(1)
+            && let Some(lease) = self.source.reader.poll(1)
         {
             let frame = lease.frame(0);
             let meta = *frame.meta();
             let bytes = frame.bytes().unwrap()[..meta.length].to_vec();
-            let present: Vec<_> = (0..self.geometry.packets_per_frame)
+            let present: Vec<_> = (0..self.source.geometry.packets_per_frame)
                 .map(|i| frame.present().is_present(i))
                 .collect();
             for (i, is_present) in (0..).zip(&present) {
-                let extent = self.geometry.extent(i);
-                let offset = meta.sequence * self.geometry.frame_bytes as u64 + extent.start as u64;
+                let extent = self.source.geometry.extent(i);
+                let offset =
+                    meta.sequence * self.source.geometry.frame_bytes as u64 + extent.start as u64;
                 if !is_present {
                     assert!(
                         bytes[extent].iter().all(|byte| *byte == FILL),
@@ -144,13 +95,13 @@ impl Bench {
             match self.fill() {
                 Polled::Ended => break,
                 Polled::Full => {
-                    self.window.tick(Instant::now());
+                    self.source.windows[0].tick(Instant::now());
                     idle += 1;
                     assert!(
                         idle < 1000,
                         "blocked forever: {:?} {:?}",
                         self.report(),
-                        self.ring_ledger
+                        self.source.ring_ledger
                     );
                 }
                 _ => idle = 0,
@@ -162,7 +113,7 @@ impl Bench {
     }
 
     fn finish(&mut self) {
-        self.window.finish();
+        self.source.windows[0].finish();
         self.read(usize::MAX);
     }
 
@@ -170,13 +121,13 @@ impl Bench {
         SourceReport {
             // The prediction counts packets only. Incomplete frames are checked separately.
             incomplete: 0,
-            ..SourceReport::of(&self.ledger)
+            ..SourceReport::of(&self.source.ledger)
         }
     }
 
     /// Returns the sequence numbers of packets that arrived.
     fn arrived(&self) -> BTreeSet<u64> {
-        let packets_per_frame = u64::from(self.geometry.packets_per_frame);
+        let packets_per_frame = u64::from(self.source.geometry.packets_per_frame);
         let mut arrived = BTreeSet::new();
         for frame in &self.frames {
             for (packet, present) in (0..).zip(&frame.present) {
@@ -402,7 +353,7 @@ proptest! {
             let report = bench.report();
             prop_assert_eq!(report.expected, report.delivered + report.lost_total());
             prop_assert_eq!(report.delivered, bench.arrived().len() as u64);
-            let predicted = predict(&bench.config, &bench.geometry);
+            let predicted = predict(&bench.config, &bench.source.geometry);
             let Some(predicted) = predicted else { return Ok(()) };
             prop_assert_eq!(&report, &predicted, "{}", keys);
             results.push(bench.arrived());
@@ -428,7 +379,7 @@ proptest! {
         let report = bench.report();
         prop_assert_eq!((report.expected, report.delivered, report.lost_total()), (packets, packets, 0));
         prop_assert_eq!(bench.arrived().len() as u64, packets);
-        prop_assert_eq!(bench.ring_ledger.ring_full.get(), 0);
+        prop_assert_eq!(bench.source.ring_ledger.ring_full.get(), 0);
     }
 }
 
@@ -452,7 +403,7 @@ fn waiting_source_loses_only_faults() {
     bench.finish();
     assert_eq!(
         Some(bench.report()),
-        predict(&bench.config, &bench.geometry)
+        predict(&bench.config, &bench.source.geometry)
     );
     assert!(turns > 500, "the ring was never full");
 }
@@ -468,8 +419,8 @@ fn free_running_source_loses_ring_full() {
         assert_fields!(report => expected: 400, delivered: 32, lost: lost(&[("ring_full", 368)]));
         assert_eq!(
             (
-                bench.ring_ledger.published.get(),
-                bench.ring_ledger.ring_full.get()
+                bench.source.ring_ledger.published.get(),
+                bench.source.ring_ledger.ring_full.get()
             ),
             (8, 92)
         );
@@ -725,7 +676,7 @@ fn free_running_rate_is_measured() {
             let mut frames = 0_u64;
             while start.elapsed() < Duration::from_secs(1) {
                 if bench.fill() == Polled::Full {
-                    while bench.reader.poll(1).is_some() {
+                    while bench.source.reader.poll(1).is_some() {
                         frames += 1;
                     }
                 }

@@ -11,6 +11,11 @@ use daq_core::ring::{Fill, Reader, RingOptions};
 use daq_core::source::{Filler, Polled, Producers, SourceError};
 use std::time::{Duration, Instant};
 
+/// Returns the checked source of a configuration's first section, which has only keys of the source, or all diagnostics.
+pub fn parse(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    parse_after(&Registry::default(), entry, text, &[])
+}
+
 /// Returns the checked source of a configuration's first section, or all diagnostics.
 pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
     spec_in(&Registry::default(), entry, text)
@@ -22,11 +27,22 @@ pub fn spec_in(
     entry: &SourceEntry,
     text: &str,
 ) -> Result<Box<dyn SourceSpec>, String> {
+    parse_after(registry, entry, text, &["driver", "ring"])
+}
+
+/// Removes the keys `others` of the runtime before the source reads its section.
+fn parse_after(
+    registry: &Registry,
+    entry: &SourceEntry,
+    text: &str,
+    others: &[&str],
+) -> Result<Box<dyn SourceSpec>, String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", text, &mut diagnostics);
     let mut section = document.sections("source").remove(0);
-    let _ = section.take_string("driver", &[], &mut diagnostics);
-    let _ = section.take_string("ring", &[], &mut diagnostics);
+    for key in others {
+        let _ = section.take_string(key, &[], &mut diagnostics);
+    }
     let spec = (entry.parse)(&mut section, registry, &mut diagnostics);
     if diagnostics.has_errors() {
         return Err(diagnostics.render(document.sources(), false));
@@ -126,11 +142,17 @@ impl SourceFixture {
         }
     }
 
+    /// Fills once, without waiting.
+    pub fn fill(&mut self) -> Polled {
+        self.fillers[0]
+            .fill(&mut self.windows[0], Duration::ZERO)
+            .unwrap()
+    }
+
     /// Fills until everything that this thread has sent has been received.
     pub fn fill_all(&mut self) {
         loopback::arrived();
-        let (filler, window) = (&mut self.fillers[0], &mut self.windows[0]);
-        while filler.fill(window, Duration::ZERO).unwrap() == Polled::Busy {}
+        while self.fill() == Polled::Busy {}
     }
 
     /// Returns the state of the source's counters.

@@ -1,6 +1,7 @@
 //! Tests of loading, merging and expanding documents, and of rendered diagnostics.
 
 use super::*;
+use crate::assert_contains;
 
 #[test]
 fn syntax_errors_are_located() {
@@ -128,8 +129,7 @@ fn unreadable_file_is_reported_with_errors_of_other_files() {
     );
     let shown = diagnostics.render(document.sources(), false);
     assert_eq!(diagnostics.errors(), 3, "{shown}");
-    assert!(shown.contains("absent.toml: No such file"), "{shown}");
-    assert!(shown.contains("binary.toml is not UTF-8 text"), "{shown}");
+    assert_contains!(shown => "absent.toml: No such file", "binary.toml is not UTF-8 text");
     let mut diagnostics = Diagnostics::new();
     Document::load_dir(&directory.path().join("absent"), &mut diagnostics);
     assert!(diagnostics.has_errors());
@@ -368,8 +368,5 @@ fn unusual_text_keeps_line_and_column() {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", "[ring.raw]\n[ring.raw]\n", &mut diagnostics);
     let shown = diagnostics.render(document.sources(), false);
-    assert!(
-        shown.contains("written twice\n --> daq.toml:2:7"),
-        "{shown}"
-    );
+    assert_contains!(shown => "written twice\n --> daq.toml:2:7");
 }

@@ -1,6 +1,7 @@
 //! Tests of overrides by environment variables and `--set`.
 
 use super::*;
+use crate::assert_contains;
 
 #[test]
 fn override_error_is_located_in_override() {
@@ -74,22 +75,13 @@ fn override_of_table_by_value_is_rejected() {
         overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw=5", "ring=5"]);
     assert_eq!(document.sections("ring").len(), 1);
     let shown = diagnostics.render(document.sources(), false);
-    assert!(
-        shown.contains("`ring` is not a key of a section"),
-        "{shown}"
-    );
+    assert_contains!(shown => "`ring` is not a key of a section");
     let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw=5"]);
     let shown = diagnostics.render(document.sources(), false);
-    assert!(
-        shown.contains("set one of its keys: `ring.raw.slot`"),
-        "{shown}"
-    );
+    assert_contains!(shown => "set one of its keys: `ring.raw.slot`");
     let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw.slot.x=5"]);
     let shown = diagnostics.render(document.sources(), false);
-    assert!(
-        shown.contains("`ring.raw.slot` is an integer and has no key `x`"),
-        "{shown}"
-    );
+    assert_contains!(shown => "`ring.raw.slot` is an integer and has no key `x`");
 }
 
 #[test]

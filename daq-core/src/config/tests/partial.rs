@@ -1,6 +1,7 @@
 //! Tests of the errors reported for sections with unreadable values and for sections with many errors.
 
 use super::*;
+use crate::assert_contains;
 
 /// Reads the format of [`Udp`] with the same checks that a component makes.
 fn checked(text: &str) -> (Option<Format>, String) {
@@ -72,20 +73,13 @@ fn errors_caused_by_unreadable_value_are_not_reported() {
          sequence = { offset = 12, bytes = 9 }\n",
     );
     assert_eq!(shown.matches("error: ").count(), 3, "{shown}");
-    assert!(shown.contains("a number of 9 bytes"), "{shown}");
-    assert!(
-        !shown.contains("outside") && !shown.contains("no timeout"),
-        "{shown}"
-    );
+    assert_contains!(shown => "a number of 9 bytes", !"outside", !"no timeout");
     // A missing value is treated in the same way as an unreadable value.
     let (_, shown) =
         checked("[source.adc]\npayload = \"1 B\"\nsequence = { offset = 12, bytes = 9 }\n");
-    assert!(shown.contains("missing key `header`"), "{shown}");
-    assert!(
-        shown.contains("a number of 9 bytes") && shown.contains("no timeout"),
-        "{shown}"
+    assert_contains!(shown =>
+        "missing key `header`", "a number of 9 bytes", "no timeout", !"outside"
     );
-    assert!(!shown.contains("outside"), "{shown}");
 }
 
 #[test]
@@ -104,10 +98,7 @@ fn many_unknown_keys_are_summarised() {
     let keys = keys.collect::<Vec<_>>().concat();
     let shown = ring(&format!("[ring.raw]\nslot = 1\nslots = 2\n{keys}"));
     assert_eq!(shown.matches("error: unknown key").count(), 20, "{shown}");
-    assert!(
-        shown.contains("error: 199980 more unknown keys in [ring.raw]"),
-        "{shown}"
-    );
+    assert_contains!(shown => "error: 199980 more unknown keys in [ring.raw]");
     let mut diagnostics = Diagnostics::new();
     let document =
         Document::from_text("daq.toml", &format!("[ring.raw]\n{keys}"), &mut diagnostics);
@@ -143,10 +134,7 @@ fn nul_in_string_is_located() {
         .expanded(&|_| None, &mut diagnostics);
     let shown = diagnostics.render(document.sources(), false);
     assert_eq!(diagnostics.errors(), 2, "{shown}");
-    assert!(
-        shown.contains("daq.toml:2:8") && shown.contains("daq.toml:3:15"),
-        "{shown}"
-    );
+    assert_contains!(shown => "daq.toml:2:8", "daq.toml:3:15");
     assert!(
         shown.contains("NUL") && shown.contains("help: remove the character"),
         "{shown}"
@@ -172,10 +160,7 @@ fn unknown_numeric_type_lists_valid_types() {
     };
     for name in ["float16", "uint16", "int8"] {
         let shown = shown(name);
-        assert!(
-            shown.contains("choose \"int16\", \"uint8\" or \"float32\""),
-            "{shown}"
-        );
+        assert_contains!(shown => "choose \"int16\", \"uint8\" or \"float32\"");
     }
     assert!(shown("flaot32").contains("did you mean \"float32\"?"));
 }

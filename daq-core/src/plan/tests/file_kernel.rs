@@ -1,6 +1,8 @@
 //! Tests of the user's own kernels, which are selected by `file` and run only on a GPU.
 
 use super::*;
+use crate::assert_contains;
+use crate::assert_fields;
 
 /// A kernel whose output layout is its input layout.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -79,13 +81,8 @@ fn file_kernel_input_in_host_memory_is_copied_to_gpu() {
         [("raw", "raw@cuda:0"), ("small", "small@host")]
     );
     let inserted = plan.ring("raw@cuda:0").unwrap();
-    assert_eq!(
-        (
-            inserted.placement,
-            inserted.packets_per_frame,
-            inserted.slot_bytes
-        ),
-        (Placement::Cuda(0), 4, 5120)
+    assert_fields!(inserted =>
+        placement: Placement::Cuda(0), packets_per_frame: 4, slot_bytes: 5120
     );
     assert!(
         inserted
@@ -117,11 +114,9 @@ fn file_kernel_without_gpu_error_names_alternatives() {
             &rendered,
             &["kernel `quarter` runs on a GPU only: there is none"],
         );
-        assert!(
-            rendered.contains("file = \"my.cu\"")
-                && rendered
-                    .contains("use a kernel that also runs on the CPU: quarter; or, to check the configuration"),
-            "{rendered}"
+        assert_contains!(rendered =>
+            "file = \"my.cu\"",
+            "use a kernel that also runs on the CPU: quarter; or, to check the configuration"
         );
     }
     // Without hardware detection, the host is assumed to have a GPU.
@@ -133,10 +128,7 @@ fn file_kernel_without_gpu_error_names_alternatives() {
 fn file_keyword_as_kernel_name_is_rejected() {
     let text = PIPELINE.replace("use = \"quarter\"", "use = \"file\"");
     let rendered = super::plan_with(&text, &with_files(), &host()).unwrap_err();
-    assert!(
-        rendered.contains("unknown use \"file\"") && rendered.contains("choose \"quarter\""),
-        "{rendered}"
-    );
+    assert_contains!(rendered => "unknown use \"file\"", "choose \"quarter\"");
 }
 
 #[test]

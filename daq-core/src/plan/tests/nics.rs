@@ -1,11 +1,8 @@
 //! Tests of engines of NICs: names, the nearest NIC, and emulated NICs.
 
 use super::*;
-use crate::entry::EngineRequirements;
-use crate::gpu::{Backend, Writer};
+use crate::assert_contains;
 use crate::staging::{Profile, Sending};
-use crate::topology::DataPath;
-use crate::topology::P2pPreference;
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
 
@@ -26,9 +23,7 @@ impl SourceSpec for Carded {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        Samples::default()
-            .layout(geometry.frame_bytes)
-            .map_err(|_| Problem::section("odd bytes"))
+        layout_of(geometry)
     }
 
     fn supports_backpressure(&self) -> bool {
@@ -38,15 +33,9 @@ impl SourceSpec for Carded {
     fn engine(&self) -> Option<EngineRequirements> {
         Some(EngineRequirements {
             device: Some(self.nic.clone()),
-            writer: Writer::Nic,
             preference: self.path,
-            host_only: None,
             cpu_reads_memory: self.cpu_reads_memory,
-            can_ring_doorbell: false,
-            faults: &[],
-            alignment: 1,
-            max_slot: usize::MAX,
-            max_slots: usize::MAX,
+            ..requirements(Writer::Nic)
         })
     }
 
@@ -261,8 +250,7 @@ fn unknown_nic_error_lists_available_nics() {
     }
     let none = plan("nic = \"auto\"", &host());
     let described = &none.unavailable[0];
-    assert!(described.contains("no RDMA network card"), "{described}");
-    assert!(described.contains("nics = [\"emulated\"]"), "{described}");
+    assert_contains!(described => "no RDMA network card", "nics = [\"emulated\"]");
     assert_eq!(none.sources[0].nic, None);
 }
 

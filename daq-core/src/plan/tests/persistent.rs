@@ -1,10 +1,8 @@
 //! Tests of persistent kernels, and of rings to which the CPU stores.
 
 use super::*;
-use crate::entry::EngineRequirements;
-use crate::gpu::{Backend, Writer};
-use crate::topology::DataPath;
-use crate::topology::P2pPreference;
+use crate::assert_contains;
+use crate::assert_fields;
 
 /// A kernel that supports persistent dispatch, on the CPU if `cpu` is set.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -48,9 +46,7 @@ impl SourceSpec for Ringing {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        Samples::default()
-            .layout(geometry.frame_bytes)
-            .map_err(|_| Problem::section("odd bytes"))
+        layout_of(geometry)
     }
 
     fn supports_backpressure(&self) -> bool {
@@ -59,16 +55,8 @@ impl SourceSpec for Ringing {
 
     fn engine(&self) -> Option<EngineRequirements> {
         Some(EngineRequirements {
-            device: None,
-            writer: Writer::Fpga,
-            preference: P2pPreference::Auto,
-            host_only: None,
-            cpu_reads_memory: false,
             can_ring_doorbell: true,
-            faults: &[],
-            alignment: 1,
-            max_slot: usize::MAX,
-            max_slots: usize::MAX,
+            ..requirements(Writer::Fpga)
         })
     }
 
@@ -360,10 +348,7 @@ fn disabled_backend_is_not_selected() {
             "persistent kernel `quarter` needs doorbell memory, but `backends` allows no method to allocate it",
         ],
     );
-    assert!(
-        rendered.contains("backends = []") && rendered.contains("help: add \"host\""),
-        "{rendered}"
-    );
+    assert_contains!(rendered => "backends = []", "help: add \"host\"");
     // Without a persistent kernel this is not an error.
     let launched = ("dispatch = \"persistent\"", "");
     let plan = planned(&[launched, ("[ring.small]", &allow("[]"))], &topology);
@@ -448,20 +433,14 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
             "no device can ring the doorbell of kernel `quarter`: {why}"
         )],
     );
-    assert!(
-        rendered.contains("doorbell = \"device\"") && rendered.contains("set it to \"cpu\""),
-        "{rendered}"
-    );
+    assert_contains!(rendered => "doorbell = \"device\"", "set it to \"cpu\"");
     let ringing = (
         "driver = \"fake\"\npacket = \"1 KiB\"",
         "driver = \"ringing\"",
     );
     let plan = planned(&[(persistent, &by("device")), ringing], &typical());
     let bell = plan.kernels[0].doorbell.as_ref().unwrap();
-    assert_eq!(
-        (bell.initiator, bell.backend),
-        (DoorbellInitiator::Device, Some(Backend::Vulkan))
-    );
+    assert_fields!(bell => initiator: DoorbellInitiator::Device, backend: Some(Backend::Vulkan));
     assert!(
         plan.to_string()
             .contains("rung by the device that writes the frames, in GPU memory (vulkan)")
@@ -487,10 +466,7 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
         by("device")
     );
     let rendered = error(&[("[ring.small]", &second)], &typical());
-    assert!(
-        rendered.contains("kernel `second`: kernel `quarter` fills ring `small`"),
-        "{rendered}"
-    );
+    assert_contains!(rendered => "kernel `second`: kernel `quarter` fills ring `small`");
     let rendered = error(
         &[(persistent, &by("device")), ("\"fake\"", "\"fkae\"")],
         &typical(),
@@ -508,8 +484,5 @@ fn cpu_kernel_with_persistent_dispatch_is_rejected() {
         &rendered,
         &["kernel `quarter` cannot be persistent, because it runs on the CPU"],
     );
-    assert!(
-        rendered.contains("help: remove `dispatch`, or put"),
-        "{rendered}"
-    );
+    assert_contains!(rendered => "help: remove `dispatch`, or put");
 }

@@ -1,6 +1,7 @@
 //! Tests of data paths that are not covered by the snapshots.
 
 use super::*;
+use crate::assert_contains;
 
 fn p2p_path(
     machine: &Machine,
@@ -57,10 +58,7 @@ fn preference_is_applied_if_possible() {
         assert_eq!(preferred.forbidden, !forced, "{device}: {preferred:?}");
         if forced && !auto {
             let all = preferred.warnings.join("; ");
-            assert!(
-                all.contains(&chosen.reason),
-                "the overridden obstacle is reported: {all}"
-            );
+            assert_contains!(all => &chosen.reason; "the overridden obstacle is reported");
         }
         let staged = ask(P2pPreference::Staged);
         assert!(!staged.direct && staged.reason == "requested by the configuration");
@@ -114,17 +112,11 @@ fn path_through_root_complex_is_reported() {
         (found.warnings.join("; "), found.bottleneck.unwrap())
     };
     let (rendered, _) = change("", "");
-    assert!(
-        rendered.contains("ACS redirection is enabled on 0000:3c:08.0")
-            && !rendered.contains("list")
-    );
+    assert_contains!(rendered => "ACS redirection is enabled on 0000:3c:08.0", !"list");
     let (rendered, _) = change("driver=xdma", "driver=vfio-pci");
     assert!(rendered.contains("vfio-pci devices"), "{rendered}");
     let (rendered, _) = change(" driver=xdma", "");
-    assert!(
-        rendered.contains("vfio-pci devices"),
-        "it will be bound to vfio-pci: {rendered}"
-    );
+    assert_contains!(rendered => "vfio-pci devices"; "it will be bound to vfio-pci");
     let (rendered, _) = change("8086:2030", "8086:1901");
     assert!(rendered.contains("ACS redirection") && rendered.contains("not on Linux's list"));
     let (rendered, hop) = change("acs=1d", "acs=0");

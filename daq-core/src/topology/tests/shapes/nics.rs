@@ -1,6 +1,8 @@
 //! Tests of network cards: the nearest card, the meaning of names, and whether a card can write GPU memory.
 
 use super::*;
+use crate::assert_contains;
+use crate::assert_fields;
 use crate::topology::nic::{AUTO, GidKind, Layer};
 
 fn p2p_path(topology: &Topology, device: &str, preference: P2pPreference) -> P2pPath {
@@ -58,10 +60,7 @@ fn declared_nic_overrides_nearest() {
     assert_eq!(name(Some(0), Some("mlx5_0")).unwrap(), "mlx5_0");
     assert_eq!(name(None, None).unwrap(), "mlx5_0", "the fastest");
     let error = name(Some(0), Some("mlx5_7")).unwrap_err();
-    assert!(
-        error.contains("`mlx5_7`") && error.contains("mlx5_0, mlx5_1"),
-        "{error}"
-    );
+    assert_contains!(error => "`mlx5_7`", "mlx5_0, mlx5_1");
     let none = shape!("dgx").topology();
     for declared in [None, Some("mlx5_0")] {
         let error = none.nic_for(Some(0), declared).unwrap_err().to_string();
@@ -94,11 +93,9 @@ fn nic_name_resolves_to_pci_address() {
         path: by_address,
     };
     let picture = topology.mermaid(&[device_path], false);
-    assert!(
-        picture.contains("n0000_3e_00_0 ==>|\"source rx direct PIX\"| n0000_3d_00_0"),
-        "{picture}"
+    assert_contains!(picture =>
+        "n0000_3e_00_0 ==>|\"source rx direct PIX\"| n0000_3d_00_0", "<br/>mlx5_1\"]"
     );
-    assert!(picture.contains("<br/>mlx5_1\"]"), "{picture}");
     let soft = shape!("nic-virtual").topology();
     let found = p2p_path(&soft, "rxe0", P2pPreference::Direct);
     assert!(
@@ -136,10 +133,7 @@ fn nic_access_depends_on_dma_buf_or_peermem_only() {
 fn nic_ports_are_read_with_addresses() {
     let topology = shape!("nic-switch").topology();
     let port = &topology.nic("mlx5_0").unwrap().ports[0];
-    assert_eq!(
-        (port.layer, port.rate),
-        (Some(Layer::Ethernet), Some(200_000_000_000))
-    );
+    assert_fields!(port => layer: Some(Layer::Ethernet), rate: Some(200_000_000_000));
     assert_eq!(
         (port.lanes.as_deref(), port.physical.as_deref()),
         (Some("4X HDR"), Some("LinkUp"))

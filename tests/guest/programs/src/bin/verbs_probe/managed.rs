@@ -26,20 +26,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
         u64::from(theirs.rkey()).to_le_bytes(),
     ]
     .concat();
-    let connecting = {
-        let nic = Arc::clone(nic);
-        std::thread::spawn(move || {
-            cm::connector(address)
-                .connect(
-                    &[nic],
-                    &options(Service::Rc),
-                    &[b"hello".to_vec()],
-                    &mut |_, _| Ok(()),
-                    TIMEOUT,
-                )
-                .map_err(|error| error.to_string())
-        })
-    };
+    let connecting = connect(nic, address);
     let incoming = listener
         .accept(&[Arc::clone(nic)], TIMEOUT)?
         .ok_or("no peer connected")?;
@@ -58,9 +45,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
         prepared == 1,
         format!("the queue pair was prepared {prepared} times, expected once"),
     )?;
-    let connected = connecting
-        .join()
-        .map_err(|_| "the connecting thread panicked")??;
+    let connected = joined(connecting)??;
     that(
         connected.greetings[0].starts_with(&answer),
         format!("{:?}", connected.greetings),
@@ -114,44 +99,56 @@ pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
         .accept(&[Arc::clone(nic)], TIMEOUT)?
         .ok_or("no peer connected")?;
     incoming.refuse("the rings have different slot sizes");
-    match connecting
-        .join()
-        .map_err(|_| "the connecting thread panicked")?
-    {
+    match joined(connecting)? {
         Err(ConnectError::Refused { why, .. }) if why == "the rings have different slot sizes" => {
             Ok(why)
         }
         Err(error) => Err(error.into()),
-        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
+        Ok(_) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
 pub fn no_listener(nic: &Arc<dyn Nic>) -> Outcome<String> {
-    match connect(nic, address(nic)?)
-        .join()
-        .map_err(|_| "the connecting thread panicked")?
-    {
+    match joined(connect(nic, address(nic)?))? {
         Err(error @ ConnectError::Refused { .. }) => Ok(error.to_string()),
         Err(error) => Err(error.into()),
-        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
+        Ok(_) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
-pub type Connecting = std::thread::JoinHandle<Result<(), ConnectError>>;
+pub type Connecting = std::thread::JoinHandle<Result<Link, ConnectError>>;
 
+/// Connects the card to `address` on another thread.
 pub fn connect(nic: &Arc<dyn Nic>, address: SocketAddr) -> Connecting {
-    let nic = Arc::clone(nic);
+    connect_rails(
+        cm::connector(address),
+        &[Arc::clone(nic)],
+        &[b"hello".to_vec()],
+    )
+}
+
+fn connect_rails(
+    mut connector: impl Connector + Send + 'static,
+    nics: &[Arc<dyn Nic>],
+    greetings: &[Vec<u8>],
+) -> Connecting {
+    let (nics, greetings) = (nics.to_vec(), greetings.to_vec());
     std::thread::spawn(move || {
-        cm::connector(address)
-            .connect(
-                &[nic],
-                &options(Service::Rc),
-                &[b"hello".to_vec()],
-                &mut |_, _| Ok(()),
-                TIMEOUT,
-            )
-            .map(drop)
+        connector.connect(
+            &nics,
+            &options(Service::Rc),
+            &greetings,
+            &mut |_, _| Ok(()),
+            TIMEOUT,
+        )
     })
+}
+
+/// Waits until the thread has connected or failed.
+fn joined(connecting: Connecting) -> Outcome<Result<Link, ConnectError>> {
+    Ok(connecting
+        .join()
+        .map_err(|_| "the connecting thread panicked")?)
 }
 
 /// The listener has declared another card than the one to which the address belongs, so it must reject the connection.
@@ -162,13 +159,10 @@ pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
     let connecting = connect(&one, address);
     let come = listener.accept(&[other], Duration::from_secs(3))?;
     that(come.is_none(), "the listener accepted an undeclared card")?;
-    match connecting
-        .join()
-        .map_err(|_| "the connecting thread panicked")?
-    {
+    match joined(connecting)? {
         Err(ConnectError::Refused { why, .. }) if why.contains("`nics` names") => Ok(why),
         Err(error) => Err(error.into()),
-        Ok(()) => Err("the connection must be rejected, but was accepted".into()),
+        Ok(_) => Err("the connection must be rejected, but was accepted".into()),
     }
 }
 
@@ -193,21 +187,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
             .encode()
         })
         .collect();
-    let connecting = {
-        let (nics, greetings) = (nics.clone(), greetings.clone());
-        std::thread::spawn(move || {
-            cm::connector(first)
-                .and(second)
-                .connect(
-                    &nics,
-                    &options(Service::Rc),
-                    &greetings,
-                    &mut |_, _| Ok(()),
-                    TIMEOUT,
-                )
-                .map_err(|error| error.to_string())
-        })
-    };
+    let connecting = connect_rails(cm::connector(first).and(second), &nics, &greetings);
     let incoming = listener
         .accept(&nics, TIMEOUT)?
         .ok_or("no peer connected")?;
@@ -218,9 +198,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let mut accepted = incoming.accept(&options(Service::Rc), &answers, &mut |rail, queue| {
         queue.post_receive(rail as u64, &[])
     })?;
-    let mut connected = connecting
-        .join()
-        .map_err(|_| "the connecting thread panicked")??;
+    let mut connected = joined(connecting)??;
     for (output, answer) in connected.greetings.iter().zip(&answers) {
         that(output.starts_with(answer), format!("{output:?}"))?;
     }
