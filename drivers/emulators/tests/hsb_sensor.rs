@@ -383,14 +383,9 @@ fn device_announced_late_is_armed() {
             ..Options::default()
         })
         .unwrap();
-        let deadline = Instant::now() + Duration::from_mins(2);
-        while board.counts().sensors[0].arms == 0 {
-            assert!(
-                Instant::now() < deadline,
-                "waited two minutes for the sensor to be armed"
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        daq_testkit::wait_until("the sensor to be armed", || {
+            board.counts().sensors[0].arms > 0
+        });
         drop(fillers);
         assert_eq!(board.stop().sensors[0].arms, 1);
     });

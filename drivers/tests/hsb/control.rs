@@ -1,6 +1,7 @@
 //! Tests of the control plane: arming and disarming a sensor of an emulated device.
 
 use super::*;
+use daq_testkit::wait_until;
 
 /// A device whose registers are stored in memory, and which records its requests.
 struct Device {
@@ -149,7 +150,7 @@ fn sensor_arming_failure_leaves_it_disarmed_and_retries() {
     assert_eq!(undone[0], (MASK, 1));
     // On a slow host, the next attempt may have started already.
     let undone = &undone[..12];
-    wait_for("another try", || !device.written().is_empty());
+    wait_until("another try", || !device.written().is_empty());
     assert!(
         undone[1..]
             .iter()
@@ -280,7 +281,7 @@ fn device_absent_at_startup_is_armed_when_it_replies() {
     let mut fixture = new_fixture(&*spec, FRAME.next_multiple_of(64), 8).unwrap();
     fixture.fillers[0].start().unwrap();
     let device = Device::at(absent, 0, 0, None);
-    wait_for("the sensor to be armed", || device.register(MASK) == 1);
+    wait_until("the sensor to be armed", || device.register(MASK) == 1);
     loopback::stay();
     let mut sender = Sender::open(listen, false, None).unwrap();
     send(&mut fixture, &mut sender, &SENSOR.frame(0));
@@ -316,7 +317,7 @@ fn device_without_registers_is_rearmed_with_new_key() {
         send(&mut fixture, &mut sender, &frame(n, before));
     }
     device.restart();
-    wait_for("the sensor to be armed again", || {
+    wait_until("the sensor to be armed again", || {
         device.register(MASK) == 1
     });
     let after = device.register(RKEY);
@@ -352,19 +353,10 @@ fn idle_sensor_with_registers_is_not_rearmed() {
     device.written();
     // The registers must have been read back three times.
     let reads = |(writes, register, _): &&Asked| !*writes && *register == MASK;
-    wait_for("registers to be read back", || {
+    wait_until("registers to be read back", || {
         device.asked.lock().unwrap().iter().filter(reads).count() >= 3
     });
     assert_eq!(device.written(), []);
-}
-
-/// Waits until `holds` returns true.
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_mins(1);
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited a minute for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

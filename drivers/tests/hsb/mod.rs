@@ -14,7 +14,6 @@ use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 const FRAME: usize = 2500;
 const PACKET: usize = 512;

@@ -4,9 +4,10 @@
 use daq_drivers::sys::send::Sender;
 use daq_testkit::loopback::{self, Queue};
 use daq_testkit::network::{payload, recording};
-use daq_testkit::{Daq, assert_contains, assert_counts, files, free_udp_port};
+use daq_testkit::{Daq, assert_contains, assert_counts, files, free_udp_port, wait_until};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 const PAYLOAD: usize = 512;
 /// Maximum number of packets in flight.
@@ -82,7 +83,12 @@ fn frames_on_eight_sockets_across_restart_lose_nothing() {
         let mut sent = stream.send(1, 1000..1000 + PACKETS);
         live.wait_count("sources.adc.expected", PACKETS);
         // The window is longer than this run. So lower numbers count as a restart only after one second of silence.
-        std::thread::sleep(std::time::Duration::from_secs(3));
+        wait_until("silence", || {
+            let last = live.report()["sources"]["adc"]["last_packet_ns"].as_u64();
+            let last = std::time::UNIX_EPOCH + Duration::from_nanos(last.unwrap());
+            last.elapsed()
+                .is_ok_and(|silent| silent > Duration::from_millis(1500))
+        });
         sent.extend(stream.send(2, 0..PACKETS));
         live.wait_count("sources.adc.expected", 2 * PACKETS);
         let outcome = live.stop().ok();

@@ -1,6 +1,7 @@
 //! Tests of arming and disarming, and of writes that must not change memory.
 
 use super::*;
+use daq_testkit::{wait_for, wait_until};
 
 #[test]
 fn frames_not_reported_before_rearming_are_lost() {
@@ -39,15 +40,9 @@ fn device_without_registers_is_armed_with_another_queue_pair() {
     bench.take(3);
     let pair = bench.register(0);
     lock(&bench.seen).registers.clear();
-    let deadline = Instant::now() + LONG;
-    let error = loop {
-        match bench.poll() {
-            Err(error) => break error,
-            Ok(done) => assert!(done.is_empty()),
-        }
-        assert!(Instant::now() < deadline, "the restart was not noticed");
-        std::thread::sleep(Duration::from_millis(10));
-    };
+    let error = wait_for("the restart to be noticed", || {
+        bench.poll().map(|done| assert!(done.is_empty())).err()
+    });
     assert!(
         matches!(&error, EngineError::Faulted { faults, .. } if faults[..] == ["restarted"]),
         "{error}"
@@ -65,15 +60,12 @@ fn device_without_registers_is_armed_with_another_queue_pair() {
 
 /// Polls until `is_met` returns true. No frame may arrive meanwhile.
 fn poll_until(bench: &mut Bench, what: &str, mut is_met: impl FnMut(&Bench) -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_met(bench) {
-        assert!(bench.poll().unwrap().is_empty());
-        assert!(
-            Instant::now() < deadline,
-            "timeout while waiting for {what}"
-        );
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until(what, || {
+        is_met(bench) || {
+            assert!(bench.poll().unwrap().is_empty());
+            false
+        }
+    });
 }
 
 #[test]
