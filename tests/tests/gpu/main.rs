@@ -1,4 +1,4 @@
-//! Tests GPU memory, copies, kernels and persistent kernels on the simulated CUDA driver, and on a real GPU if there is one.
+//! Tests GPU memory, copies, kernels and persistent kernels on the simulated CUDA driver, and on a GPU if there is one.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
