@@ -4,6 +4,7 @@ use super::*;
 use daq_core::config::Document;
 use daq_core::gpu::Writer;
 use daq_core::topology::P2pPreference;
+use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
 use daq_testkit::source::parse;
 
@@ -113,9 +114,7 @@ fn queue_pair_declares_its_engine_needs() {
         "{origins:?}"
     );
     let notes = card.notes().join("\n");
-    for words in ["cannot wait", "not yet tested on a ConnectX"] {
-        assert!(notes.contains(words), "{notes}");
-    }
+    assert_contains!(notes => "cannot wait", "not yet tested on a ConnectX");
 
     let auto = spec(&format!("{PAIR}nics = [\"mlx5_1\"]")).unwrap();
     let why = auto.engine().unwrap().host_only.unwrap();
@@ -168,9 +167,7 @@ fn packets_above_the_mtu_are_rejected_with_the_maximum() {
             Some(max) => {
                 let text = problem.unwrap();
                 let mtu = format!("the MTU of eth7, {mtu} bytes");
-                for part in [max, mtu.as_str(), "ip link set eth7 mtu"] {
-                    assert!(text.contains(part), "{part}: {text}");
-                }
+                assert_contains!(text => max, mtu.as_str(), "ip link set eth7 mtu");
             }
         }
     }

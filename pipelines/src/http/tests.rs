@@ -252,13 +252,9 @@ fn http_port_in_use_is_error_at_startup() {
     let error = serve(server.address(), running()).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, HttpError::Listen { .. }), "{text}");
-    for part in [
-        server.address().to_string().as_str(),
-        "ss -ltnp",
-        "`listen` of [http]",
-    ] {
-        assert!(text.contains(part), "{part:?} is not in {text:?}");
-    }
+    assert_contains!(text =>
+        server.address().to_string().as_str(), "ss -ltnp", "`listen` of [http]"
+    );
 }
 
 #[test]

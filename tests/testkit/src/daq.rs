@@ -295,6 +295,12 @@ impl Outcome {
 }
 
 impl Done {
+    /// Returns standard output, which must be one JSON value.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}{}", self.stdout, self.stderr))
+    }
+
     /// Panics unless the command succeeded.
     #[must_use]
     pub fn ok(self) -> Self {

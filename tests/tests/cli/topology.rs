@@ -31,13 +31,10 @@ fn recorded() -> String {
 fn topo_recorded_machine_is_shown() {
     let daq = Daq::new("");
     let text = daq.cli(&["topo", "--from", &recorded()]).ok().stdout;
-    for part in [
-        "pci0000:16  8086:09a2",
-        "└─ 0000:18:00.0  cuda:0 NVIDIA A100-PCIE-40GB",
-        "0000:17:00.0 → cuda:0  direct writes: both are below host bridge pci0000:16",
-    ] {
-        assert!(text.contains(part), "{part} is not in\n{text}");
-    }
+    assert_contains!(text =>
+        "pci0000:16  8086:09a2", "└─ 0000:18:00.0  cuda:0 NVIDIA A100-PCIE-40GB",
+        "0000:17:00.0 → cuda:0  direct writes: both are below host bridge pci0000:16"
+    );
     let large = daq.cli(&["topo", "--from", &recorded(), "--ring", "65 GiB"]);
     assert!(
         large

@@ -19,7 +19,7 @@ const SHORT: [&str; 11] = [
 
 fn tables(daq: &Daq) -> Vec<Value> {
     let done = daq.cli(&SHORT).ok();
-    let tables: Value = serde_json::from_str(&done.stdout).unwrap();
+    let tables = done.json();
     tables.as_array().unwrap().clone()
 }
 

@@ -167,9 +167,7 @@ fn memory_limit_for_ring_is_named() {
     let large = pipeline("driver = \"null\"").replace("\"8 KiB\"", "\"32 MiB\"");
     let outcome = spawn_limited(&Daq::new(&large), "ulimit -v 1500000", "--for 100ms").wait();
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-    for part in ["cannot allocate 2", "`slots` or `slot`", "ulimit -v"] {
-        assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
-    }
+    assert_contains!(outcome.stderr => "cannot allocate 2", "`slots` or `slot`", "ulimit -v");
 }
 
 /// An ext4 filesystem in a file that is mounted through a loop device. It is thawed and unmounted on drop.

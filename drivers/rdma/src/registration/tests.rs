@@ -1,6 +1,7 @@
 use super::*;
 use crate::verbs::{Limits, NicEvent, Port, QueuePair, QueuePairOptions};
 use daq_core::region::HostOptions;
+use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
 use std::sync::Mutex;
 
@@ -137,9 +138,7 @@ fn dma_buf_refused_with_524_names_error_and_fix() {
         (None, "CONFIG_PCI_P2PDMA"),
     ] {
         let text = ask(open_modules);
-        for part in ["ENOTSUPP", remedy, "modprobe nvidia-peermem"] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
+        assert_contains!(text => "ENOTSUPP", remedy, "modprobe nvidia-peermem");
         assert!(!text.contains("dmesg"), "{text}");
     }
 }

@@ -4,7 +4,7 @@ use crate::hsb::setup::{FRAMES, PACKETS, Run, config, is_host_correct, options, 
 use crate::needs_room;
 use daq_core::units::BitRate;
 use daq_emulators::hsb::{Board, Options};
-use daq_testkit::{Daq, wait_for};
+use daq_testkit::{Daq, assert_contains, wait_for};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
@@ -81,9 +81,7 @@ fn control_refusal_or_silence_is_reported_and_retried() {
         let mut live = daq.spawn(&[]);
         live.wait_count("sources.adc0.delivered", 100);
         let outcome = live.stop().ok();
-        for part in ["cannot be armed", reason, "Retrying at intervals"] {
-            assert!(outcome.stderr.contains(part), "{}", outcome.stderr);
-        }
+        assert_contains!(outcome.stderr => "cannot be armed", reason, "Retrying at intervals");
         assert_ne!(outcome.count("sources.adc0.counts.control_errors"), 0);
         let counts = board.stop();
         assert_eq!(counts.sensors[0].arms, 1);

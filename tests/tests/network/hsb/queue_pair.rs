@@ -9,7 +9,7 @@ use crate::hsb::setup::{
 use daq_emulators::hsb::pattern::{Pattern, verify};
 use daq_emulators::hsb::{Board, Counts, Options};
 use daq_testkit::network::recording;
-use daq_testkit::{Daq, Outcome, files, wait_for};
+use daq_testkit::{Daq, Outcome, assert_contains, files, wait_for};
 use serde_json::Value;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -164,9 +164,7 @@ fn queue_pair_faults_are_counted() {
         .collect();
     let without = [(5, 3), (10, 2), (12, 4), (23, 0)];
     assert_eq!(file.missing, has(&file.data, 0, &frames, &without));
-    for words in ["reports fault repeated", "reports fault order"] {
-        assert!(run.outcome.stderr.contains(words), "{}", run.outcome.stderr);
-    }
+    assert_contains!(run.outcome.stderr => "reports fault repeated", "reports fault order");
 }
 
 #[test]
@@ -251,9 +249,7 @@ fn queue_pair_emulator_process_is_received() {
     let emulator = Emulator::start(address, &["--nic", "emulated"]);
     let daq = Daq::new(&config(&address.ip().to_string(), 1));
     let plan = daq.cli(&["plan", "daq.toml"]).ok();
-    for words in ["queue pair of emulated", "cannot wait"] {
-        assert!(plan.stdout.contains(words), "{}", plan.stdout);
-    }
+    assert_contains!(plan.stdout => "queue pair of emulated", "cannot wait");
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.expected", FRAMES);
     let outcome = live.stop().ok();
