@@ -4,9 +4,9 @@
 //! the two readings is a warning. The two readings are compared for each core and each network card. A counter that
 //! appears, disappears or restarts at 0 between the readings does not count as a drop.
 
+use super::check::{Finding, Judgement, Status, check, ok, table, warn};
 use super::network::{BACKLOG_WANTED, CORE, GROUP, RMEM_WANTED};
 use super::root::Root;
-use super::{Finding, Verdict};
 use daq_core::units::Span;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 const SOFTNET: &str = "/proc/net/softnet_stat";
 const SNMP: &str = "/proc/net/snmp";
 const NICS: &str = "/sys/class/net";
+const CARDS: &str = "/sys/class/net/*/statistics/rx_missed_errors";
 /// Names of the counters of packets that were dropped because no buffer was free. The driver of a network card uses one
 /// of these counters.
 const CARD_DROPS: [&str; 2] = ["rx_missed_errors", "rx_fifo_errors"];
@@ -42,10 +43,9 @@ pub(super) struct Drops {
 /// The change of one counter between two readings.
 #[derive(Debug)]
 pub(super) struct CounterChange {
-    pub(super) finding: Finding,
     /// What is counted, as a plural noun.
     pub(super) what: &'static str,
-    pub(super) total: Option<u64>,
+    pub(super) total: u64,
     /// Increase of the counter, and the time between the two readings; `None` if the counter was read only once.
     pub(super) grown: Option<(u64, Duration)>,
     /// Minimum increase that causes a warning.
@@ -87,72 +87,20 @@ impl Drops {
         }
     }
 
-    /// Reads the counters again and returns each counter with its increase since this reading.
-    pub(super) fn watched(&self, root: &Root) -> Vec<CounterChange> {
-        let now = Self::read(root);
-        let grown = |grown: Option<u64>| Some((grown?, self.watched?));
-        let cores = |column| self.cores_grown(&now, column);
-        let backlog: u64 = root
-            .value(&format!("{CORE}/netdev_max_backlog"))
-            .unwrap_or(0);
-        let wanted = BACKLOG_WANTED.max(backlog.saturating_mul(2));
-        let mut card_drops = Finding::new(
-            GROUP,
-            "card drops",
-            format!("{NICS}/*/statistics/{}", CARD_DROPS[0]),
-        );
-        if now.cards.is_none() {
-            card_drops = card_drops.read(Verdict::Unknown, "no hardware card found");
-        }
-        vec![
-            CounterChange {
-                finding: Finding::new(GROUP, "backlog drops", SOFTNET),
-                what: "packets",
-                total: now.core_total(BACKLOG),
-                grown: grown(cores(BACKLOG)),
-                min: 1,
-                why: "Linux dropped packets before they reached a socket, because netdev_max_backlog is too small",
-                fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
-            },
-            CounterChange {
-                finding: Finding::new(GROUP, "receive rounds cut short", SOFTNET),
-                what: "rounds",
-                total: now.core_total(SQUEEZED),
-                grown: grown(cores(SQUEEZED)),
-                // Single events occur in every burst. More than one event per ten thousand packets reduces throughput.
-                min: 2 + cores(PACKETS).unwrap_or(0) / 10_000,
-                why: "Linux ended a receive round while packets were still waiting, so the card's receive ring can overflow",
-                fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
-                    .to_owned(),
-            },
-            CounterChange {
-                finding: Finding::new(GROUP, "UDP buffer drops", SNMP),
-                what: "packets",
-                total: now.sockets,
-                grown: grown(
-                    now.sockets
-                        .zip(self.sockets)
-                        .map(|(now, then)| now.saturating_sub(then)),
-                ),
-                min: 1,
-                why: "packets arrived while the receive buffer of a program (not only daq) was full",
-                fix: format!(
-                    "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # needed only if daq lost packets, see kernel_drop in daq's ledger"
-                ),
-            },
-            CounterChange {
-                finding: card_drops,
-                what: "packets",
-                total: now.cards.as_ref().map(|cards| cards.values().sum()),
-                grown: grown(self.cards_grown(&now)),
-                min: 1,
-                why: "the network card had no free buffer when the packets arrived",
-                fix: format!(
-                    "sudo ethtool -G {0} rx 4096  # or the maximum that `ethtool -g {0}` shows",
-                    self.worst(&now)
-                ),
-            },
-        ]
+    /// Reads the counters again and reports each counter with its increase since this reading.
+    pub(super) fn watched(&self, root: &Root) -> Vec<Finding> {
+        let change = Change {
+            root,
+            before: self,
+            now: Self::read(root),
+        };
+        let checks = [
+            check("backlog drops", SOFTNET, Change::backlog),
+            check("receive rounds cut short", SOFTNET, Change::rounds),
+            check("UDP buffer drops", SNMP, Change::sockets),
+            check("card drops", CARDS, Change::cards),
+        ];
+        table(GROUP, "", &change, &checks)
     }
 
     /// Returns the increase of the counter `column` between this reading and `now`, summed over the cores that are in
@@ -195,48 +143,106 @@ impl Drops {
     }
 }
 
-impl CounterChange {
-    pub(super) fn finding(self) -> Finding {
-        let Some(total) = self.total else {
-            return self.finding;
+/// Two readings of the counters.
+struct Change<'a> {
+    root: &'a Root,
+    before: &'a Drops,
+    now: Drops,
+}
+
+impl Change<'_> {
+    /// Returns the increase of a counter and the time between the two readings.
+    fn grown(&self, grown: Option<u64>) -> Option<(u64, Duration)> {
+        Some((grown?, self.before.watched?))
+    }
+
+    fn cores_grown(&self, column: usize) -> Option<u64> {
+        self.before.cores_grown(&self.now, column)
+    }
+
+    fn backlog(&self) -> Option<Judgement> {
+        let backlog = self.root.value(&format!("{CORE}/netdev_max_backlog"));
+        let wanted = BACKLOG_WANTED.max(backlog.unwrap_or(0_u64).saturating_mul(2));
+        let change = CounterChange {
+            what: "packets",
+            total: self.now.core_total(BACKLOG)?,
+            grown: self.grown(self.cores_grown(BACKLOG)),
+            min: 1,
+            why: "Linux dropped packets before they reached a socket, because netdev_max_backlog is too small",
+            fix: format!("sudo sysctl -w net.core.netdev_max_backlog={wanted}"),
         };
-        let what = self.what;
+        Some(change.judge())
+    }
+
+    fn rounds(&self) -> Option<Judgement> {
+        let change = CounterChange {
+            what: "rounds",
+            total: self.now.core_total(SQUEEZED)?,
+            grown: self.grown(self.cores_grown(SQUEEZED)),
+            // Single events occur in every burst. More than one event per ten thousand packets reduces throughput.
+            min: 2 + self.cores_grown(PACKETS).unwrap_or(0) / 10_000,
+            why: "Linux ended a receive round while packets were still waiting, so the card's receive ring can overflow",
+            fix: "sudo sysctl -w net.core.netdev_budget=600 net.core.netdev_budget_usecs=8000"
+                .to_owned(),
+        };
+        Some(change.judge())
+    }
+
+    fn sockets(&self) -> Option<Judgement> {
+        let total = self.now.sockets?;
+        let before = self.before.sockets;
+        let change = CounterChange {
+            what: "packets",
+            total,
+            grown: self.grown(before.map(|before| total.saturating_sub(before))),
+            min: 1,
+            why: "packets arrived while the receive buffer of a program (not only daq) was full",
+            fix: format!(
+                "sudo sysctl -w net.core.rmem_max={RMEM_WANTED}  # needed only if daq lost packets, see kernel_drop in daq's ledger"
+            ),
+        };
+        Some(change.judge())
+    }
+
+    fn cards(&self) -> Option<Judgement> {
+        let Some(cards) = &self.now.cards else {
+            return Some(Judgement::new(Status::Unknown, "no hardware card found"));
+        };
+        let change = CounterChange {
+            what: "packets",
+            total: cards.values().sum(),
+            grown: self.grown(self.before.cards_grown(&self.now)),
+            min: 1,
+            why: "the network card had no free buffer when the packets arrived",
+            fix: format!(
+                "sudo ethtool -G {0} rx 4096  # or the maximum that `ethtool -g {0}` shows",
+                self.before.worst(&self.now)
+            ),
+        };
+        Some(change.judge())
+    }
+}
+
+impl CounterChange {
+    pub(super) fn judge(self) -> Judgement {
+        let Self { what, total, .. } = self;
         let during = |time: Duration| {
             // Round up to a tenth of a second.
             let tenths = u64::try_from(time.as_millis().div_ceil(100)).unwrap_or(u64::MAX);
             Span(Duration::from_millis(tenths.saturating_mul(100)))
         };
         match self.grown {
-            Some((grown, time)) if grown >= self.min => self
-                .finding
-                .read(
-                    Verdict::Warn,
-                    format!("{grown} {what} in {}, {total} since boot", during(time)),
-                )
-                .why(self.why)
-                .fix(self.fix),
-            _ if total == 0 => self.finding.read(Verdict::Ok, "none since boot"),
-            Some((grown, time)) => {
-                let (grown, why) = match grown {
-                    0 => (
-                        "none".to_owned(),
-                        "the counter grew earlier but is not growing now",
-                    ),
-                    grown => (
-                        grown.to_string(),
-                        "the counter grows, but too slowly to matter",
-                    ),
-                };
-                self.finding
-                    .read(
-                        Verdict::Ok,
-                        format!("{grown} in {}, {total} since boot", during(time)),
-                    )
-                    .why(why)
-            }
-            None => self
-                .finding
-                .read(Verdict::Ok, format!("{total} {what} since boot"))
+            Some((grown, time)) if grown >= self.min => warn(
+                format!("{grown} {what} in {}, {total} since boot", during(time)),
+                self.why,
+                self.fix,
+            ),
+            _ if total == 0 => ok("none since boot"),
+            Some((0, time)) => ok(format!("none in {}, {total} since boot", during(time)))
+                .why("the counter grew earlier but is not growing now"),
+            Some((grown, time)) => ok(format!("{grown} in {}, {total} since boot", during(time)))
+                .why("the counter grows, but too slowly to matter"),
+            None => ok(format!("{total} {what} since boot"))
                 .why("growth was not measured; run daq doctor --sample 1s"),
         }
     }
@@ -271,8 +277,9 @@ fn sockets(root: &Root) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::super::root::tests::machine;
+    use super::super::tests::one;
     use super::*;
-    use Verdict::{Ok, Unknown, Warn};
+    use crate::doctor::Status::{Ok, Unknown, Warning as Warn};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -290,15 +297,7 @@ mod tests {
 
     fn named(before: &Drops, now: &[(&str, &str)], name: &str) -> Finding {
         let (_dir, root) = machine(now);
-        let mut findings = before
-            .watched(&root)
-            .into_iter()
-            .map(CounterChange::finding);
-        findings.find(|finding| finding.name == name).unwrap()
-    }
-
-    fn summary(finding: &Finding) -> (Verdict, &str) {
-        (finding.verdict, &finding.read)
+        one(&before.watched(&root), name)
     }
 
     #[test]
@@ -316,16 +315,16 @@ mod tests {
                 "backlog drops",
             )
         };
-        assert_eq!(summary(&find(&none, &none)), (Ok, "none since boot"));
+        assert_eq!(find(&none, &none).summary(), (Ok, "none since boot"));
         let found = find(&none, &some);
-        assert_eq!(summary(&found), (Warn, "16 packets in 1 s, 16 since boot"));
+        assert_eq!(found.summary(), (Warn, "16 packets in 1 s, 16 since boot"));
         assert!(found.why.is_some() && found.fix.unwrap().ends_with("=40000"));
         let found = find(&some, &some);
-        assert_eq!(summary(&found), (Ok, "none in 1 s, 16 since boot"));
+        assert_eq!(found.summary(), (Ok, "none in 1 s, 16 since boot"));
         assert!(found.fix.is_none() && found.why.unwrap().contains("is not growing now"));
-        assert_eq!(find("x", "x").verdict, Unknown);
-        assert_eq!(find("x", &some).verdict, Ok, "nothing to compare with");
-        assert_eq!(summary(&find(&some, &none)), (Ok, "none since boot"));
+        assert_eq!(find("x", "x").status, Unknown);
+        assert_eq!(find("x", &some).status, Ok, "nothing to compare with");
+        assert_eq!(find(&some, &none).summary(), (Ok, "none since boot"));
     }
 
     #[test]
@@ -346,9 +345,9 @@ mod tests {
                 &[(SOFTNET, &text(now))],
                 "backlog drops",
             );
-            (found.verdict, found.read)
+            (found.status, found.read)
         };
-        let read = |verdict, text: &str| (verdict, text.to_owned());
+        let read = |status, text: &str| (status, text.to_owned());
         // The counter of core 1 has wrapped around at 32 bits; core 1 has dropped 3 packets.
         assert_eq!(
             find(&[(0, u32::MAX), (1, 7)], &[(0, 2), (1, 7)]),
@@ -373,7 +372,7 @@ mod tests {
             &[(SNMP, &snmp(1379))],
             "UDP buffer drops",
         );
-        assert_eq!(summary(&found), (Ok, "1379 packets since boot"));
+        assert_eq!(found.summary(), (Ok, "1379 packets since boot"));
         assert!(found.why.unwrap().contains("--sample"));
     }
 
@@ -386,17 +385,17 @@ mod tests {
                 "UDP buffer drops",
             )
         };
-        assert_eq!(summary(&find(0, 0)), (Ok, "none since boot"));
+        assert_eq!(find(0, 0).summary(), (Ok, "none since boot"));
         assert_eq!(
-            summary(&find(1379, 1379)),
+            find(1379, 1379).summary(),
             (Ok, "none in 1 s, 1379 since boot")
         );
         let found = find(1379, 1384);
-        assert_eq!(summary(&found), (Warn, "5 packets in 1 s, 1384 since boot"));
+        assert_eq!(found.summary(), (Warn, "5 packets in 1 s, 1384 since boot"));
         assert!(found.fix.unwrap().contains("net.core.rmem_max="));
         let odd = [(SNMP, "Ip: A\n")];
         assert_eq!(
-            super::tests::find(&odd, &odd, "UDP buffer drops").verdict,
+            super::tests::find(&odd, &odd, "UDP buffer drops").status,
             Unknown
         );
     }
@@ -412,19 +411,19 @@ mod tests {
             )
         };
         assert_eq!(
-            summary(&find(1_000_000, 0)),
+            find(1_000_000, 0).summary(),
             (Ok, "none in 1 s, 900 since boot")
         );
         assert_eq!(
-            summary(&find(1_000_000, 101)),
+            find(1_000_000, 101).summary(),
             (Ok, "101 in 1 s, 1001 since boot")
         );
         assert_eq!(
-            summary(&find(1_000_000, 102)),
+            find(1_000_000, 102).summary(),
             (Warn, "102 rounds in 1 s, 1002 since boot")
         );
-        assert_eq!(find(0, 1).verdict, Ok);
-        assert_eq!(find(0, 2).verdict, Warn);
+        assert_eq!(find(0, 1).status, Ok);
+        assert_eq!(find(0, 2).status, Warn);
         assert!(find(0, 0).why.unwrap().contains("is not growing now"));
         assert!(find(0, 1).why.unwrap().contains("grows, but too slowly"));
     }
@@ -456,14 +455,14 @@ mod tests {
         };
         let then = ["5000\n", "0\n", "5000\n"];
         let found = find(then, then);
-        assert_eq!(summary(&found), (Ok, "none in 1 s, 5000 since boot"));
+        assert_eq!(found.summary(), (Ok, "none in 1 s, 5000 since boot"));
         // A bond repeats the counters of its cards.
         let found = find(then, ["5000\n", "7\n", "5007\n"]);
-        assert_eq!(summary(&found), (Warn, "7 packets in 1 s, 5007 since boot"));
+        assert_eq!(found.summary(), (Warn, "7 packets in 1 s, 5007 since boot"));
         assert!(found.fix.unwrap().contains("ethtool -G eth1 rx"));
         let only_virtual = [(bond.as_str(), "9\n")];
         let found = super::tests::find(&only_virtual, &only_virtual, "card drops");
-        assert_eq!(summary(&found), (Unknown, "no hardware card found"));
+        assert_eq!(found.summary(), (Unknown, "no hardware card found"));
     }
 
     #[test]
@@ -477,7 +476,7 @@ mod tests {
             let found = named(&before, &[(SNMP, &snmp(3))], "UDP buffer drops");
             let wanted = format!("2 packets in {shown}, 3 since boot");
             let wanted = wanted.replace("0.3 s", "300 ms").replace("0.1 s", "100 ms");
-            assert_eq!(summary(&found), (Warn, wanted.as_str()));
+            assert_eq!(found.summary(), (Warn, wanted.as_str()));
         }
     }
 }

@@ -9,14 +9,15 @@ mod stores;
 
 pub use direct::CudaFacts;
 
+use super::check::{Finding, Judgement, check, finding, ok, table, unknown, unreadable, warn};
 use super::root::Root;
-use super::{Finding, Verdict};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::probe;
 use daq_core::gpu::driver::{Device, Identity};
 use daq_core::topology::pci::{self, PciFacts};
 use daq_core::topology::{Bar1, Gpu};
-use nvml::{NvmlCard, NvmlFacts, Refusal};
+use driver::Driver;
+use nvml::{NvmlCard, NvmlFacts, Refusal, SOURCE};
 use std::collections::{BTreeMap, BTreeSet};
 use stores::Tried;
 
@@ -32,10 +33,14 @@ const GIB: u64 = 1 << 30;
 
 /// One GPU, with the data from files, NVML and CUDA.
 struct Card<'a> {
-    group: String,
+    root: &'a Root,
     address: &'a str,
+    /// The NVIDIA kernel module; `None` if it is not loaded.
+    module: Option<&'a driver::Module>,
     /// Data of the PCI device; `None` if `/sys` does not show the GPU, for example in some containers.
     pci: Option<PciFacts>,
+    /// Whether NVML answered. An answer need not contain this GPU.
+    has_nvml: bool,
     nvml: Option<&'a NvmlCard>,
     cuda: Option<&'a CudaFacts>,
     stores: Option<&'a Tried>,
@@ -46,17 +51,6 @@ struct Card<'a> {
 struct Cuda {
     facts: BTreeMap<String, CudaFacts>,
     stores: BTreeMap<String, Tried>,
-}
-
-impl Card<'_> {
-    fn finding(&self, name: &'static str, from: impl Into<String>) -> Finding {
-        Finding::new(self.group.clone(), name, from)
-    }
-
-    /// Returns the path of one of the GPU's files in `/sys`.
-    fn file(&self, name: &str) -> String {
-        format!("{PCI}/{}/{name}", self.address)
-    }
 }
 
 /// Queries CUDA's attributes of each GPU, and tries every backend for CPU stores on each GPU.
@@ -132,94 +126,128 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
         .collect();
     let module = driver::Module::read(root);
     if addresses.is_empty() && module.is_none() {
-        let none = Finding::new(GROUP, "GPU", PCI)
-            .why("this machine has no NVIDIA GPU; rings are allocated in host memory");
-        return vec![match on_bus {
-            Some(_) => none.read(Verdict::Ok, "none"),
-            None => none.why("this machine has no NVIDIA GPU; rings are allocated in host memory"),
-        }];
+        let why = "this machine has no NVIDIA GPU; rings are allocated in host memory";
+        let none = match on_bus {
+            Some(_) => ok("none").why(why),
+            None => unreadable().why(why),
+        };
+        return finding(GROUP, "GPU", PCI, Some(none)).into_iter().collect();
     }
-    let mut findings = driver::examine(root, module.as_ref(), asked, &cuda.facts);
+    let driver = Driver {
+        root,
+        module: module.as_ref(),
+        asked,
+        cuda: &cuda.facts,
+    };
+    let mut findings = driver.examine();
     for address in addresses {
+        let pci = on_bus.iter().flatten().any(|gpu| gpu == address);
         let card = Card {
-            group: format!("{GROUP} {address}"),
+            root,
             address,
-            pci: on_bus
-                .iter()
-                .flatten()
-                .any(|gpu| gpu == address)
-                .then(|| pci::facts(&root.at("/sys"), address)),
+            module: module.as_ref(),
+            pci: pci.then(|| pci::facts(&root.at("/sys"), address)),
+            has_nvml: nvml.is_some(),
             nvml: nvml.and_then(|nvml| nvml.cards.iter().find(|card| card.address == address)),
             cuda: cuda.facts.get(address),
             stores: cuda.stores.get(address),
         };
-        findings.push(identity(&card, nvml.is_some()));
-        if nvml.is_some() && card.nvml.is_none() {
-            // The GPU is bound to another driver or assigned to another container, so daq does not use it.
-            continue;
-        }
-        findings.extend(slot::examine(root, &card));
-        findings.extend(health::examine(&card));
-        findings.extend(direct::examine(root, &card, module.as_ref()));
-        findings.extend(stores::examine(&card));
+        findings.extend(card.examine());
     }
     findings
 }
 
-/// Reports the model of the card and the driver bound to it.
-fn identity(card: &Card, has_answer: bool) -> Finding {
-    let address = card.address;
-    let holder = card.pci.as_ref().and_then(|pci| pci.driver.as_deref());
-    if let Some(other) = holder.filter(|holder| *holder != "nvidia") {
-        let finding = card
-            .finding("card", card.file("driver"))
-            .read(Verdict::Warn, format!("bound to {other}"))
-            .why("CUDA cannot use this GPU; rings are allocated in host memory or on another GPU");
-        return if other == "nouveau" {
-            finding.fix(format!("{}  # then reboot", driver::INSTALL))
-        } else {
-            finding.fix(format!(
-                "sudo driverctl unset-override {address}  # if no virtual machine needs the GPU"
-            ))
-        };
+impl Card<'_> {
+    fn group(&self) -> String {
+        format!("{GROUP} {}", self.address)
     }
-    match (card.nvml, &card.pci) {
-        (Some(nvml), _) => {
-            let parts = [
-                nvml.name.clone(),
-                nvml.memory.map(|bytes| format!("{} GiB", bytes / GIB)),
-                nvml.uuid.clone(),
-            ];
-            let read = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
-            let finding = card.finding("card", nvml::SOURCE);
-            if read.is_empty() {
-                finding
-            } else {
-                finding.read(Verdict::Ok, read)
-            }
+
+    /// Returns the path of one of the GPU's files in `/sys`.
+    fn file(&self, name: &str) -> String {
+        format!("{PCI}/{}/{name}", self.address)
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        let directory = format!("{PCI}/{}", self.address);
+        let table = |checks: &[_]| table(self.group(), &directory, self, checks);
+        let mut findings = table(&[check("card", PCI, identity)]);
+        if self.has_nvml && self.nvml.is_none() {
+            // The GPU is bound to another driver or assigned to another container, so daq does not use it.
+            return findings;
         }
-        (None, Some(pci)) => {
-            let model = pci.device.map_or_else(
-                || "NVIDIA".to_owned(),
-                |device| format!("NVIDIA 10de:{device:04x}"),
-            );
-            let finding = card.finding("card", card.file("device"));
-            if has_answer {
-                finding
-                    .read(Verdict::Unknown, model)
-                    .why("NVML does not list this GPU, because the GPU was not passed to this container or the driver could not start the GPU (see `sudo dmesg | grep -i nvrm`)")
-            } else {
-                finding.read(Verdict::Ok, model)
-            }
-        }
-        (None, None) => card.finding("card", PCI),
+        findings.extend(table(&[
+            check("link", "./{current,max}_link_{speed,width}", slot::link),
+            check("slot", "./../max_link_{speed,width}", slot::slot),
+            check("BAR1", "./resource", slot::window),
+            check("NUMA node", "./numa_node, /proc/self/status", slot::node),
+            check("persistence mode", SOURCE, health::persistence),
+            check("memory errors", SOURCE, health::memory_errors),
+            check("MIG", SOURCE, health::slices),
+            check("clocks", SOURCE, health::clocks),
+            check("GPUDirect RDMA", "CUDA attribute 116", direct::rdma),
+            check("dma-buf", "CUDA attribute 124", direct::dma_buf),
+            check(
+                "write ordering",
+                "CUDA attribute 117, 118",
+                direct::ordering,
+            ),
+            check(
+                "shareable memory",
+                "CUDA attribute 102, 103",
+                direct::shared,
+            ),
+            check("CPU stores", "test with a small allocation", stores::best),
+        ]));
+        findings.extend(stores::each(self));
+        findings
+    }
+
+    /// Returns whether this is a virtual machine. The bridges of a virtual machine do not show the physical slots.
+    fn is_virtual(&self) -> bool {
+        self.root
+            .field(CPUINFO, "flags")
+            .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 }
 
-/// Returns whether this is a virtual machine. The bridges of a virtual machine do not show the physical slots.
-fn is_virtual(root: &Root) -> bool {
-    root.field(CPUINFO, "flags")
-        .is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+/// Reports the model of the card and the driver bound to it.
+fn identity(card: &Card<'_>) -> Option<Judgement> {
+    let holder = card.pci.as_ref().and_then(|pci| pci.driver.as_deref());
+    if let Some(other) = holder.filter(|holder| *holder != "nvidia") {
+        let fix = if other == "nouveau" {
+            format!("{}  # then reboot", driver::INSTALL)
+        } else {
+            format!(
+                "sudo driverctl unset-override {}  # if no virtual machine needs the GPU",
+                card.address
+            )
+        };
+        let why = "CUDA cannot use this GPU; rings are allocated in host memory or on another GPU";
+        let judged = warn(format!("bound to {other}"), why, fix);
+        return Some(judged.from(card.file("driver")));
+    }
+    if let Some(nvml) = card.nvml {
+        let memory = nvml.memory.map(|bytes| format!("{} GiB", bytes / GIB));
+        let parts = [nvml.name.clone(), memory, nvml.uuid.clone()];
+        let read = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let judged = if read.is_empty() {
+            unreadable()
+        } else {
+            ok(read)
+        };
+        return Some(judged.from(SOURCE));
+    }
+    let model = match card.pci.as_ref()?.device {
+        Some(device) => format!("NVIDIA 10de:{device:04x}"),
+        None => "NVIDIA".to_owned(),
+    };
+    let judged = if card.has_nvml {
+        let why = "NVML does not list this GPU, because the GPU was not passed to this container or the driver could not start the GPU (see `sudo dmesg | grep -i nvrm`)";
+        unknown(model, why)
+    } else {
+        ok(model)
+    };
+    Some(judged.from(card.file("device")))
 }
 
 /// Returns whether this machine has a network card that can write GPU memory by RDMA.

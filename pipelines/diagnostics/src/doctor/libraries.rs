@@ -1,8 +1,8 @@
 //! Checks which optional libraries are installed, and reports the purpose and the package of each library. Libraries
 //! are searched by file name and not loaded.
 
+use super::check::{Finding, Judgement, finding, ok, warn};
 use super::root::Root;
-use super::{Finding, Verdict};
 use std::path::Path;
 
 const GROUP: &str = "libraries";
@@ -109,82 +109,76 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
     };
     let named = [variable("DAQ_NVRTC"), variable("LD_LIBRARY_PATH")];
     let cached = cached(root);
-    LIBRARIES
-        .iter()
-        .map(|library| {
-            in_environment(library, &named).unwrap_or_else(|| judge(root, library, &cached))
-        })
-        .collect()
+    let found = LIBRARIES.iter().filter_map(|library| {
+        let judged = library
+            .in_environment(&named)
+            .unwrap_or_else(|| library.on_machine(root, &cached));
+        finding(GROUP, library.name, "", Some(judged))
+    });
+    found.collect()
 }
 
-/// Returns the finding if an environment variable points to the library. The variables are `DAQ_NVRTC` (only for the
-/// CUDA compiler) and `LD_LIBRARY_PATH`.
-fn in_environment(library: &Library, [nvrtc, directories]: &[String; 2]) -> Option<Finding> {
-    let why = format!("for {}", library.purpose);
-    if library.name == "libnvrtc" && !nvrtc.is_empty() {
-        let finding = Finding::new(GROUP, library.name, "DAQ_NVRTC");
-        return Some(if Path::new(nvrtc).is_file() {
-            finding.read(Verdict::Ok, nvrtc.as_str()).why(why)
-        } else {
-            finding
-                .read(Verdict::Warn, format!("{nvrtc} is not a file"))
-                .why(why)
-                .fix("export DAQ_NVRTC=/path/to/libnvrtc.so.12")
-        });
+impl Library {
+    fn purpose(&self) -> String {
+        format!("for {}", self.purpose)
     }
-    let places = directories.split(':').filter(|place| !place.is_empty());
-    let found = places
-        .flat_map(|place| {
-            library
-                .files
+
+    /// Judges the library if an environment variable points to it. The variables are `DAQ_NVRTC` (only for the CUDA
+    /// compiler) and `LD_LIBRARY_PATH`.
+    fn in_environment(&self, [nvrtc, directories]: &[String; 2]) -> Option<Judgement> {
+        if self.name == "libnvrtc" && !nvrtc.is_empty() {
+            let judged = if Path::new(nvrtc).is_file() {
+                ok(nvrtc.as_str()).why(self.purpose())
+            } else {
+                warn(
+                    format!("{nvrtc} is not a file"),
+                    self.purpose(),
+                    "export DAQ_NVRTC=/path/to/libnvrtc.so.12",
+                )
+            };
+            return Some(judged.from("DAQ_NVRTC"));
+        }
+        let places = directories.split(':').filter(|place| !place.is_empty());
+        let paths = places.flat_map(|place| {
+            self.files
                 .iter()
                 .map(move |file| Path::new(place).join(file))
-        })
-        .find(|path| path.is_file())?;
-    let from = format!("{}, LD_LIBRARY_PATH", found.display());
-    Some(
-        Finding::new(GROUP, library.name, from)
-            .read(Verdict::Ok, "found")
-            .why(why),
-    )
-}
-
-fn judge(root: &Root, library: &Library, cached: &[String]) -> Finding {
-    let in_cache = |file: &&str| {
-        cached
-            .iter()
-            .find(|path| path.rsplit('/').next() == Some(*file) && root.exists(path))
-            .cloned()
-    };
-    let in_directory = |file: &&str| {
-        DIRECTORIES
-            .iter()
-            .map(|directory| format!("{directory}/{file}"))
-            .find(|path| root.exists(path))
-    };
-    let found = library
-        .files
-        .iter()
-        .find_map(|file| in_cache(file).or_else(|| in_directory(file)));
-    if let Some(path) = found {
-        return Finding::new(GROUP, library.name, path)
-            .read(Verdict::Ok, "found")
-            .why(format!("for {}", library.purpose));
+        });
+        let found = paths.into_iter().find(|path| path.is_file())?;
+        let from = format!("{}, LD_LIBRARY_PATH", found.display());
+        Some(ok("found").why(self.purpose()).from(from))
     }
-    let (present, hardware) = match library.needs {
-        Needs::Nvidia => (gpu(root, Some(NVIDIA)), "NVIDIA GPU"),
-        Needs::Gpu => (gpu(root, None), "GPU"),
-        Needs::Rdma => (!root.names(INFINIBAND).is_empty(), "RDMA device"),
-    };
-    let finding =
-        Finding::new(GROUP, library.name, format!("{CACHE}, /usr/lib, …")).fix(library.install);
-    if present {
-        finding
-            .read(Verdict::Warn, "not found")
-            .why(format!("for {}", library.purpose))
-    } else {
-        let why = format!("for {}; this machine has no {hardware}", library.purpose);
-        finding.read(Verdict::Ok, "not found").why(why)
+
+    /// Judges whether the dynamic linker finds the library, and whether the machine has hardware for it.
+    fn on_machine(&self, root: &Root, cached: &[String]) -> Judgement {
+        let in_cache = |file: &&str| {
+            let mut paths = cached.iter();
+            let is_it =
+                |path: &&String| path.rsplit('/').next() == Some(*file) && root.exists(path);
+            paths.find(is_it).cloned()
+        };
+        let in_directory = |file: &&str| {
+            let mut paths = DIRECTORIES
+                .iter()
+                .map(|directory| format!("{directory}/{file}"));
+            paths.find(|path| root.exists(path))
+        };
+        let mut files = self.files.iter();
+        if let Some(path) = files.find_map(|file| in_cache(file).or_else(|| in_directory(file))) {
+            return ok("found").why(self.purpose()).from(path);
+        }
+        let (is_present, hardware) = match self.needs {
+            Needs::Nvidia => (gpu(root, Some(NVIDIA)), "NVIDIA GPU"),
+            Needs::Gpu => (gpu(root, None), "GPU"),
+            Needs::Rdma => (!root.names(INFINIBAND).is_empty(), "RDMA device"),
+        };
+        let judged = if is_present {
+            warn("not found", self.purpose(), self.install)
+        } else {
+            let why = format!("{}; this machine has no {hardware}", self.purpose());
+            ok("not found").why(why).fix(self.install)
+        };
+        judged.from(format!("{CACHE}, /usr/lib, …"))
     }
 }
 
@@ -214,15 +208,13 @@ fn cached(root: &Root) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::root::tests::machine;
+    use super::super::tests::judged;
     use super::*;
+    use crate::doctor::Status::{Ok, Warning};
     use proptest::prelude::*;
 
     fn find(files: &[(&str, &str)], name: &str) -> Finding {
-        let (_dir, root) = machine(files);
-        examine(&root)
-            .into_iter()
-            .find(|finding| finding.name == name)
-            .unwrap()
+        judged(examine, files, name)
     }
 
     #[test]
@@ -236,18 +228,19 @@ mod tests {
             .find(|library| library.name == "libnvrtc")
             .unwrap();
         let found = |named: &str, places: &str| {
-            in_environment(nvrtc, &[named.to_owned(), places.to_owned()]).map(|found| found.verdict)
+            let found = nvrtc.in_environment(&[named.to_owned(), places.to_owned()]);
+            found.map(|found| found.status)
         };
         assert_eq!(found("", ""), None);
-        assert_eq!(found("", &format!("/nowhere:{place}")), Some(Verdict::Ok));
-        assert_eq!(found(file.to_str().unwrap(), ""), Some(Verdict::Ok));
+        assert_eq!(found("", &format!("/nowhere:{place}")), Some(Ok));
+        assert_eq!(found(file.to_str().unwrap(), ""), Some(Ok));
         assert_eq!(
             found(&place, ""),
-            Some(Verdict::Warn),
+            Some(Warning),
             "a directory is not a library"
         );
-        let cuda = &LIBRARIES[0];
-        assert!(in_environment(cuda, &[file.display().to_string(), place]).is_none());
+        let variables = [file.display().to_string(), place];
+        assert!(LIBRARIES[0].in_environment(&variables).is_none());
     }
 
     #[test]
@@ -257,10 +250,8 @@ mod tests {
             &[(CACHE, cache), ("/opt/driver/libcuda.so.1", "")],
             "libcuda",
         );
-        assert_eq!(
-            (found.verdict, found.from.as_str()),
-            (Verdict::Ok, "/opt/driver/libcuda.so.1")
-        );
+        let from = "/opt/driver/libcuda.so.1";
+        assert_eq!((found.status, found.from.as_str()), (Ok, from));
         assert_eq!(found.fix, None);
         let stale = find(&[(CACHE, cache)], "libcuda");
         assert_eq!(stale.read, "not found");
@@ -284,45 +275,24 @@ mod tests {
     fn missing_library_is_reported_only_with_its_hardware() {
         let class = |code| ("/sys/bus/pci/devices/0000:01:00.0/class", code);
         let vendor = |code| ("/sys/bus/pci/devices/0000:01:00.0/vendor", code);
-        let rdma = ("/sys/class/infiniband/mlx5_0/node_type", "1: CA");
-        for (files, name, verdict) in [
-            (&[][..], "libcuda", Verdict::Ok),
-            (
-                &[class("0x030200"), vendor("0x10de")],
-                "libcuda",
-                Verdict::Warn,
-            ),
-            (
-                &[class("0x030200"), vendor("0x1002")],
-                "libcuda",
-                Verdict::Ok,
-            ),
-            (
-                &[class("0x020000"), vendor("0x10de")],
-                "libnvrtc",
-                Verdict::Ok,
-            ),
-            (
-                &[class("0x030000"), vendor("0x1002")],
-                "libvulkan",
-                Verdict::Warn,
-            ),
-            (&[], "libvulkan", Verdict::Ok),
-            (&[rdma], "libibverbs", Verdict::Warn),
-            (&[], "libibverbs", Verdict::Ok),
+        let nvidia = [class("0x030200"), vendor("0x10de")];
+        let other = [class("0x030200"), vendor("0x1002")];
+        let no_display = [class("0x020000"), vendor("0x10de")];
+        let rdma = [("/sys/class/infiniband/mlx5_0/node_type", "1: CA")];
+        for (files, name, status) in [
+            (&[][..], "libcuda", Ok),
+            (&nvidia, "libcuda", Warning),
+            (&other, "libcuda", Ok),
+            (&no_display, "libnvrtc", Ok),
+            (&other, "libvulkan", Warning),
+            (&[], "libvulkan", Ok),
+            (&rdma, "libibverbs", Warning),
+            (&[], "libibverbs", Ok),
         ] {
             let found = find(files, name);
-            assert_eq!(
-                (found.verdict, found.read.as_str()),
-                (verdict, "not found"),
-                "{name} {files:?}"
-            );
-            assert!(
-                found
-                    .fix
-                    .is_some_and(|fix| fix.starts_with("sudo apt install")),
-                "{name}"
-            );
+            assert_eq!(found.summary(), (status, "not found"), "{name} {files:?}");
+            let fix = found.fix.unwrap();
+            assert!(fix.starts_with("sudo apt install"), "{name}");
         }
     }
 

@@ -1,11 +1,10 @@
 //! Checks memory: lock limit, huge pages, swap, and available memory.
 
 use super::cgroup;
+use super::check::{Finding, Judgement, bad, check, ok, table, warn};
 use super::root::Root;
-use super::{Finding, Verdict};
 use daq_core::units::ByteSize;
 
-const GROUP: &str = "memory";
 const LIMITS: &str = "/proc/self/limits";
 const MEMINFO: &str = "/proc/meminfo";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -20,53 +19,48 @@ const RECOMMENDED_AVAILABLE: u64 = 1024 * MIB;
 const CAP_IPC_LOCK: u32 = 14;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    vec![
-        memlock(root),
-        huge_pages(root),
-        transparent(root),
-        swap(root),
-        available(root),
-    ]
+    let checks = [
+        check("memlock", LIMITS, memlock),
+        check("hugepages", MEMINFO, huge_pages),
+        check("transparent hugepages", THP, transparent),
+        check("swap", SWAPS, swap),
+        check("available", MEMINFO, available),
+    ];
+    table("memory", "", root, &checks)
 }
 
-fn memlock(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "memlock", LIMITS);
-    let Some(limit) = root.field(LIMITS, "Max locked memory") else {
-        return finding;
-    };
-    let soft = limit.split_whitespace().next().unwrap_or_default();
-    let capable = root
-        .field("/proc/self/status", "CapEff:")
+fn memlock(root: &Root) -> Option<Judgement> {
+    let limit = root.field(LIMITS, "Max locked memory")?;
+    let soft = limit.split_whitespace().next()?;
+    if soft == "unlimited" {
+        return Some(ok(soft));
+    }
+    let bytes: u64 = soft.parse().ok()?;
+    let shown = ByteSize(bytes).to_string();
+    Some(if has_ipc_lock(root) {
+        ok(format!("{shown}, but CAP_IPC_LOCK removes the limit"))
+    } else if bytes >= LOCKED_WANTED {
+        ok(shown).why("rings beyond this limit are not locked in RAM")
+    } else {
+        warn(
+            shown,
+            "rings beyond this limit are not locked in RAM and cannot be registered with devices",
+            "sudo prlimit --pid $$ --memlock=unlimited:unlimited  # for this shell; LimitMEMLOCK=infinity in a systemd unit",
+        )
+    })
+}
+
+/// Returns whether this process may lock any amount of memory.
+fn has_ipc_lock(root: &Root) -> bool {
+    let mask = root.field("/proc/self/status", "CapEff:");
+    let is_capable = mask
         .and_then(|mask| u64::from_str_radix(&mask, 16).ok())
         .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
     // In a user namespace, Linux shows the capability, but it has no effect. Only the initial namespace maps all users.
-    let initial = root
+    let is_initial = root
         .text("/proc/self/uid_map")
         .is_some_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
-    let privileged = capable && initial;
-    let Some(bytes) = soft.parse::<u64>().ok().filter(|_| soft != "unlimited") else {
-        return if soft == "unlimited" {
-            finding.read(Verdict::Ok, soft)
-        } else {
-            finding
-        };
-    };
-    let shown = ByteSize(bytes).to_string();
-    if privileged {
-        finding.read(
-            Verdict::Ok,
-            format!("{shown}, but CAP_IPC_LOCK removes the limit"),
-        )
-    } else if bytes >= LOCKED_WANTED {
-        finding
-            .read(Verdict::Ok, shown)
-            .why("rings beyond this limit are not locked in RAM")
-    } else {
-        finding
-            .read(Verdict::Warn, shown)
-            .why("rings beyond this limit are not locked in RAM and cannot be registered with devices")
-            .fix("sudo prlimit --pid $$ --memlock=unlimited:unlimited  # for this shell; LimitMEMLOCK=infinity in a systemd unit")
-    }
+    is_capable && is_initial
 }
 
 /// Returns a field of `/proc/meminfo` in KiB.
@@ -78,60 +72,40 @@ fn meminfo(root: &Root, name: &str) -> Option<u64> {
         .ok()
 }
 
-fn huge_pages(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "hugepages", MEMINFO);
-    let (Some(total), Some(size)) = (
-        meminfo(root, "HugePages_Total:"),
-        meminfo(root, "Hugepagesize:"),
-    ) else {
-        return finding;
-    };
+fn huge_pages(root: &Root) -> Option<Judgement> {
+    let total = meminfo(root, "HugePages_Total:")?;
+    let size = ByteSize(meminfo(root, "Hugepagesize:")?.saturating_mul(1024));
     let free = meminfo(root, "HugePages_Free:").unwrap_or(0);
-    let size = ByteSize(size.saturating_mul(1024));
-    let fix = "sudo sysctl -w vm.nr_hugepages=256";
-    if total == 0 {
-        let without = "rings use normal pages, or transparent hugepages if enabled";
-        finding
-            .read(Verdict::Ok, format!("none reserved, {size} each"))
-            .why(without)
-            .fix(fix)
-    } else if free == 0 {
-        let used = format!("all {total} in use, {size} each");
-        finding
-            .read(Verdict::Warn, used)
-            .why("no huge page is free for rings")
-            .fix(format!(
-                "sudo sysctl -w vm.nr_hugepages={}",
-                total.saturating_add(256)
-            ))
-    } else {
-        finding.read(Verdict::Ok, format!("{free} of {total} free, {size} each"))
-    }
+    let set = |pages: u64| format!("sudo sysctl -w vm.nr_hugepages={pages}");
+    Some(match (total, free) {
+        (0, _) => ok(format!("none reserved, {size} each"))
+            .why("rings use normal pages, or transparent hugepages if enabled")
+            .fix(set(256)),
+        (_, 0) => warn(
+            format!("all {total} in use, {size} each"),
+            "no huge page is free for rings",
+            set(total.saturating_add(256)),
+        ),
+        _ => ok(format!("{free} of {total} free, {size} each")),
+    })
 }
 
-fn transparent(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "transparent hugepages", THP);
-    let Some(text) = root.text(THP) else {
-        return finding;
-    };
-    let chosen = text
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
-    match chosen {
-        Some(chosen @ ("always" | "madvise")) => finding.read(Verdict::Ok, chosen),
-        Some(chosen) => finding
-            .read(Verdict::Warn, chosen)
-            .why("large rings cause more TLB misses")
-            .fix(format!("echo madvise | sudo tee {THP}")),
-        None => finding,
-    }
+fn transparent(root: &Root) -> Option<Judgement> {
+    let text = root.text(THP)?;
+    let mut words = text.split_whitespace();
+    let chosen = words.find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))?;
+    Some(match chosen {
+        "always" | "madvise" => ok(chosen),
+        _ => warn(
+            chosen,
+            "large rings cause more TLB misses",
+            format!("echo madvise | sudo tee {THP}"),
+        ),
+    })
 }
 
-fn swap(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "swap", SWAPS);
-    let Some(text) = root.text(SWAPS) else {
-        return finding;
-    };
+fn swap(root: &Root) -> Option<Judgement> {
+    let text = root.text(SWAPS)?;
     // The columns are file, type, size, used and priority. Sizes are in KiB.
     let column = |line: &str, at: usize| line.split_whitespace().nth(at)?.parse::<u64>().ok();
     let areas: Vec<_> = text
@@ -141,52 +115,41 @@ fn swap(root: &Root) -> Finding {
         .collect();
     let total: u64 = areas.iter().fold(0, |sum, area| sum.saturating_add(area.0));
     let used: u64 = areas.iter().fold(0, |sum, area| sum.saturating_add(area.1));
-    if areas.is_empty() {
-        finding.read(Verdict::Ok, "none")
-    } else if used == 0 {
-        finding.read(
-            Verdict::Ok,
-            format!("{}, unused", about(total.saturating_mul(1024))),
-        )
-    } else {
-        let used = about(used.saturating_mul(1024));
-        finding
-            .read(Verdict::Warn, format!("{used} in use"))
-            .why("rings that are not locked may be swapped out, which loses packets")
-            .fix("sudo swapoff -a")
-    }
+    let size = |kib: u64| about(kib.saturating_mul(1024));
+    Some(match used {
+        _ if areas.is_empty() => ok("none"),
+        0 => ok(format!("{}, unused", size(total))),
+        _ => warn(
+            format!("{} in use", size(used)),
+            "rings that are not locked may be swapped out, which loses packets",
+            "sudo swapoff -a",
+        ),
+    })
 }
 
-fn available(root: &Root) -> Finding {
-    let limit = cgroup::memory_limit(root);
+fn available(root: &Root) -> Option<Judgement> {
     let machine = meminfo(root, "MemAvailable:").map(|kib| kib.saturating_mul(1024));
-    let (bytes, from) = match (machine, limit) {
-        (Some(machine), Some((limit, from))) if limit < machine => (limit, from),
-        (Some(machine), _) => (machine, MEMINFO.to_owned()),
-        (None, Some((limit, from))) => (limit, from),
-        (None, None) => return Finding::new(GROUP, "available", MEMINFO),
+    let limit = cgroup::memory_limit(root);
+    let limit = limit.filter(|(limit, _)| machine.is_none_or(|machine| *limit < machine));
+    let (bytes, why, fix) = match &limit {
+        Some((limit, _)) => (
+            *limit,
+            "the control group limits the memory; `daq plan` prints the memory that a pipeline needs",
+            "sudo systemctl set-property UNIT MemoryMax=infinity  # or: docker update --memory SIZE CONTAINER",
+        ),
+        None => (
+            machine?,
+            "`daq plan` prints the memory that a pipeline needs",
+            "ps aux --sort=-rss | head  # then stop large processes",
+        ),
     };
-    let limited = from != MEMINFO;
-    let finding = Finding::new(GROUP, "available", from);
-    let verdict = if bytes < MIN_AVAILABLE {
-        Verdict::Bad
-    } else if bytes < RECOMMENDED_AVAILABLE {
-        Verdict::Warn
-    } else {
-        Verdict::Ok
+    let read = about(bytes);
+    let judged = match bytes {
+        ..MIN_AVAILABLE => bad(read, why, fix),
+        ..RECOMMENDED_AVAILABLE => warn(read, why, fix),
+        _ => ok(read),
     };
-    let finding = finding.read(verdict, about(bytes));
-    if verdict == Verdict::Ok {
-        finding
-    } else if limited {
-        finding
-            .why("the control group limits the memory; `daq plan` prints the memory that a pipeline needs")
-            .fix("sudo systemctl set-property UNIT MemoryMax=infinity  # or: docker update --memory SIZE CONTAINER")
-    } else {
-        finding
-            .why("`daq plan` prints the memory that a pipeline needs")
-            .fix("ps aux --sort=-rss | head  # then stop large processes")
-    }
+    Some(judged.from(limit.map_or_else(|| MEMINFO.to_owned(), |(_, file)| file)))
 }
 
 /// Formats a size in bytes with one decimal.
@@ -207,102 +170,101 @@ pub(super) fn about(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::root::tests::machine;
+    use super::super::tests::judged;
     use super::*;
-    use Verdict::{Bad, Ok, Unknown, Warn};
+    use crate::doctor::Status::{Ok, Problem, Unknown, Warning};
 
     #[test]
     fn memlock_limit_is_compared_with_ring_memory() {
-        let limits = |soft| {
-            format!(
-                "Limit  Soft  Hard  Units\nMax locked memory         {soft}     {soft}   bytes\n"
-            )
-        };
         let (all, some) = ("         0          0 4294967295\n", "0 100000 65536\n");
-        for (soft, capabilities, map, verdict) in [
-            ("8388608", "0", all, Warn),
+        let memlock = |soft: &str, capabilities: &str, map: &str| {
+            let limits = format!(
+                "Limit  Soft  Hard  Units\nMax locked memory         {soft}     {soft}   bytes\n"
+            );
+            let status = format!("CapEff:\t{capabilities}\n");
+            let files = [
+                (LIMITS, &*limits),
+                ("/proc/self/status", &status),
+                ("/proc/self/uid_map", map),
+            ];
+            judged(examine, &files, "memlock")
+        };
+        for (soft, capabilities, map, status) in [
+            ("8388608", "0", all, Warning),
             ("8388608", "0000000000004000", all, Ok),
-            ("8388608", "0000000000004000", some, Warn),
+            ("8388608", "0000000000004000", some, Warning),
             ("67108864", "0", all, Ok),
             ("unlimited", "0", all, Ok),
             ("nonsense", "0", all, Unknown),
         ] {
-            let status = format!("CapEff:\t{capabilities}\n");
-            let (_dir, root) = machine(&[
-                (LIMITS, &limits(soft)),
-                ("/proc/self/status", &status),
-                ("/proc/self/uid_map", map),
-            ]);
-            let found = memlock(&root);
-            assert_eq!(found.verdict, verdict, "{soft} {capabilities}");
-            assert_eq!(found.fix.is_some(), verdict == Warn);
+            let found = memlock(soft, capabilities, map);
+            assert_eq!(found.status, status, "{soft} {capabilities}");
+            assert_eq!(found.fix.is_some(), status == Warning);
         }
-        let (_dir, root) = machine(&[(LIMITS, &limits("8388608"))]);
-        assert_eq!(memlock(&root).read, "8 MiB");
-        assert_eq!(memlock(&machine(&[]).1).verdict, Unknown);
+        assert_eq!(memlock("8388608", "", "").read, "8 MiB");
+        assert_eq!(judged(examine, &[], "memlock").status, Unknown);
     }
 
     #[test]
     fn huge_pages_are_counted() {
-        let meminfo = |total, free| {
-            format!("HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n")
-        };
-        for (total, free, verdict, read) in [
+        for (total, free, status, read) in [
             (0, 0, Ok, "none reserved, 2 MiB each"),
             (256, 200, Ok, "200 of 256 free, 2 MiB each"),
-            (256, 0, Warn, "all 256 in use, 2 MiB each"),
+            (256, 0, Warning, "all 256 in use, 2 MiB each"),
         ] {
-            let (_dir, root) = machine(&[(MEMINFO, &meminfo(total, free))]);
-            let found = huge_pages(&root);
-            assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+            let meminfo = format!(
+                "HugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n"
+            );
+            let found = judged(examine, &[(MEMINFO, &meminfo)], "hugepages");
+            assert_eq!(found.summary(), (status, read));
         }
-        assert_eq!(huge_pages(&machine(&[]).1).verdict, Unknown);
+        assert_eq!(judged(examine, &[], "hugepages").status, Unknown);
     }
 
     #[test]
     fn transparent_huge_pages_disabled_is_reported() {
-        for (text, verdict) in [
+        for (text, status) in [
             ("always [madvise] never", Ok),
             ("[always] madvise never", Ok),
-            ("always madvise [never]", Warn),
+            ("always madvise [never]", Warning),
             ("", Unknown),
         ] {
-            let (_dir, root) = machine(&[(THP, text)]);
-            assert_eq!(transparent(&root).verdict, verdict, "{text}");
+            let found = judged(examine, &[(THP, text)], "transparent hugepages");
+            assert_eq!(found.status, status, "{text}");
         }
     }
 
     #[test]
     fn swap_in_use_is_warning() {
-        let head = "Filename Type Size Used Priority\n";
-        for (area, verdict, read) in [
+        for (area, status, read) in [
             ("", Ok, "none"),
             ("/dev/sda2 partition 2097148 0 -2\n", Ok, "2.0 GiB, unused"),
             (
                 "/dev/sda2 partition 2097148 1024 -2\n",
-                Warn,
+                Warning,
                 "1.0 MiB in use",
             ),
         ] {
-            let (_dir, root) = machine(&[(SWAPS, &format!("{head}{area}"))]);
-            let found = swap(&root);
-            assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+            let swaps = format!("Filename Type Size Used Priority\n{area}");
+            let found = judged(examine, &[(SWAPS, &swaps)], "swap");
+            assert_eq!(found.summary(), (status, read));
         }
     }
 
     #[test]
     fn insufficient_memory_is_bad() {
-        for (kib, verdict) in [(8 << 20, Ok), (512 << 10, Warn), (32 << 10, Bad)] {
-            let (_dir, root) = machine(&[(MEMINFO, &format!("MemAvailable: {kib} kB\n"))]);
-            assert_eq!(available(&root).verdict, verdict, "{kib} KiB");
+        for (kib, status) in [(8 << 20, Ok), (512 << 10, Warning), (32 << 10, Problem)] {
+            let meminfo = format!("MemAvailable: {kib} kB\n");
+            let found = judged(examine, &[(MEMINFO, &meminfo)], "available");
+            assert_eq!(found.status, status, "{kib} KiB");
         }
-        let (_dir, root) = machine(&[
+        let files = [
             (MEMINFO, "MemAvailable: 8388608 kB\n"),
             ("/proc/self/cgroup", "0::/box\n"),
             ("/sys/fs/cgroup/box/memory.max", "536870912\n"),
-        ]);
-        let found = available(&root);
-        assert_eq!((found.verdict, found.read.as_str()), (Warn, "512.0 MiB"));
+        ];
+        let found = judged(examine, &files, "available");
+        assert_eq!(found.summary(), (Warning, "512.0 MiB"));
         assert_eq!(found.from, "/sys/fs/cgroup/box/memory.max");
     }
 }

@@ -7,8 +7,14 @@
 //! Counters of drops and of problems in RDMA networks are read twice, because only an increasing counter is a warning.
 //! Each finding contains the value, its origin, and the command that fixes the problem.
 
+#![allow(
+    clippy::unnecessary_wraps,
+    reason = "all functions in a table of checks have the same signature"
+)]
+
 mod cards;
 mod cgroup;
+mod check;
 mod drops;
 mod gpu;
 mod libraries;
@@ -19,114 +25,14 @@ mod rdma;
 mod root;
 mod system;
 
+pub use check::{Finding, Status};
 use drops::Drops;
 pub use gpu::CudaFacts;
 pub use gpu::read_bar1_sizes;
 use root::Root;
-use serde::Serialize;
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-/// Result of a check, from best to worst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// The value is correct, or does not matter on this machine.
-    Ok,
-    /// The value cannot be read.
-    Unknown,
-    /// daq runs, but is slower, or begins to lose packets at lower data rates.
-    Warn,
-    /// daq cannot run.
-    Bad,
-}
-
-impl Verdict {
-    /// Returns the word with which the line of a finding begins.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Unknown => "?",
-            Self::Warn => "warn",
-            Self::Bad => "BAD",
-        }
-    }
-
-    /// Returns the SGR parameter of the verdict's colour on a terminal.
-    const fn color(self) -> &'static str {
-        match self {
-            Self::Ok => "32",
-            Self::Unknown => "36",
-            Self::Warn => "33",
-            Self::Bad => "1;31",
-        }
-    }
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The component to which the finding belongs, for example `network` or, if there are several devices, `gpu
-    /// 0000:3b:00.0`.
-    pub group: Cow<'static, str>,
-    /// The name of the check, for example `rmem_max`.
-    pub name: &'static str,
-    /// The value in readable form, for example `4 MiB`.
-    pub read: String,
-    /// The file or call that the value was read from.
-    pub from: String,
-    /// The verdict of the check.
-    pub verdict: Verdict,
-    /// The consequence of the value, or the reason for the value.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-    /// The command that fixes the problem.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fix: Option<String>,
-}
-
-impl Finding {
-    /// Creates a finding without a value.
-    fn new(
-        group: impl Into<Cow<'static, str>>,
-        name: &'static str,
-        from: impl Into<String>,
-    ) -> Self {
-        let (read, from) = ("not readable".to_owned(), from.into());
-        Self {
-            group: group.into(),
-            name,
-            read,
-            from,
-            verdict: Verdict::Unknown,
-            why: None,
-            fix: None,
-        }
-    }
-
-    /// Returns whether daq cannot run because of this finding. Slow or missing hardware does not count.
-    pub fn is_bad(&self) -> bool {
-        self.verdict == Verdict::Bad
-    }
-
-    /// Sets the value and the verdict.
-    fn read(mut self, verdict: Verdict, read: impl Into<String>) -> Self {
-        (self.verdict, self.read) = (verdict, read.into());
-        self
-    }
-
-    fn why(mut self, why: impl Into<String>) -> Self {
-        self.why = Some(why.into());
-        self
-    }
-
-    fn fix(mut self, fix: impl Into<String>) -> Self {
-        self.fix = Some(fix.into());
-        self
-    }
-}
 
 /// Runs every check on the machine whose file system begins at `root`: `/`, or a directory with copies of the required
 /// files.
@@ -188,12 +94,12 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             name,
             read,
             from,
-            verdict,
+            status,
             why,
             fix,
             ..
         } = finding;
-        let word = paint(verdict.color(), &format!("{:<4}", verdict.word()));
+        let word = paint(status.color(), &format!("{:<4}", status.word()));
         let _ = write!(
             text,
             "  {word}  {name:<names$}  {read:<reads$}  {}",
@@ -203,7 +109,7 @@ pub fn render(findings: &[Finding], color: bool) -> String {
             let _ = write!(text, "  {why}");
         }
         if let Some(fix) = fix {
-            let label = if *verdict == Verdict::Ok {
+            let label = if *status == Status::Ok {
                 "optional"
             } else {
                 "fix"
@@ -212,13 +118,8 @@ pub fn render(findings: &[Finding], color: bool) -> String {
         }
         text.push('\n');
     }
-    let count = |verdict| {
-        findings
-            .iter()
-            .filter(|finding| finding.verdict == verdict)
-            .count()
-    };
-    let sum = match (count(Verdict::Bad), count(Verdict::Warn)) {
+    let count = |status| findings.iter().filter(|f| f.status == status).count();
+    let sum = match (count(Status::Problem), count(Status::Warning)) {
         (0, 0) => "No problems found.".to_owned(),
         (0, 1) => "1 warning: daq runs, but slower or with less margin before it loses packets."
             .to_owned(),

@@ -1,8 +1,8 @@
 //! Checks the network: the buffers of Linux, and the packets that Linux drops.
 
-use super::drops::{CounterChange, Drops};
+use super::check::{Finding, Judgement, finding, ok, unreadable, warn};
+use super::drops::Drops;
 use super::root::Root;
-use super::{Finding, Verdict};
 use daq_core::units::ByteSize;
 
 pub(super) const GROUP: &str = "network";
@@ -18,131 +18,114 @@ pub(super) const BACKLOG_WANTED: u64 = 30_000;
 /// Default of the setting `netdev_budget` in Linux.
 const DEFAULT_BUDGET: u64 = 300;
 
-/// Returns the findings. `before` contains the counters of the first reading.
-pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
-    let mut findings = vec![
-        setting(
-            root,
-            "rmem_max",
-            RECOMMENDED_RMEM,
-            RMEM_WANTED,
-            true,
-            "limits the receive buffer of sources; packets are dropped if the buffer fills while the source's thread waits for a core",
-        ),
-        setting(
-            root,
-            "rmem_default",
-            RMEM_DEFAULT,
-            RMEM_DEFAULT,
-            true,
-            "this value is smaller than the Linux default; daq sources are not affected, because they set the size of their receive buffers",
-        ),
-        setting(
-            root,
-            "netdev_max_backlog",
-            BACKLOG_ENOUGH,
-            BACKLOG_WANTED,
-            false,
-            "Linux drops larger bursts that arrive over loopback, through tunnels or steered to other cores",
-        ),
-        setting(
-            root,
-            "netdev_budget",
-            DEFAULT_BUDGET,
-            2 * DEFAULT_BUDGET,
-            false,
-            "maximum number of packets that Linux receives per NAPI polling cycle",
-        ),
-    ];
-    findings.extend(before.watched(root).into_iter().map(CounterChange::finding));
-    findings
+/// A setting in `net.core`.
+struct Setting {
+    name: &'static str,
+    /// Values from this one on are sufficient.
+    enough: u64,
+    /// The value that the fix sets.
+    wanted: u64,
+    is_bytes: bool,
+    /// The consequence of a smaller value.
+    why: &'static str,
 }
 
-/// Checks a setting in `net.core`, which should be at least `enough`.
-fn setting(
-    root: &Root,
-    name: &'static str,
-    enough: u64,
-    wanted: u64,
-    bytes: bool,
-    why: &'static str,
-) -> Finding {
-    let path = format!("{CORE}/{name}");
-    let finding = Finding::new(GROUP, name, path.as_str());
-    let Some(value) = root.value::<u64>(&path) else {
-        return finding.why("not visible in this network namespace; run daq doctor on the host");
-    };
-    let shown = if bytes {
-        ByteSize(value).to_string()
-    } else {
-        value.to_string()
-    };
-    if value >= enough {
-        finding.read(Verdict::Ok, shown)
-    } else {
-        finding
-            .read(Verdict::Warn, shown)
-            .why(why)
-            .fix(format!("sudo sysctl -w net.core.{name}={wanted}"))
+const SETTINGS: [Setting; 4] = [
+    Setting {
+        name: "rmem_max",
+        enough: RECOMMENDED_RMEM,
+        wanted: RMEM_WANTED,
+        is_bytes: true,
+        why: "limits the receive buffer of sources; packets are dropped if the buffer fills while the source's thread waits for a core",
+    },
+    Setting {
+        name: "rmem_default",
+        enough: RMEM_DEFAULT,
+        wanted: RMEM_DEFAULT,
+        is_bytes: true,
+        why: "this value is smaller than the Linux default; daq sources are not affected, because they set the size of their receive buffers",
+    },
+    Setting {
+        name: "netdev_max_backlog",
+        enough: BACKLOG_ENOUGH,
+        wanted: BACKLOG_WANTED,
+        is_bytes: false,
+        why: "Linux drops larger bursts that arrive over loopback, through tunnels or steered to other cores",
+    },
+    Setting {
+        name: "netdev_budget",
+        enough: DEFAULT_BUDGET,
+        wanted: 2 * DEFAULT_BUDGET,
+        is_bytes: false,
+        why: "maximum number of packets that Linux receives per NAPI polling cycle",
+    },
+];
+
+/// Returns the findings. `before` contains the counters of the first reading.
+pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
+    let settings = SETTINGS.iter().filter_map(|setting| {
+        let path = format!("{CORE}/{}", setting.name);
+        let judged = setting.judge(root.value(&path));
+        finding(GROUP, setting.name, path, Some(judged))
+    });
+    settings.chain(before.watched(root)).collect()
+}
+
+impl Setting {
+    fn judge(&self, value: Option<u64>) -> Judgement {
+        let Some(value) = value else {
+            return unreadable()
+                .why("not visible in this network namespace; run daq doctor on the host");
+        };
+        let read = if self.is_bytes {
+            ByteSize(value).to_string()
+        } else {
+            value.to_string()
+        };
+        if value >= self.enough {
+            return ok(read);
+        }
+        let fix = format!("sudo sysctl -w net.core.{}={}", self.name, self.wanted);
+        warn(read, self.why, fix)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::root::tests::machine;
+    use super::super::tests::judged;
     use super::*;
-    use Verdict::{Ok, Unknown, Warn};
+    use crate::doctor::Status::{Ok, Unknown, Warning};
 
     fn find(files: &[(&str, &str)], name: &str) -> Finding {
-        let (_dir, root) = machine(files);
-        examine(&root, &Drops::read(&root))
-            .into_iter()
-            .find(|finding| finding.name == name)
-            .unwrap()
+        judged(|root| examine(root, &Drops::read(root)), files, name)
     }
 
     #[test]
     fn network_settings_are_compared_with_recommended_values() {
         for (name, good, bad, fix) in [
-            (
-                "rmem_max",
-                "67108864",
-                "212992",
-                "sudo sysctl -w net.core.rmem_max=67108864",
-            ),
-            (
-                "rmem_default",
-                "212992",
-                "4096",
-                "sudo sysctl -w net.core.rmem_default=212992",
-            ),
+            ("rmem_max", "67108864", "212992", "rmem_max=67108864"),
+            ("rmem_default", "212992", "4096", "rmem_default=212992"),
             (
                 "netdev_max_backlog",
                 "30000",
                 "1000",
-                "sudo sysctl -w net.core.netdev_max_backlog=30000",
+                "netdev_max_backlog=30000",
             ),
-            (
-                "netdev_budget",
-                "300",
-                "64",
-                "sudo sysctl -w net.core.netdev_budget=600",
-            ),
+            ("netdev_budget", "300", "64", "netdev_budget=600"),
         ] {
             let path = format!("{CORE}/{name}");
             let found = find(&[(&path, good)], name);
             assert_eq!(
-                (found.verdict, found.fix.as_deref(), found.from.as_str()),
-                (Ok, None, path.as_str())
+                (found.status, found.fix, found.from),
+                (Ok, None, path.clone())
             );
             let found = find(&[(&path, bad)], name);
-            assert_eq!((found.verdict, found.fix.as_deref()), (Warn, Some(fix)));
-            assert_eq!(find(&[(&path, "many")], name).verdict, Unknown);
-            assert_eq!(find(&[], name).verdict, Unknown);
+            let fix = format!("sudo sysctl -w net.core.{fix}");
+            assert_eq!((found.status, found.fix), (Warning, Some(fix)));
+            assert_eq!(find(&[(&path, "many")], name).status, Unknown);
+            assert_eq!(find(&[], name).status, Unknown);
         }
-        assert_eq!(
-            find(&[(&format!("{CORE}/rmem_max"), "4194304")], "rmem_max").read,
-            "4 MiB"
-        );
+        let path = format!("{CORE}/rmem_max");
+        assert_eq!(find(&[(&path, "4194304")], "rmem_max").read, "4 MiB");
     }
 }

@@ -16,9 +16,9 @@ mod tests;
 pub(super) use counters::Counters;
 
 use super::cards;
+use super::check::{Finding, Judgement, check, ok, table, warn};
 use super::root::Root;
-use super::{Finding, Verdict};
-use daq_core::topology::nic::{Nic, NicPort};
+use daq_core::topology::nic::{Layer, Nic, NicPort};
 use daq_core::topology::tree::PciDevice;
 use daq_core::topology::{Gpu, Topology, pci};
 
@@ -87,134 +87,208 @@ impl Card<'_> {
         format!("{GROUP} {}", self.nic.name)
     }
 
-    /// Creates a finding about a file of the card.
-    fn finding(&self, name: &'static str, file: &str) -> Finding {
-        Finding::new(
-            self.group(),
-            name,
-            format!("{NICS}/{}/{file}", self.nic.name),
-        )
-    }
-
-    /// Creates a finding about a port. If the card has several ports, the group of the finding contains the port
-    /// number.
-    fn of_port(&self, port: &NicPort, name: &'static str, from: impl Into<String>) -> Finding {
-        let group = if self.nic.ports.len() == 1 {
-            self.group()
-        } else {
-            format!("{} port {}", self.group(), port.number)
-        };
-        Finding::new(group, name, from)
-    }
-
-    /// Returns the path of a file of the port.
-    fn port_file(&self, port: &NicPort, file: &str) -> String {
-        format!("{NICS}/{}/ports/{}/{file}", self.nic.name, port.number)
-    }
-
     /// Returns whether the card uses the mlx5 driver, for which special rules apply.
     fn is_mlx5(&self) -> bool {
         self.device
             .and_then(|device| device.driver.as_deref())
             .is_some_and(|driver| driver == "mlx5_core")
     }
+
+    /// Returns the checks of the card and, if its PCI device is visible, of its slot.
+    fn examine(&self) -> Vec<Finding> {
+        let directory = format!("{NICS}/{}", self.nic.name);
+        let mut findings = table(
+            self.group(),
+            &directory,
+            self,
+            &[
+                check("firmware", "./fw_ver", firmware),
+                check("device file", files::VERBS, files::device),
+            ],
+        );
+        if let Some(device) = self.device {
+            let slot = InSlot {
+                card: self,
+                slot: cards::Card {
+                    device,
+                    tree: &self.machine.topology.pci,
+                },
+            };
+            findings.extend(slot.examine());
+        }
+        findings
+    }
+}
+
+/// A card whose PCI device is visible.
+struct InSlot<'a> {
+    card: &'a Card<'a>,
+    /// The card in the form that the checks of PCIe slots use; FPGA cards use the same checks.
+    slot: cards::Card<'a>,
+}
+
+impl InSlot<'_> {
+    fn link(&self) -> Option<Judgement> {
+        Some(self.slot.link())
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        let checks = [
+            check("link", "./{current,max}_link_{speed,width}", Self::link),
+            check("relaxed ordering", "./config", Self::relaxed),
+            check("MaxReadReq", "./config", Self::read_size),
+            check("distance to GPUs", "./numa_node", Self::distance),
+            check("ACS redirect", "./../config", Self::redirect),
+            check("interrupts", "./msi_irqs", Self::interrupts),
+        ];
+        table(self.card.group(), &self.slot.directory(), self, &checks)
+    }
+}
+
+/// A port of a card.
+struct Port<'a> {
+    card: &'a Card<'a>,
+    port: &'a NicPort,
+}
+
+impl Port<'_> {
+    /// Returns the group of the findings. If the card has several ports, the group contains the port number.
+    fn group(&self) -> String {
+        match self.card.nic.ports.len() {
+            1 => self.card.group(),
+            _ => format!("{} port {}", self.card.group(), self.port.number),
+        }
+    }
+
+    /// Returns the path of a file of the port.
+    fn file(&self, file: &str) -> String {
+        format!(
+            "{NICS}/{}/ports/{}/{file}",
+            self.card.nic.name, self.port.number
+        )
+    }
+
+    /// Returns the name of the network interface, or a placeholder.
+    fn interface(&self) -> &str {
+        let mut names = self.port.netdevs.iter();
+        names.next().map_or("INTERFACE", String::as_str)
+    }
+
+    fn is_ethernet(&self) -> bool {
+        self.port.layer == Some(Layer::Ethernet)
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        let directory = self.file("");
+        let table = |checks: &[_]| {
+            let directory = directory.trim_end_matches('/');
+            table(self.group(), directory, self, checks)
+        };
+        let mut findings = table(&[check(
+            "state",
+            "./{state,phys_state,link_layer}",
+            Self::state,
+        )]);
+        if self.port.is_active() {
+            findings.extend(table(&[check("rate", "./rate", Self::rate)]));
+        }
+        if self.port.is_active() && self.is_ethernet() {
+            findings.extend(table(&[
+                check("GID table", "./gids", Self::gids),
+                check("rdma_cm version", "", Self::cm),
+                check("MTU", "", Self::mtu),
+                check("PFC", "", Self::pfc),
+                check("ECN", "", Self::ecn),
+            ]));
+        }
+        findings
+    }
 }
 
 /// Returns the findings. `before` contains the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Counters) -> Vec<Finding> {
-    let machine = Machine::read(root);
-    judge(&machine, before)
+    judge(&Machine::read(root), before)
 }
 
 fn judge(machine: &Machine<'_>, before: &Counters) -> Vec<Finding> {
-    let mut findings = vec![cards(machine)];
+    let mut findings = table(GROUP, "", machine, &[check("cards", NICS, cards)]);
     if machine.topology.nics.is_empty() {
         return findings;
     }
-    findings.extend(files::examine(machine));
-    findings.extend(gpus::examine(machine));
-    findings.extend(interrupts::balance(machine));
+    let checks = [
+        check("providers", files::PROVIDERS, files::provider),
+        check("ib_uverbs", files::UVERBS, files::uverbs),
+        check("rdma_ucm", files::UCM, files::ucm),
+        check("rdma_cm file", "/dev/infiniband/rdma_cm", files::cm),
+        check("dma-buf registration", gpus::RELEASE, gpus::registration),
+        check("IOMMU translation", gpus::GROUPS, gpus::translation),
+        check("on-demand paging", "/boot/config-*", gpus::paging),
+        check("MLX5_SCATTER_TO_CQE", "environment", gpus::scatter),
+        check("irqbalance", "/proc/*/comm", interrupts::irqbalance),
+    ];
+    findings.extend(table(GROUP, "", machine, &checks));
     let now = Counters::read(machine.root);
     for card in machine.cards() {
-        findings.push(firmware(&card));
-        findings.push(files::device(&card));
-        findings.extend(slot::examine(&card));
-        findings.extend(interrupts::examine(&card));
+        findings.extend(card.examine());
         for port in &card.nic.ports {
-            findings.extend(port::examine(&card, port));
-            findings.extend(flow::examine(&card, port));
-            findings.extend(before.watched(&now, &card, port));
+            let port = Port { card: &card, port };
+            findings.extend(port.examine());
+            findings.extend(before.watched(&now, &port));
         }
     }
     findings
 }
 
 /// Lists the RDMA cards, and network cards that could support RDMA.
-fn cards(machine: &Machine<'_>) -> Finding {
-    let finding = Finding::new(GROUP, "cards", NICS);
+fn cards(machine: &Machine<'_>) -> Option<Judgement> {
     let nics = &machine.topology.nics;
     let names: Vec<_> = nics.iter().map(|nic| nic.name.as_str()).collect();
-    let names = if names.is_empty() {
-        "none".to_owned()
-    } else {
-        names.join(", ")
+    let names = match names.as_slice() {
+        [] => "none".to_owned(),
+        names => names.join(", "),
     };
     // Network cards whose network driver is loaded, but whose RDMA module is not.
-    let silent: Vec<_> = machine
-        .topology
-        .pci
-        .devices
-        .iter()
+    let devices = machine.topology.pci.devices.iter();
+    let silent: Vec<_> = devices
         .filter_map(|device| {
             let driver = device.driver.as_deref()?;
             let (_, module) = CAPABLE.iter().find(|(of, _)| *of == driver)?;
-            let is_listed = nics
-                .iter()
-                .any(|nic| nic.pci.as_ref() == Some(&device.address));
-            (!is_listed).then_some((device.address.as_str(), driver, *module))
+            let is_it = |nic: &Nic| nic.pci.as_ref() == Some(&device.address);
+            (!nics.iter().any(is_it)).then_some((device.address.as_str(), driver, *module))
         })
         .collect();
     // All cards of NVIDIA support RDMA. Of the other vendors, only some models do.
     let sure = silent.iter().find(|(_, driver, _)| *driver == "mlx5_core");
-    match (sure, silent.first()) {
-        (Some((address, _, module)), _) => finding
-            .read(Verdict::Warn, names)
-            .why(format!(
+    Some(match (sure, silent.first()) {
+        (Some((address, _, module)), _) => warn(
+            names,
+            format!(
                 "{address} supports RDMA, but its RDMA module is not loaded; `rdma` sources and sinks cannot use the card"
-            ))
-            .fix(format!("sudo modprobe {module} ib_uverbs rdma_ucm")),
-        (None, Some((address, _, module))) if nics.is_empty() => finding
-            .read(Verdict::Ok, names)
+            ),
+            format!("sudo modprobe {module} ib_uverbs rdma_ucm"),
+        ),
+        (None, Some((address, _, module))) if nics.is_empty() => ok(names)
             .why(format!("{address} may support RDMA"))
             .fix(format!("sudo modprobe {module}")),
-        (None, _) if nics.is_empty() => finding
-            .read(Verdict::Ok, names)
-            .why("no RDMA card found; `rdma` sources and sinks can use an emulated NIC (nics = [\"emulated\"])"),
-        _ => finding.read(Verdict::Ok, names),
-    }
+        (None, _) if nics.is_empty() => ok(names).why(
+            "no RDMA card found; `rdma` sources and sinks can use an emulated NIC (nics = [\"emulated\"])",
+        ),
+        _ => ok(names),
+    })
 }
 
 /// Reports the model, the driver and the firmware of a card.
-fn firmware(card: &Card<'_>) -> Finding {
-    let finding = card.finding("firmware", "fw_ver");
+fn firmware(card: &Card<'_>) -> Option<Judgement> {
     let driver = card.device.and_then(|device| device.driver.clone());
-    let what: Vec<_> = card.nic.model.clone().into_iter().chain(driver).collect();
-    let what = what.join(", ");
+    let model: Vec<_> = card.nic.model.clone().into_iter().chain(driver).collect();
+    let model = model.join(", ");
     match &card.nic.firmware {
-        Some(version) if what.is_empty() => finding.read(Verdict::Ok, version.as_str()),
-        Some(version) => finding.read(Verdict::Ok, format!("{version} ({what})")),
-        None if card.nic.pci.is_none() => finding
-            .read(Verdict::Ok, "none")
-            .why("Linux emulates this card in software; the card works correctly but slowly"),
-        None => finding,
+        Some(version) if model.is_empty() => Some(ok(version.as_str())),
+        Some(version) => Some(ok(format!("{version} ({model})"))),
+        None if card.nic.pci.is_none() => {
+            let why = "Linux emulates this card in software; the card works correctly but slowly";
+            Some(ok("none").why(why))
+        }
+        None => None,
     }
-}
-
-/// Returns the card in the form that the checks of PCIe slots use; FPGA cards use the same checks.
-fn in_slot<'a>(card: &'a Card<'a>) -> Option<cards::Card<'a>> {
-    Some(cards::Card {
-        name: card.group(),
-        device: card.device?,
-        tree: &card.machine.topology.pci,
-    })
 }

@@ -1,16 +1,17 @@
 //! Checks the system: Linux version, clock, limits and containers.
 
+use super::check::{Finding, Judgement, bad, check, ok, table, warn};
 use super::root::Root;
-use super::{Finding, Verdict};
 use crate::sys::clock::{self, ClockState};
 use daq_core::units::Span;
 use std::time::Duration;
 
-const GROUP: &str = "system";
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const URING: &str = "/proc/sys/kernel/io_uring_disabled";
 const LIMITS: &str = "/proc/self/limits";
 const CLOCKSOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+const CONTAINER: &str =
+    "/run/systemd/container, /proc/self/cgroup, /.dockerenv, /run/.containerenv";
 /// The oldest Linux version that Rust's standard library supports.
 const MIN_LINUX: (u32, u32) = (3, 2);
 /// The first Linux version with UDP_GRO.
@@ -24,131 +25,113 @@ const RECOMMENDED_FILES: u64 = 1024;
 const MIN_FILES: u64 = 32;
 
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
-    // The clock can be queried only on the running machine.
-    let clock = if root.is_real() {
-        clock::state().ok()
-    } else {
-        None
-    };
-    vec![
-        kernel(root),
-        io_uring(root),
-        files(root),
-        synchronised(clock),
-        clocksource(root),
-        container(root),
-    ]
+    let checks = [
+        check("kernel", RELEASE, kernel),
+        check("io_uring", URING, io_uring),
+        check("open files", LIMITS, files),
+        check("clock", "adjtimex(2)", synchronised),
+        check("clocksource", CLOCKSOURCE, clocksource),
+        check("container", CONTAINER, container),
+    ];
+    table("system", "", root, &checks)
 }
 
-fn release(root: &Root) -> Option<((u32, u32), String)> {
+/// Returns the Linux version as numbers and as text.
+pub(super) fn release(root: &Root) -> Option<((u32, u32), String)> {
     let text = root.text(RELEASE)?;
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     let (major, minor) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     Some(((major, minor), text))
 }
 
-fn kernel(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "kernel", RELEASE);
-    let Some((version, text)) = release(root) else {
-        return finding;
-    };
+fn kernel(root: &Root) -> Option<Judgement> {
+    let (version, text) = release(root)?;
     let fix = "sudo apt install linux-image-amd64  # Ubuntu: linux-generic; then reboot";
-    if version < MIN_LINUX {
-        finding
-            .read(Verdict::Bad, text)
-            .why("daq requires Linux 3.2 or newer")
-            .fix(fix)
+    Some(if version < MIN_LINUX {
+        bad(text, "daq requires Linux 3.2 or newer", fix)
     } else if version < UDP_GRO_LINUX {
-        finding
-            .read(Verdict::Warn, text)
-            .why("Linux before 5.0 cannot coalesce UDP packets (UDP_GRO), so receiving costs about three times as much CPU time")
-            .fix(fix)
+        let why = "Linux before 5.0 cannot coalesce UDP packets (UDP_GRO), so receiving costs about three times as much CPU time";
+        warn(text, why, fix)
     } else {
-        finding.read(Verdict::Ok, text)
-    }
+        ok(text)
+    })
 }
 
-fn io_uring(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "io_uring", URING);
+fn io_uring(root: &Root) -> Option<Judgement> {
     let fix = "sudo sysctl -w kernel.io_uring_disabled=0";
     // No sink uses io_uring, so this is not a warning.
     let why = "not needed, because daq writes files with direct I/O";
     match root.value::<u8>(URING) {
-        Some(0) => finding.read(Verdict::Ok, "allowed"),
-        Some(1) => finding
-            .read(Verdict::Ok, "allowed for privileged processes only")
-            .why(why)
-            .fix(fix),
-        Some(_) => finding.read(Verdict::Ok, "forbidden").why(why).fix(fix),
-        None => match release(root) {
-            Some((version, _)) if version < URING_SETTING => finding
-                .read(Verdict::Ok, "allowed")
-                .why("this Linux has no setting to disable io_uring"),
-            _ => finding,
-        },
+        Some(0) => Some(ok("allowed")),
+        Some(1) => {
+            let read = "allowed for privileged processes only";
+            Some(ok(read).why(why).fix(fix))
+        }
+        Some(_) => Some(ok("forbidden").why(why).fix(fix)),
+        None if release(root)?.0 < URING_SETTING => {
+            Some(ok("allowed").why("this Linux has no setting to disable io_uring"))
+        }
+        None => None,
     }
 }
 
-fn files(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "open files", LIMITS);
-    let Some(limit) = root.field(LIMITS, "Max open files") else {
-        return finding;
-    };
-    let soft = limit.split_whitespace().next().unwrap_or_default();
-    let count = if soft == "unlimited" {
-        Some(u64::MAX)
-    } else {
-        soft.parse().ok()
+fn files(root: &Root) -> Option<Judgement> {
+    let limit = root.field(LIMITS, "Max open files")?;
+    let soft = limit.split_whitespace().next()?;
+    let count = match soft {
+        "unlimited" => u64::MAX,
+        soft => soft.parse().ok()?,
     };
     let fix = "ulimit -n 65536  # for this shell; LimitNOFILE=65536 in a systemd unit";
-    match count {
-        None => finding,
-        Some(..MIN_FILES) => finding
-            .read(Verdict::Bad, soft)
-            .why("one source and one sink need more open files than this limit")
-            .fix(fix),
-        Some(..RECOMMENDED_FILES) => finding
-            .read(Verdict::Warn, soft)
-            .why("this limit may be too low for many sources and sinks")
-            .fix(fix),
-        Some(_) => finding.read(Verdict::Ok, soft),
-    }
+    Some(match count {
+        ..MIN_FILES => {
+            let why = "one source and one sink need more open files than this limit";
+            bad(soft, why, fix)
+        }
+        ..RECOMMENDED_FILES => {
+            let why = "this limit may be too low for many sources and sinks";
+            warn(soft, why, fix)
+        }
+        _ => ok(soft),
+    })
 }
 
-fn synchronised(clock: Option<ClockState>) -> Finding {
-    let finding = Finding::new(GROUP, "clock", "adjtimex(2)");
-    let Some(state) = clock else { return finding };
-    let error = Span(Duration::from_micros(
-        u64::try_from(state.max_error_us).unwrap_or(0),
-    ));
+fn synchronised(root: &Root) -> Option<Judgement> {
+    // The clock can be queried only on the running machine.
+    let state = root.is_real().then(clock::state)?.ok()?;
+    Some(judge_clock(state))
+}
+
+fn judge_clock(state: ClockState) -> Judgement {
     if !state.synchronised {
-        return finding
-            .read(Verdict::Warn, "not synchronised")
-            .why("the clock is not synchronised, so all timestamps have the error of the clock")
-            .fix("sudo apt install chrony && sudo systemctl enable --now chrony");
+        return warn(
+            "not synchronised",
+            "the clock is not synchronised, so all timestamps have the error of the clock",
+            "sudo apt install chrony && sudo systemctl enable --now chrony",
+        );
     }
-    let read = format!("synchronised within {error}");
+    let error = u64::try_from(state.max_error_us).unwrap_or(0);
+    let read = format!("synchronised within {}", Span(Duration::from_micros(error)));
     match state.tai_offset {
-        0 => finding
-            .read(Verdict::Ok, read)
-            .why("the TAI − UTC offset of Linux is not set, so timestamps are in UTC"),
-        offset => finding.read(Verdict::Ok, format!("{read}, TAI − UTC {offset} s")),
+        0 => ok(read).why("the TAI − UTC offset of Linux is not set, so timestamps are in UTC"),
+        offset => ok(format!("{read}, TAI − UTC {offset} s")),
     }
 }
 
-fn clocksource(root: &Root) -> Finding {
-    let finding = Finding::new(GROUP, "clocksource", CLOCKSOURCE);
-    match root.text(CLOCKSOURCE) {
-        None => finding,
-        Some(name) if matches!(name.as_str(), "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies" | "pit") => finding
-            .read(Verdict::Warn, name)
-            .why("every timestamp requires a slow system call")
-            .fix(format!("echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why Linux did not choose tsc")),
-        Some(name) => finding.read(Verdict::Ok, name),
-    }
+fn clocksource(root: &Root) -> Option<Judgement> {
+    let name = root.text(CLOCKSOURCE)?;
+    let fix = format!(
+        "echo tsc | sudo tee {CLOCKSOURCE}  # `sudo dmesg | grep -i tsc` shows why Linux did not choose tsc"
+    );
+    Some(match name.as_str() {
+        "hpet" | "acpi_pm" | "jiffies" | "refined-jiffies" | "pit" => {
+            warn(name, "every timestamp requires a slow system call", fix)
+        }
+        _ => ok(name),
+    })
 }
 
-fn container(root: &Root) -> Finding {
+fn container(root: &Root) -> Option<Judgement> {
     const HINTS: [(&str, &str); 2] = [("/.dockerenv", "Docker"), ("/run/.containerenv", "Podman")];
     const GROUPS: [(&str, &str); 4] = [
         ("kubepods", "Kubernetes"),
@@ -156,132 +139,102 @@ fn container(root: &Root) -> Finding {
         ("libpod", "Podman"),
         ("lxc", "LXC"),
     ];
+    let groups = root.text("/proc/self/cgroup").unwrap_or_default();
+    let group = GROUPS.iter().find(|(part, _)| groups.contains(part));
+    let hint = HINTS.iter().find(|(file, _)| root.exists(file));
+    let (name, from) = match (root.text("/run/systemd/container"), group, hint) {
+        (Some(name), ..) => (name, "/run/systemd/container"),
+        (None, Some((_, name)), _) => ((*name).to_owned(), "/proc/self/cgroup"),
+        (None, None, Some((file, name))) => ((*name).to_owned(), *file),
+        (None, None, None) => return Some(ok("none")),
+    };
     let why = "Linux settings are those of the host; pass devices, cores and the memlock limit to the container";
     let fix = "docker run --ulimit memlock=-1 --network host --device /dev/…";
-    let found = |name: &str, from: &str| {
-        Finding::new(GROUP, "container", from)
-            .read(Verdict::Ok, name)
-            .why(why)
-            .fix(fix)
-    };
-    if let Some(name) = root.text("/run/systemd/container") {
-        return found(&name, "/run/systemd/container");
-    }
-    let groups = root.text("/proc/self/cgroup").unwrap_or_default();
-    if let Some((_, name)) = GROUPS.iter().find(|(part, _)| groups.contains(part)) {
-        return found(name, "/proc/self/cgroup");
-    }
-    if let Some((file, name)) = HINTS.iter().find(|(file, _)| root.exists(file)) {
-        return found(name, file);
-    }
-    Finding::new(
-        GROUP,
-        "container",
-        "/run/systemd/container, /proc/self/cgroup, /.dockerenv, /run/.containerenv",
-    )
-    .read(Verdict::Ok, "none")
+    Some(ok(name).why(why).fix(fix).from(from))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::root::tests::machine;
+    use super::super::tests::judged;
     use super::*;
-    use Verdict::{Bad, Ok, Unknown, Warn};
+    use crate::doctor::Status::{Ok, Problem, Unknown, Warning};
 
     #[test]
     fn linux_versions_are_compared_numerically() {
-        for (release, verdict) in [
+        for (release, status) in [
             ("6.18.44-generic", Ok),
             ("5.0.0", Ok),
             ("10.0", Ok),
-            ("4.19.0-26-amd64", Warn),
-            ("2.6.32-754.el6", Bad),
-            ("3.2.0", Warn),
+            ("4.19.0-26-amd64", Warning),
+            ("2.6.32-754.el6", Problem),
+            ("3.2.0", Warning),
             ("x", Unknown),
         ] {
-            let (_dir, root) = machine(&[(RELEASE, release)]);
-            assert_eq!(kernel(&root).verdict, verdict, "{release}");
+            let found = judged(examine, &[(RELEASE, release)], "kernel");
+            assert_eq!(found.status, status, "{release}");
         }
-        assert_eq!(kernel(&machine(&[]).1).verdict, Unknown);
+        assert_eq!(judged(examine, &[], "kernel").status, Unknown);
     }
 
     #[test]
     fn io_uring_disabled_is_reported() {
-        for (value, read) in [
-            ("0", "allowed"),
-            ("1", "allowed for privileged processes only"),
-            ("2", "forbidden"),
+        for (file, text, status, read) in [
+            (URING, "0", Ok, "allowed"),
+            (URING, "1", Ok, "allowed for privileged processes only"),
+            (URING, "2", Ok, "forbidden"),
+            (RELEASE, "6.1.0", Ok, "allowed"),
+            (RELEASE, "6.6.0", Unknown, "not readable"),
         ] {
-            let found = io_uring(&machine(&[(URING, value)]).1);
-            assert_eq!((found.verdict, found.read.as_str()), (Ok, read));
+            let found = judged(examine, &[(file, text)], "io_uring");
+            assert_eq!(found.summary(), (status, read));
         }
-        assert_eq!(io_uring(&machine(&[(RELEASE, "6.1.0")]).1).verdict, Ok);
-        assert_eq!(io_uring(&machine(&[(RELEASE, "6.6.0")]).1).verdict, Unknown);
     }
 
     #[test]
     fn low_file_descriptor_limit_is_bad() {
-        for (soft, verdict) in [
+        for (soft, status) in [
             ("20000", Ok),
             ("unlimited", Ok),
             ("1024", Ok),
-            ("256", Warn),
-            ("16", Bad),
+            ("256", Warning),
+            ("16", Problem),
             ("few", Unknown),
         ] {
-            let limits = format!(
-                "Max open files            {soft}                20000                files\n"
-            );
-            assert_eq!(
-                files(&machine(&[(LIMITS, &limits)]).1).verdict,
-                verdict,
-                "{soft}"
-            );
+            let limits = format!("Max open files            {soft}       20000    files\n");
+            let found = judged(examine, &[(LIMITS, &limits)], "open files");
+            assert_eq!(found.status, status, "{soft}");
         }
     }
 
     #[test]
     fn unsynchronised_clock_is_warning() {
-        let state = ClockState {
-            synchronised: true,
-            max_error_us: 1500,
-            tai_offset: 37,
+        let judge = |synchronised, tai_offset| {
+            judge_clock(ClockState {
+                synchronised,
+                max_error_us: 1500,
+                tai_offset,
+            })
         };
-        let found = synchronised(Some(state));
-        assert_eq!(
-            (found.verdict, found.read.as_str()),
-            (Ok, "synchronised within 1.5 ms, TAI − UTC 37 s")
-        );
-        let found = synchronised(Some(ClockState {
-            tai_offset: 0,
-            ..state
-        }));
-        assert_eq!(found.verdict, Ok);
-        assert!(found.why.unwrap().contains("UTC"));
-        let found = synchronised(Some(ClockState {
-            synchronised: false,
-            ..state
-        }));
-        assert_eq!(found.verdict, Warn);
-        assert!(found.fix.is_some());
-        assert_eq!(synchronised(None).verdict, Unknown);
+        let set = ok("synchronised within 1.5 ms, TAI − UTC 37 s");
+        assert_eq!(judge(true, 37), set);
+        let unset = "the TAI − UTC offset of Linux is not set, so timestamps are in UTC";
+        assert_eq!(judge(true, 0), ok("synchronised within 1.5 ms").why(unset));
+        assert_eq!(judge(false, 37).status, Warning);
+        assert_eq!(judged(examine, &[], "clock").status, Unknown);
     }
 
     #[test]
     fn slow_clocksource_is_warning() {
-        for (name, verdict) in [
+        for (name, status) in [
             ("tsc\n", Ok),
             ("kvm-clock\n", Ok),
-            ("hpet\n", Warn),
-            ("acpi_pm\n", Warn),
+            ("hpet\n", Warning),
+            ("acpi_pm\n", Warning),
         ] {
-            assert_eq!(
-                clocksource(&machine(&[(CLOCKSOURCE, name)]).1).verdict,
-                verdict,
-                "{name}"
-            );
+            let found = judged(examine, &[(CLOCKSOURCE, name)], "clocksource");
+            assert_eq!(found.status, status, "{name}");
         }
-        assert_eq!(clocksource(&machine(&[]).1).verdict, Unknown);
+        assert_eq!(judged(examine, &[], "clocksource").status, Unknown);
     }
 
     #[test]
@@ -292,13 +245,13 @@ mod tests {
             ("/run/systemd/container", "lxc\n", "lxc"),
             (
                 "/proc/self/cgroup",
-                "0::/kubepods/besteffort/pod1\n",
+                "0::/kubepods/best/pod1\n",
                 "Kubernetes",
             ),
             ("/proc/self/cgroup", "0::/user.slice\n", "none"),
         ] {
-            let found = container(&machine(&[(path, text)]).1);
-            assert_eq!((found.verdict, found.read.as_str()), (Ok, name));
+            let found = judged(examine, &[(path, text)], "container");
+            assert_eq!(found.summary(), (Ok, name));
         }
     }
 }

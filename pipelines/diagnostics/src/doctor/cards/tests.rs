@@ -1,7 +1,9 @@
 //! Tests the checks of FPGA cards. Each test changes some files of a machine that `daq topo --record` recorded.
 
 use super::super::root::tests::machine;
+use super::super::tests::one;
 use super::*;
+use crate::doctor::Status::{Ok, Unknown, Warning};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -50,21 +52,8 @@ fn lead(root: &Root, path: &str, name: &str) {
     symlink(Path::new("..").join(name), root.at(path)).unwrap();
 }
 
-/// Returns the finding called `name`. Also checks that all findings are complete.
 fn found(root: &Root, name: &str) -> Finding {
-    let findings = examine(root);
-    for finding in &findings {
-        assert!(!finding.is_bad() && !finding.read.is_empty(), "{finding:?}");
-        let is_warning = finding.verdict == Verdict::Warn;
-        assert!(
-            !is_warning || (finding.why.is_some() && finding.fix.is_some()),
-            "{finding:?}"
-        );
-    }
-    let mut named = findings.iter().filter(|finding| finding.name == name);
-    let one = named.next().unwrap_or_else(|| panic!("no {name}"));
-    assert!(named.next().is_none(), "several findings are called {name}");
-    one.clone()
+    one(&examine(root), name)
 }
 
 #[test]
@@ -78,7 +67,7 @@ fn recorded_server_has_no_findings() {
         ("distance to GPUs", "PHB to 0000:18:00.0"),
     ] {
         let found = found(&root, name);
-        assert_eq!((found.verdict, found.read.as_str()), (Verdict::Ok, read));
+        assert_eq!(found.summary(), (Ok, read));
     }
     assert_eq!(found(&root, "driver").group, "card 0000:17:00.0");
 }
@@ -86,13 +75,13 @@ fn recorded_server_has_no_findings() {
 #[test]
 fn iommu_off_without_cards_is_not_reported() {
     let (_dir, root) = machine(&[]);
-    assert_eq!(found(&root, "IOMMU").verdict, Verdict::Unknown);
+    assert_eq!(found(&root, "IOMMU").status, Unknown);
     let (_dir, root) = server();
     write(&root, &format!("{CARD}/vendor"), "0x8086\n");
     lead(&root, &format!("{CARD}/driver"), "nvme");
     remove(&root, "/sys/class/iommu/dmar0");
     let found = found(&root, "IOMMU");
-    assert_eq!((found.verdict, found.read.as_str()), (Verdict::Ok, "off"));
+    assert_eq!(found.summary(), (Ok, "off"));
     assert_eq!(examine(&root).len(), 1);
 }
 
@@ -108,7 +97,7 @@ fn iommu_off_is_reported_with_kernel_arguments() {
         let text = format!("vendor_id\t: {vendor}\nflags\t\t: {flags}\n");
         write(&root, "/proc/cpuinfo", &text);
         let found = found(&root, "IOMMU");
-        assert_eq!(found.verdict, Verdict::Warn);
+        assert_eq!(found.status, Warning);
         assert!(found.fix.unwrap().contains(expected), "{vendor}");
     }
 }
@@ -118,10 +107,10 @@ fn device_without_access_is_reported_with_commands() {
     let (_dir, root) = server();
     lead(&root, &format!("{CARD}/driver"), "xdma");
     let held = found(&root, "driver");
-    assert_eq!((held.verdict, held.read.as_str()), (Verdict::Ok, "xdma"));
+    assert_eq!(held.summary(), (Ok, "xdma"));
     remove(&root, &format!("{CARD}/driver"));
     let free = found(&root, "driver");
-    assert_eq!(free.verdict, Verdict::Warn);
+    assert_eq!(free.status, Warning);
     for command in [
         "driverctl set-override 0000:17:00.0 vfio-pci",
         "driver_override",
@@ -137,51 +126,41 @@ fn iommu_group_with_device_in_use_is_reported() {
     let (_dir, root) = server();
     lead(&root, &format!("{GPU}/iommu_group"), "70");
     let shared = found(&root, "IOMMU group");
-    assert_eq!(shared.verdict, Verdict::Warn);
+    assert_eq!(shared.status, Warning);
     assert_eq!(shared.read, "70: shared with 0000:18:00.0 (nvidia)");
     // Bridges, devices without a driver and devices bound to the stub driver do not prevent VFIO.
     lead(&root, &format!("{PORT}/iommu_group"), "70");
     lead(&root, &format!("{GPU}/driver"), "pci-stub");
-    assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Ok);
+    assert_eq!(found(&root, "IOMMU group").status, Ok);
     remove(&root, &format!("{CARD}/iommu_group"));
-    assert_eq!(found(&root, "IOMMU group").verdict, Verdict::Unknown);
+    assert_eq!(found(&root, "IOMMU group").status, Unknown);
 }
 
 #[test]
 fn link_below_capability_reports_its_limit() {
     let (_dir, root) = server();
     let slot = found(&root, "link");
-    assert_eq!(
-        (slot.verdict, slot.read.as_str()),
-        (Verdict::Warn, "PCIe 3 x8 of PCIe 3 x16")
-    );
+    assert_eq!(slot.summary(), (Warning, "PCIe 3 x8 of PCIe 3 x16"));
     assert!(slot.fix.unwrap().contains("dmidecode"));
     write(&root, &format!("{CARD}/max_link_width"), "8\n");
     let whole = found(&root, "link");
-    assert_eq!(
-        (whole.verdict, whole.read.as_str()),
-        (Verdict::Ok, "PCIe 3 x8")
-    );
+    assert_eq!(whole.summary(), (Ok, "PCIe 3 x8"));
     write(&root, &format!("{CARD}/current_link_width"), "4\n");
     let loose = found(&root, "link");
-    assert_eq!(loose.verdict, Verdict::Warn);
+    assert_eq!(loose.status, Warning);
     assert!(loose.fix.unwrap().contains("lspci"));
     write(&root, "/proc/cpuinfo", "flags\t\t: hypervisor\n");
-    assert_eq!(found(&root, "link").verdict, Verdict::Unknown);
+    assert_eq!(found(&root, "link").status, Unknown);
 }
 
 #[test]
 fn switch_acs_redirect_is_reported_or_unknown_without_root() {
     // The configuration space of a bridge with access control services (capability 0x000d) and their control register.
     let config = |control: u32| format!("100 0001000d\n104 {control:04x}005f\n");
-    for (control, verdict, read) in [
-        (
-            Some(0x1d),
-            Verdict::Ok,
-            "0000:02:08.0 redirects writes (RR CR)",
-        ),
-        (Some(0), Verdict::Ok, "no switch redirects writes"),
-        (None, Verdict::Unknown, "not readable"),
+    for (control, status, read) in [
+        (Some(0x1d), Ok, "0000:02:08.0 redirects writes (RR CR)"),
+        (Some(0), Ok, "no switch redirects writes"),
+        (None, Unknown, "not readable"),
     ] {
         let switch = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
         let (below, card) = (
@@ -210,6 +189,6 @@ fn switch_acs_redirect_is_reported_or_unknown_without_root() {
             None => remove(&root, &format!("{below}/config.hex")),
         }
         let found = found(&root, "ACS");
-        assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+        assert_eq!(found.summary(), (status, read));
     }
 }

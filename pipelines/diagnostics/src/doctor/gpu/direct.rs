@@ -1,8 +1,9 @@
 //! Checks CUDA's support for writes of other devices to GPU memory (GPUDirect), and for sharing memory with other
 //! processes.
 
-use super::driver::{INSTALL, Module};
-use super::{Card, Finding, Root, Verdict, has_rdma};
+use super::driver::INSTALL;
+use super::{Card, has_rdma};
+use crate::doctor::check::{Judgement, not_applicable, ok, warn};
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the context that owns the memory sees writes of other devices in order.
 const OWNER: i32 = 100;
@@ -31,89 +32,69 @@ pub struct CudaFacts {
     pub posix_fd: bool,
 }
 
-/// Returns the findings of one GPU; an empty list if CUDA was not queried.
-pub(super) fn examine(root: &Root, card: &Card, module: Option<&Module>) -> Vec<Finding> {
+pub(super) fn rdma(card: &Card<'_>) -> Option<Judgement> {
+    let why = "network cards cannot write this GPU's memory, so daq uses the staged path";
+    Some(match card.cuda {
+        None => not_applicable(),
+        Some(cuda) if cuda.rdma => ok("supported"),
+        Some(_) if has_rdma(card.root) => warn(
+            "not supported",
+            why,
+            format!(
+                "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO GPUs support GPUDirect RDMA, GeForce GPUs do not",
+                card.address
+            ),
+        ),
+        Some(_) => ok("not supported").why(why),
+    })
+}
+
+pub(super) fn dma_buf(card: &Card<'_>) -> Option<Judgement> {
+    Some(match card.cuda {
+        None => not_applicable(),
+        Some(cuda) if cuda.dma_buf => ok("supported"),
+        Some(_) if card.module.is_some_and(|module| module.is_open) => warn(
+            "not supported",
+            "Linux or the GPU cannot export dma-bufs, so other devices cannot write this GPU's memory",
+            "uname -r  # needs Linux 5.12 or newer with CONFIG_DMA_SHARED_BUFFER, and a Turing GPU or newer",
+        ),
+        Some(_) => warn(
+            "not supported",
+            "only NVIDIA's open kernel modules export dma-bufs",
+            format!("{INSTALL}  # install the open kernel modules; then reboot"),
+        ),
+    })
+}
+
+pub(super) fn ordering(card: &Card<'_>) -> Option<Judgement> {
     let Some(cuda) = card.cuda else {
-        return Vec::new();
+        return Some(not_applicable());
     };
-    vec![
-        rdma(root, card, cuda),
-        dma_buf(card, cuda, module),
-        ordering(card, cuda),
-        shared(card, cuda),
-    ]
-}
-
-fn attribute(card: &Card, name: &'static str, numbers: &str) -> Finding {
-    card.finding(name, format!("CUDA attribute {numbers}"))
-}
-
-fn rdma(root: &Root, card: &Card, cuda: &CudaFacts) -> Finding {
-    let finding = attribute(card, "GPUDirect RDMA", "116");
-    if cuda.rdma {
-        return finding.read(Verdict::Ok, "supported");
-    }
-    let finding =
-        finding.why("network cards cannot write this GPU's memory, so daq uses the staged path");
-    if has_rdma(root) {
-        finding.read(Verdict::Warn, "not supported").fix(format!(
-            "nvidia-smi -q -i {} | grep -i product  # data-centre and RTX PRO GPUs support GPUDirect RDMA, GeForce GPUs do not",
-            card.address
-        ))
-    } else {
-        finding.read(Verdict::Ok, "not supported")
-    }
-}
-
-fn dma_buf(card: &Card, cuda: &CudaFacts, module: Option<&Module>) -> Finding {
-    let finding = attribute(card, "dma-buf", "124");
-    if cuda.dma_buf {
-        return finding.read(Verdict::Ok, "supported");
-    }
-    let finding = finding.read(Verdict::Warn, "not supported");
-    if module.is_some_and(|module| module.is_open) {
-        finding
-            .why("Linux or the GPU cannot export dma-bufs, so other devices cannot write this GPU's memory")
-            .fix("uname -r  # needs Linux 5.12 or newer with CONFIG_DMA_SHARED_BUFFER, and a Turing GPU or newer")
-    } else {
-        finding
-            .why("only NVIDIA's open kernel modules export dma-bufs")
-            .fix(format!(
-                "{INSTALL}  # install the open kernel modules; then reboot"
-            ))
-    }
-}
-
-fn ordering(card: &Card, cuda: &CudaFacts) -> Finding {
-    let finding = attribute(card, "write ordering", "117, 118");
     let read = match cuda.write_ordering {
         0 => "none".to_owned(),
         OWNER => "owner".to_owned(),
         ALL_DEVICES => "all devices".to_owned(),
         other => other.to_string(),
     };
-    if cuda.write_ordering >= OWNER {
-        return finding.read(Verdict::Ok, read);
-    }
-    if cuda.flush {
-        finding
-            .read(Verdict::Ok, read)
-            .why("daq flushes the writes after each completion, before a kernel reads the data")
+    Some(if cuda.write_ordering >= OWNER {
+        ok(read)
+    } else if cuda.flush {
+        ok(read).why("daq flushes the writes after each completion, before a kernel reads the data")
     } else {
-        finding
-            .read(Verdict::Warn, read)
-            .why("kernels could read stale data, and the writes cannot be flushed, so daq uses the staged path")
-            .fix(format!("{INSTALL}  # installs a newer driver; then reboot"))
-    }
+        warn(
+            read,
+            "kernels could read stale data, and the writes cannot be flushed, so daq uses the staged path",
+            format!("{INSTALL}  # installs a newer driver; then reboot"),
+        )
+    })
 }
 
-fn shared(card: &Card, cuda: &CudaFacts) -> Finding {
-    let finding = attribute(card, "shareable memory", "102, 103");
-    if cuda.vmm && cuda.posix_fd {
-        finding.read(Verdict::Ok, "supported")
-    } else {
-        finding
-            .read(Verdict::Ok, "not supported")
-            .why("rings use plain allocations, which no other process can map")
-    }
+pub(super) fn shared(card: &Card<'_>) -> Option<Judgement> {
+    Some(match card.cuda {
+        None => not_applicable(),
+        Some(cuda) if cuda.vmm && cuda.posix_fd => ok("supported"),
+        Some(_) => {
+            ok("not supported").why("rings use plain allocations, which no other process can map")
+        }
+    })
 }

@@ -1,89 +1,73 @@
-//! Checks the GPU's state as reported by NVML: persistence mode, memory errors, MIG slices and clocks.
+//! Checks the GPU's state as reported by NVML: persistence mode, memory errors, MIG slices and clocks. Without NVML there
+//! are no findings, because the findings about the driver report a failure of NVML.
 
-use super::nvml::{Brakes, NvmlCard, SOURCE};
-use super::{Card, Finding, Verdict};
+use super::Card;
+use super::nvml::Brakes;
+use crate::doctor::check::{Judgement, not_applicable, ok, warn};
 
-/// Returns the findings of one GPU. Returns an empty list if NVML was not queried or has failed, because the findings
-/// about the driver report a failure.
-pub(super) fn examine(card: &Card) -> Vec<Finding> {
+pub(super) fn persistence(card: &Card<'_>) -> Option<Judgement> {
     let Some(facts) = card.nvml else {
-        return Vec::new();
+        return Some(not_applicable());
     };
-    [
-        Some(persistence(card, facts)),
-        // Not every GPU counts memory errors, and few GPUs support MIG.
-        facts.uncorrected.map(|errors| uncorrected(card, errors)),
-        facts.is_mig.map(|is_mig| slices(card, is_mig)),
-        Some(clocks(card, facts)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-fn persistence(card: &Card, facts: &NvmlCard) -> Finding {
-    let finding = card.finding("persistence mode", SOURCE);
-    match facts.is_persistent {
-        None => finding,
-        Some(true) => finding.read(Verdict::Ok, "on"),
-        Some(false) => finding
-            .read(Verdict::Warn, "off")
-            .why("the driver shuts down a GPU that no program uses; the next start takes seconds and resets the GPU's counters")
-            .fix(format!(
+    Some(if facts.is_persistent? {
+        ok("on")
+    } else {
+        warn(
+            "off",
+            "the driver shuts down a GPU that no program uses; the next start takes seconds and resets the GPU's counters",
+            format!(
                 "sudo nvidia-smi -i {} -pm 1  # permanently: sudo systemctl enable --now nvidia-persistenced",
                 card.address
-            )),
-    }
+            ),
+        )
+    })
 }
 
-fn uncorrected(card: &Card, errors: u64) -> Finding {
-    let finding = card
-        .finding("memory errors", SOURCE)
-        .read(Verdict::Ok, errors.to_string());
-    if errors == 0 {
-        return finding;
-    }
-    finding
-        .read(Verdict::Warn, format!("{errors} uncorrected"))
-        .why("GPU memory was corrupted since the driver was loaded; the driver ends every CUDA context that reads the corrupted memory")
-        .fix(format!(
-            "nvidia-smi -q -d ECC,ROW_REMAPPER -i {0}  # then stop all programs on the GPU and run sudo nvidia-smi -r -i {0}",
-            card.address
-        ))
+/// Checks the number of memory errors, which not every GPU counts.
+pub(super) fn memory_errors(card: &Card<'_>) -> Option<Judgement> {
+    Some(match card.nvml.and_then(|facts| facts.uncorrected) {
+        None => not_applicable(),
+        Some(0) => ok("0"),
+        Some(errors) => warn(
+            format!("{errors} uncorrected"),
+            "GPU memory was corrupted since the driver was loaded; the driver ends every CUDA context that reads the corrupted memory",
+            format!(
+                "nvidia-smi -q -d ECC,ROW_REMAPPER -i {0}  # then stop all programs on the GPU and run sudo nvidia-smi -r -i {0}",
+                card.address
+            ),
+        ),
+    })
 }
 
-fn slices(card: &Card, is_mig: bool) -> Finding {
-    let finding = card.finding("MIG", SOURCE);
-    if is_mig {
-        finding
-            .read(Verdict::Ok, "on")
+/// Reports whether the GPU is divided into MIG slices, which few GPUs support.
+pub(super) fn slices(card: &Card<'_>) -> Option<Judgement> {
+    Some(match card.nvml.and_then(|facts| facts.is_mig) {
+        None => not_applicable(),
+        Some(false) => ok("off"),
+        Some(true) => ok("on")
             .why("MIG is enabled: CUDA sees slices of the GPU, each with a part of the memory and copy engines")
-            .fix(format!("sudo nvidia-smi -i {} -mig 0", card.address))
-    } else {
-        finding.read(Verdict::Ok, "off")
-    }
+            .fix(format!("sudo nvidia-smi -i {} -mig 0", card.address)),
+    })
 }
 
-fn clocks(card: &Card, facts: &NvmlCard) -> Finding {
-    let finding = card.finding("clocks", SOURCE);
-    let Some(brakes) = facts.brakes else {
-        return finding;
+pub(super) fn clocks(card: &Card<'_>) -> Option<Judgement> {
+    let Some(facts) = card.nvml else {
+        return Some(not_applicable());
     };
     let address = card.address;
     let Brakes {
         power,
         heat,
         unnamed,
-    } = brakes;
+    } = facts.brakes?;
     let causes: Vec<_> = [(heat, "heat"), (power, "power"), (unnamed, "the hardware")]
         .into_iter()
         .filter_map(|(holds, cause)| holds.then_some(cause))
         .collect();
-    let degrees = facts
-        .temperature
-        .map_or_else(String::new, |degrees| format!(", {degrees} °C"));
+    let degrees = facts.temperature;
+    let degrees = degrees.map_or_else(String::new, |degrees| format!(", {degrees} °C"));
     if causes.is_empty() {
-        return finding.read(Verdict::Ok, format!("free{degrees}"));
+        return Some(ok(format!("free{degrees}")));
     }
     let fix = if heat {
         format!(
@@ -96,11 +80,7 @@ fn clocks(card: &Card, facts: &NvmlCard) -> Finding {
     } else {
         format!("nvidia-smi -q -d PERFORMANCE -i {address}")
     };
-    finding
-        .read(
-            Verdict::Warn,
-            format!("slowed down by {}{degrees}", causes.join(" and ")),
-        )
-        .why("kernels run slower than possible, so rings can fill up")
-        .fix(fix)
+    let read = format!("slowed down by {}{degrees}", causes.join(" and "));
+    let why = "kernels run slower than possible, so rings can fill up";
+    Some(warn(read, why, fix))
 }

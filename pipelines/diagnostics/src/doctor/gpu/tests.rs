@@ -2,7 +2,9 @@
 
 use super::nvml::Brakes;
 use super::*;
+use crate::doctor::Status::{self, Ok as Fine, Unknown, Warning};
 use crate::doctor::root::tests::machine;
+use crate::doctor::tests::{find, sound};
 use daq_core::gpu::bar_mapping::{Costs, Refusal as RefusedBy};
 use daq_core::topology::pci::{Lanes, Link};
 use std::os::unix::fs::symlink;
@@ -68,38 +70,16 @@ fn of_files(root: &Root) -> Vec<Finding> {
     sound(judge(root, None, &Cuda::default()))
 }
 
-/// Returns `findings`. Checks that each warning has a reason and a command, that no finding has the verdict `Bad`, and
-/// that all names differ.
-fn sound(findings: Vec<Finding>) -> Vec<Finding> {
-    let mut names = BTreeSet::new();
-    for finding in &findings {
-        assert!(!finding.is_bad(), "{finding:?}");
-        assert!(!finding.read.is_empty() && !finding.from.is_empty());
-        let is_warning = finding.verdict == Verdict::Warn;
-        assert!(
-            !is_warning || (finding.why.is_some() && finding.fix.is_some()),
-            "{finding:?}"
-        );
-        assert!(
-            names.insert((finding.group.clone(), finding.name)),
-            "{finding:?}"
-        );
-    }
-    findings
-}
-
-fn find<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
-    findings
-        .iter()
-        .find(|finding| finding.name == name)
-        .unwrap_or_else(|| panic!("{name} is missing in {findings:#?}"))
-}
-
-fn check(change: &[(&str, Option<&str>)], name: &str) -> (Verdict, String) {
+/// Checks the status and the value of the finding `name` of a server with changed files.
+fn reads(change: &[(&str, Option<&str>)], name: &str, status: Status, read: &str) {
     let (_dir, root) = server(change);
-    let findings = of_files(&root);
-    let found = find(&findings, name);
-    (found.verdict, found.read.clone())
+    assert_eq!(find(&of_files(&root), name).summary(), (status, read));
+}
+
+/// Returns the status of the finding `name` of a server with changed files.
+fn status(change: &[(&str, Option<&str>)], name: &str) -> Status {
+    let (_dir, root) = server(change);
+    find(&of_files(&root), name).status
 }
 
 fn lanes(generation: u32, width: u32) -> Lanes {
@@ -134,12 +114,18 @@ fn answer(card: NvmlCard) -> NvmlFacts {
     }
 }
 
-/// Returns the server's finding `name` if NVML reports `card`.
-fn of_nvml(card: NvmlCard, name: &str) -> (Verdict, String) {
+/// Returns the server's findings with NVML's and CUDA's answers.
+fn of_answers(asked: Result<NvmlFacts, Refusal>, cuda: &Cuda) -> Vec<Finding> {
     let (_dir, root) = server(&[]);
-    let findings = sound(judge(&root, Some(&Ok(answer(card))), &Cuda::default()));
-    let found = find(&findings, name);
-    (found.verdict, found.read.clone())
+    sound(judge(&root, Some(&asked), cuda))
+}
+
+/// Checks the status and the value of the finding `name` if NVML reports a healthy card with a change.
+fn nvml_reads(change: impl FnOnce(&mut NvmlCard), name: &str, status: Status, read: &str) {
+    let mut card = healthy();
+    change(&mut card);
+    let findings = of_answers(Ok(answer(card)), &Cuda::default());
+    assert_eq!(find(&findings, name).summary(), (status, read));
 }
 
 /// Returns results in which exactly the backends `works` succeed. Each backend needs a different time.
@@ -175,23 +161,15 @@ fn of_stores(tried: Tried) -> Vec<Finding> {
 fn store_methods_are_reported_with_cost_or_refusal() {
     let findings = of_stores(Ok(tried(&[Backend::Vulkan, Backend::Host])));
     let best = find(&findings, "CPU stores");
-    assert_eq!(
-        (best.verdict, best.read.as_str()),
-        (Verdict::Ok, "by vulkan")
-    );
+    assert_eq!(best.summary(), (Fine, "by vulkan"));
     let vulkan = find(&findings, "by vulkan");
     assert_eq!(vulkan.read, "works");
     let costs = "setup time: allocate 480 us, pin 60 us, map 20 us";
     assert_eq!(vulkan.why.as_deref(), Some(costs));
     let gdrapi = find(&findings, "by gdrapi");
-    let read = (gdrapi.verdict, gdrapi.read.as_str(), gdrapi.why.as_deref());
-    assert_eq!(read, (Verdict::Ok, "refused", Some("gdrapi is not there")));
-    assert!(
-        gdrapi
-            .fix
-            .as_deref()
-            .is_some_and(|fix| fix.contains("libgdrapi"))
-    );
+    assert_eq!(gdrapi.summary(), (Fine, "refused"));
+    assert_eq!(gdrapi.why.as_deref(), Some("gdrapi is not there"));
+    assert!(gdrapi.fix.as_ref().unwrap().contains("libgdrapi"));
     assert_eq!(find(&findings, "by dma-buf").fix, None);
     assert_eq!(find(&findings, "by host memory").read, "works");
 }
@@ -201,15 +179,8 @@ fn gpu_without_store_method_is_warning() {
     for works in [&[][..], &[Backend::Host]] {
         let findings = of_stores(Ok(tried(works)));
         let best = find(&findings, "CPU stores");
-        assert_eq!(
-            (best.verdict, best.read.as_str()),
-            (Verdict::Warn, "not possible")
-        );
-        assert!(
-            best.fix
-                .as_deref()
-                .is_some_and(|fix| fix.contains("libvulkan1"))
-        );
+        assert_eq!(best.summary(), (Warning, "not possible"));
+        assert!(best.fix.as_ref().unwrap().contains("libvulkan1"));
     }
 }
 
@@ -217,7 +188,7 @@ fn gpu_without_store_method_is_warning() {
 fn unopened_gpu_has_no_store_finding() {
     let findings = of_stores(Err("opening cuda:0: no memory".to_owned()));
     let stores = find(&findings, "CPU stores");
-    assert_eq!(stores.verdict, Verdict::Unknown);
+    assert_eq!(stores.status, Unknown);
     assert_eq!(stores.why.as_deref(), Some("opening cuda:0: no memory"));
     assert!(findings.iter().all(|finding| finding.name != "by vulkan"));
     // Without CUDA there are no findings.
@@ -249,14 +220,13 @@ fn of_cuda(change: &[(&str, Option<&str>)], facts: CudaFacts, name: &str) -> Fin
 
 #[test]
 fn well_configured_server_has_no_warning() {
-    let (_dir, root) = server(&[]);
     let cuda = Cuda {
         facts: BTreeMap::from([(ADDRESS.to_owned(), GOOD)]),
         stores: BTreeMap::from([(ADDRESS.to_owned(), Ok(tried(&Backend::ALL)))]),
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(healthy()))), &cuda));
+    let findings = of_answers(Ok(answer(healthy())), &cuda);
     for finding in &findings {
-        assert_eq!(finding.verdict, Verdict::Ok, "{finding:?}");
+        assert_eq!(finding.status, Fine, "{finding:?}");
     }
     let read = |name| find(&findings, name).read.as_str();
     assert_eq!(read("driver"), "580.159.03");
@@ -277,8 +247,8 @@ fn missing_gpu_is_one_finding() {
     let findings = of_files(&root);
     assert_eq!(findings.len(), 1);
     assert_eq!(
-        (findings[0].verdict, findings[0].read.as_str()),
-        (Verdict::Ok, "none")
+        (findings[0].status, findings[0].read.as_str()),
+        (Fine, "none")
     );
     assert_eq!(
         findings[0].why.as_deref(),
@@ -286,42 +256,29 @@ fn missing_gpu_is_one_finding() {
     );
     let (_dir, root) = machine(&[]);
     let findings = of_files(&root);
-    assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Unknown));
+    assert_eq!((findings.len(), findings[0].status), (1, Unknown));
 }
 
 #[test]
 fn kernel_module_is_open_closed_or_missing() {
-    let closed = [(driver::VERSION, Some(CLOSED))];
-    assert_eq!(
-        check(&closed, "driver"),
-        (Verdict::Ok, "535.183.01".to_owned())
-    );
-    assert_eq!(
-        check(&closed, "kernel module"),
-        (Verdict::Ok, "closed".to_owned())
-    );
-    let missing = [(driver::VERSION, None)];
-    assert_eq!(
-        check(&missing, "driver"),
-        (Verdict::Warn, "not loaded".to_owned())
-    );
+    let version = |text| [(driver::VERSION, text)];
+    reads(&version(Some(CLOSED)), "driver", Fine, "535.183.01");
+    reads(&version(Some(CLOSED)), "kernel module", Fine, "closed");
+    reads(&version(None), "driver", Warning, "not loaded");
     let old = CLOSED.replace("535.183.01", "470.256.02");
+    reads(&version(Some(&old)), "driver", Warning, "470.256.02");
     assert_eq!(
-        check(&[(driver::VERSION, Some(&old))], "driver"),
-        (Verdict::Warn, "470.256.02".to_owned())
-    );
-    assert_eq!(
-        check(&[(driver::VERSION, Some("something else\n"))], "driver").0,
-        Verdict::Unknown
+        status(&version(Some("something else\n")), "driver"),
+        Unknown
     );
 }
 
 #[test]
 fn gpu_bound_to_other_driver_is_ignored() {
-    for (holder, verdict) in [
-        ("nvidia", Verdict::Ok),
-        ("vfio-pci", Verdict::Warn),
-        ("nouveau", Verdict::Warn),
+    for (holder, status) in [
+        ("nvidia", Fine),
+        ("vfio-pci", Warning),
+        ("nouveau", Warning),
     ] {
         let (_dir, root) = server(&[]);
         link_to(
@@ -330,30 +287,23 @@ fn gpu_bound_to_other_driver_is_ignored() {
             "driver",
             &format!("/sys/bus/pci/drivers/{holder}"),
         );
-        assert_eq!(find(&of_files(&root), "card").verdict, verdict, "{holder}");
+        assert_eq!(find(&of_files(&root), "card").status, status, "{holder}");
     }
 }
 
 #[test]
 fn link_below_width_is_warning_and_narrow_slot_is_separate_finding() {
     let width = format!("{CARD}/current_link_width");
-    assert_eq!(
-        check(&[(&width, Some("8\n"))], "link"),
-        (Verdict::Warn, "PCIe 1 x8 of PCIe 5 x16".to_owned())
-    );
-    assert_eq!(check(&[(&width, Some("8\n"))], "slot").0, Verdict::Ok);
+    let half = [(width.as_str(), Some("8\n"))];
+    reads(&half, "link", Warning, "PCIe 1 x8 of PCIe 5 x16");
+    assert_eq!(status(&half, "slot"), Fine);
     let slot = format!("{PORT}/max_link_width");
-    let narrow = [(width.as_str(), Some("8\n")), (&slot, Some("8\n"))];
-    assert_eq!(check(&narrow, "link").0, Verdict::Ok);
-    assert_eq!(
-        check(&narrow, "slot"),
-        (Verdict::Warn, "PCIe 5 x8 for PCIe 5 x16".to_owned())
-    );
+    let narrow = [half[0], (&slot, Some("8\n"))];
+    assert_eq!(status(&narrow, "link"), Fine);
+    reads(&narrow, "slot", Warning, "PCIe 5 x8 for PCIe 5 x16");
     let slow = format!("{PORT}/max_link_speed");
-    assert_eq!(
-        check(&[(&slow, Some("16.0 GT/s PCIe\n"))], "slot"),
-        (Verdict::Warn, "PCIe 4 x16 for PCIe 5 x16".to_owned())
-    );
+    let slow = [(slow.as_str(), Some("16.0 GT/s PCIe\n"))];
+    reads(&slow, "slot", Warning, "PCIe 4 x16 for PCIe 5 x16");
 }
 
 #[test]
@@ -389,42 +339,30 @@ fn switch_narrower_than_gpu_is_named() {
         .iter()
         .find(|finding| finding.name == "slot" && finding.group.ends_with("3e:00.0"))
         .unwrap();
-    assert_eq!(
-        (slot.verdict, slot.read.as_str()),
-        (Verdict::Warn, "PCIe 4 x4 for PCIe 4 x16")
-    );
+    assert_eq!(slot.summary(), (Warning, "PCIe 4 x4 for PCIe 4 x16"));
     assert!(slot.from.contains("0000:3c:00.0"), "{slot:?}");
 }
 
 #[test]
 fn small_bar_of_large_gpu_is_warning() {
     let resource = format!("{CARD}/resource");
-    assert_eq!(
-        check(&[(&resource, Some(TINY))], "BAR1"),
-        (Verdict::Warn, "64 MiB".to_owned())
-    );
-    assert_eq!(
-        check(&[(&resource, Some(NARROW))], "BAR1"),
-        (Verdict::Unknown, "256 MiB".to_owned())
-    );
-    assert_eq!(
-        check(&[(&resource, Some(WIDE))], "BAR1"),
-        (Verdict::Ok, "128 GiB".to_owned())
-    );
-    let bar1 = |total, used, memory| {
-        let card = NvmlCard {
-            bar1: Some((total, used)),
-            memory: Some(memory),
-            ..healthy()
+    for (text, status, read) in [
+        (TINY, Warning, "64 MiB"),
+        (NARROW, Unknown, "256 MiB"),
+        (WIDE, Fine, "128 GiB"),
+    ] {
+        reads(&[(&resource, Some(text))], "BAR1", status, read);
+    }
+    for (total, used, memory, status, read) in [
+        (256 * MIB, 0, 24 * GIB, Warning, "256 MiB"),
+        (256 * MIB, 0, 8 * GIB, Fine, "256 MiB"),
+        (32 * GIB, 31 * GIB, 24 * GIB, Warning, "32 GiB, 1 GiB free"),
+    ] {
+        let change = |card: &mut NvmlCard| {
+            (card.bar1, card.memory) = (Some((total, used)), Some(memory));
         };
-        of_nvml(card, "BAR1")
-    };
-    assert_eq!(bar1(256 * MIB, 0, 24 * GIB).0, Verdict::Warn);
-    assert_eq!(bar1(256 * MIB, 0, 8 * GIB).0, Verdict::Ok);
-    assert_eq!(
-        bar1(32 * GIB, 31 * GIB, 24 * GIB),
-        (Verdict::Warn, "32 GiB, 1 GiB free".to_owned())
-    );
+        nvml_reads(change, "BAR1", status, read);
+    }
 }
 
 #[test]
@@ -448,21 +386,19 @@ fn cores_of_remote_numa_node_are_warning() {
     let (_dir, root) = server(&[("/proc/self/status", Some(&allowed("0-3")))]);
     let findings = of_files(&root);
     let found = find(&findings, "NUMA node");
-    assert_eq!(found.verdict, Verdict::Warn);
+    assert_eq!(found.status, Warning);
     let fix = found.fix.as_deref().unwrap();
     assert!(
         fix.contains("taskset -c 8-15 ") && fix.contains("CPUAffinity=8-15"),
         "{fix}"
     );
     for list in ["7-8", "8-15"] {
-        let status = allowed(list);
-        let change = [("/proc/self/status", Some(status.as_str()))];
-        assert_eq!(check(&change, "NUMA node").0, Verdict::Ok, "{list}");
+        let text = allowed(list);
+        let change = [("/proc/self/status", Some(text.as_str()))];
+        assert_eq!(status(&change, "NUMA node"), Fine, "{list}");
     }
-    assert_eq!(
-        check(&[("/proc/self/status", None)], "NUMA node").0,
-        Verdict::Unknown
-    );
+    let hidden = [("/proc/self/status", None)];
+    assert_eq!(status(&hidden, "NUMA node"), Unknown);
 }
 
 #[test]
@@ -480,18 +416,18 @@ fn virtual_machine_missing_facts_are_unknown() {
         ("/proc/cpuinfo", Some("flags\t\t: fpu hypervisor lm\n")),
     ];
     for name in ["link", "slot", "BAR1", "NUMA node"] {
-        assert_eq!(check(&change, name).0, Verdict::Unknown, "{name}");
+        assert_eq!(status(&change, name), Unknown, "{name}");
     }
     // The emulated port with one lane is ignored. On hardware, such a port would limit copies.
     let port = (port.as_str(), Some("1\n"));
     let guest = ("/proc/cpuinfo", Some("flags\t\t: fpu hypervisor lm\n"));
-    assert_eq!(check(&[port, guest], "slot").0, Verdict::Unknown);
-    assert_eq!(check(&[port], "slot").0, Verdict::Warn);
+    assert_eq!(status(&[port, guest], "slot"), Unknown);
+    assert_eq!(status(&[port], "slot"), Warning);
     let one_node = [
         (numa.as_str(), Some("-1\n")),
         ("/sys/devices/system/node/node1/cpulist", None),
     ];
-    assert_eq!(check(&one_node, "NUMA node").0, Verdict::Ok);
+    assert_eq!(status(&one_node, "NUMA node"), Fine);
 }
 
 #[test]
@@ -507,12 +443,11 @@ fn gpu_absent_from_sysfs_is_described_by_nvml() {
 
 #[test]
 fn gpu_absent_from_nvml_is_not_judged() {
-    let (_dir, root) = server(&[]);
     let elsewhere = NvmlCard {
         address: "0000:99:00.0".to_owned(),
         ..healthy()
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(elsewhere))), &Cuda::default()));
+    let findings = of_answers(Ok(answer(elsewhere)), &Cuda::default());
     let of = |group: &str| findings.iter().filter(|found| found.group == group).count();
     assert_eq!(of("gpu 0000:3b:00.0"), 1);
     assert!(of("gpu 0000:99:00.0") > 4);
@@ -520,79 +455,40 @@ fn gpu_absent_from_nvml_is_not_judged() {
 
 #[test]
 fn gpu_health_is_judged() {
-    assert_eq!(
-        of_nvml(
-            NvmlCard {
-                is_persistent: Some(false),
-                ..healthy()
-            },
-            "persistence mode"
-        ),
-        (Verdict::Warn, "off".to_owned())
-    );
-    assert_eq!(
-        of_nvml(
-            NvmlCard {
-                uncorrected: Some(3),
-                ..healthy()
-            },
-            "memory errors"
-        ),
-        (Verdict::Warn, "3 uncorrected".to_owned())
-    );
-    assert_eq!(
-        of_nvml(
-            NvmlCard {
-                is_mig: Some(true),
-                ..healthy()
-            },
-            "MIG"
-        ),
-        (Verdict::Ok, "on".to_owned())
-    );
-    let none = Brakes::default();
-    for (brakes, verdict, read) in [
-        (none, Verdict::Ok, "free, 34 °C"),
+    let off = |card: &mut NvmlCard| card.is_persistent = Some(false);
+    nvml_reads(off, "persistence mode", Warning, "off");
+    let errors = |card: &mut NvmlCard| card.uncorrected = Some(3);
+    nvml_reads(errors, "memory errors", Warning, "3 uncorrected");
+    let mig = |card: &mut NvmlCard| card.is_mig = Some(true);
+    nvml_reads(mig, "MIG", Fine, "on");
+    for ([power, heat, unnamed], status, read) in [
+        ([false; 3], Fine, "free, 34 °C"),
+        ([false, true, false], Warning, "slowed down by heat, 34 °C"),
+        ([true, false, false], Warning, "slowed down by power, 34 °C"),
         (
-            Brakes { heat: true, ..none },
-            Verdict::Warn,
-            "slowed down by heat, 34 °C",
-        ),
-        (
-            Brakes {
-                power: true,
-                ..none
-            },
-            Verdict::Warn,
-            "slowed down by power, 34 °C",
-        ),
-        (
-            Brakes {
-                unnamed: true,
-                ..none
-            },
-            Verdict::Warn,
+            [false, false, true],
+            Warning,
             "slowed down by the hardware, 34 °C",
         ),
     ] {
-        let card = NvmlCard {
-            brakes: Some(brakes),
-            ..healthy()
+        let brakes = Brakes {
+            power,
+            heat,
+            unnamed,
         };
-        assert_eq!(of_nvml(card, "clocks"), (verdict, read.to_owned()));
+        nvml_reads(|card| card.brakes = Some(brakes), "clocks", status, read);
     }
 }
 
 #[test]
 fn gpu_unsupported_fact_is_unknown_or_omitted() {
-    let (_dir, root) = server(&[]);
     let minimal = NvmlCard {
         address: ADDRESS.to_owned(),
         ..NvmlCard::default()
     };
-    let findings = sound(judge(&root, Some(&Ok(answer(minimal))), &Cuda::default()));
+    let findings = of_answers(Ok(answer(minimal)), &Cuda::default());
     for name in ["card", "persistence mode", "clocks"] {
-        assert_eq!(find(&findings, name).verdict, Verdict::Unknown, "{name}");
+        assert_eq!(find(&findings, name).status, Unknown, "{name}");
     }
     assert!(
         !findings
@@ -603,33 +499,30 @@ fn gpu_unsupported_fact_is_unknown_or_omitted() {
 
 #[test]
 fn old_cuda_driver_is_warning() {
-    for (cuda, verdict) in [
-        (Some((11, 8)), Verdict::Warn),
-        (Some((12, 0)), Verdict::Ok),
-        (None, Verdict::Unknown),
+    for (cuda, status) in [
+        (Some((11, 8)), Warning),
+        (Some((12, 0)), Fine),
+        (None, Unknown),
     ] {
-        let (_dir, root) = server(&[]);
         let facts = NvmlFacts {
             cuda,
             ..answer(healthy())
         };
-        let findings = sound(judge(&root, Some(&Ok(facts)), &Cuda::default()));
-        assert_eq!(find(&findings, "CUDA").verdict, verdict, "{cuda:?}");
+        let findings = of_answers(Ok(facts), &Cuda::default());
+        assert_eq!(find(&findings, "CUDA").status, status, "{cuda:?}");
     }
 }
 
 #[test]
 fn cuda_refusal_is_reported_with_reason() {
-    for (refusal, verdict) in [
-        (Refusal::NoLibrary, Verdict::Unknown),
-        (Refusal::Mismatch, Verdict::Warn),
-        (Refusal::Silent(Duration::from_mins(1)), Verdict::Warn),
-        (Refusal::Other("no permission".to_owned()), Verdict::Unknown),
+    for (refusal, status) in [
+        (Refusal::NoLibrary, Unknown),
+        (Refusal::Mismatch, Warning),
+        (Refusal::Silent(Duration::from_mins(1)), Warning),
+        (Refusal::Other("no permission".to_owned()), Unknown),
     ] {
-        let (_dir, root) = server(&[]);
-        let asked = Err(refusal);
-        let findings = sound(judge(&root, Some(&asked), &Cuda::default()));
-        assert_eq!(find(&findings, "NVML").verdict, verdict, "{asked:?}");
+        let findings = of_answers(Err(refusal.clone()), &Cuda::default());
+        assert_eq!(find(&findings, "NVML").status, status, "{refusal:?}");
     }
 }
 
@@ -642,36 +535,29 @@ fn cuda_attributes_are_judged() {
         ..GOOD
     };
     let found = of_cuda(&closed, no_dma_buf, "dma-buf");
-    assert_eq!(found.verdict, Verdict::Warn);
-    assert!(
-        found
-            .fix
-            .unwrap()
-            .starts_with("sudo apt install nvidia-open")
-    );
+    assert_eq!(found.status, Warning);
+    let fix = found.fix.unwrap();
+    assert!(fix.starts_with("sudo apt install nvidia-open"));
     let both = [closed[0], rdma];
-    assert_eq!(of_cuda(&both, GOOD, "nvidia_peermem").verdict, Verdict::Ok);
+    assert_eq!(of_cuda(&both, GOOD, "nvidia_peermem").status, Fine);
     assert_eq!(
-        of_cuda(&[rdma], no_dma_buf, "nvidia_peermem").verdict,
-        Verdict::Warn
+        of_cuda(&[rdma], no_dma_buf, "nvidia_peermem").status,
+        Warning
     );
-    assert_eq!(of_cuda(&[], no_dma_buf, "dma-buf").verdict, Verdict::Warn);
+    assert_eq!(of_cuda(&[], no_dma_buf, "dma-buf").status, Warning);
 
     let no_rdma = CudaFacts {
         rdma: false,
         ..GOOD
     };
-    assert_eq!(of_cuda(&[], no_rdma, "GPUDirect RDMA").verdict, Verdict::Ok);
-    assert_eq!(
-        of_cuda(&[rdma], no_rdma, "GPUDirect RDMA").verdict,
-        Verdict::Warn
-    );
+    assert_eq!(of_cuda(&[], no_rdma, "GPUDirect RDMA").status, Fine);
+    assert_eq!(of_cuda(&[rdma], no_rdma, "GPUDirect RDMA").status, Warning);
 
-    for (write_ordering, flush, verdict, read) in [
-        (200, false, Verdict::Ok, "all devices"),
-        (100, false, Verdict::Ok, "owner"),
-        (0, true, Verdict::Ok, "none"),
-        (0, false, Verdict::Warn, "none"),
+    for (write_ordering, flush, status, read) in [
+        (200, false, Fine, "all devices"),
+        (100, false, Fine, "owner"),
+        (0, true, Fine, "none"),
+        (0, false, Warning, "none"),
     ] {
         let facts = CudaFacts {
             write_ordering,
@@ -679,7 +565,7 @@ fn cuda_attributes_are_judged() {
             ..GOOD
         };
         let found = of_cuda(&[], facts, "write ordering");
-        assert_eq!((found.verdict, found.read.as_str()), (verdict, read));
+        assert_eq!(found.summary(), (status, read));
     }
     let plain = CudaFacts {
         posix_fd: false,
@@ -697,17 +583,12 @@ fn nic_needs_peermem_only_without_dma_buf() {
     let closed = (driver::VERSION, Some(CLOSED));
     let loaded = ("/sys/module/nvidia_peermem/refcnt", Some("0"));
     let name = "nvidia_peermem";
-    assert_eq!(check(&[rdma], name).0, Verdict::Ok);
-    assert_eq!(check(&[closed], name).0, Verdict::Ok);
-    assert_eq!(check(&[rdma, closed], name).0, Verdict::Warn);
-    assert_eq!(
-        check(&[rdma, closed, loaded], name),
-        (Verdict::Ok, "loaded".to_owned())
-    );
-    assert_eq!(
-        check(&[("/sys/module/gdrdrv/refcnt", Some("0"))], "gdrdrv").1,
-        "loaded"
-    );
+    assert_eq!(status(&[rdma], name), Fine);
+    assert_eq!(status(&[closed], name), Fine);
+    assert_eq!(status(&[rdma, closed], name), Warning);
+    reads(&[rdma, closed, loaded], name, Fine, "loaded");
+    let gdrdrv = [("/sys/module/gdrdrv/refcnt", Some("0"))];
+    reads(&gdrdrv, "gdrdrv", Fine, "loaded");
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! Reads the port counters that indicate problems. The counters are read twice, because only an increase is a warning.
 
-use super::super::drops::CounterChange;
-use super::super::root::Root;
-use super::{Card, NICS};
-use crate::doctor::Finding;
-use daq_core::topology::nic::NicPort;
+use super::{NICS, Port};
+use crate::doctor::check::{Finding, finding};
+use crate::doctor::drops::CounterChange;
+use crate::doctor::root::Root;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -132,36 +131,36 @@ impl Counters {
     }
 
     /// Returns the increase of a port's counters between this reading and `now`, for each problem that the card counts.
-    pub(super) fn watched(&self, now: &Self, card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
-        let of_port = card.port_file(port, "");
+    pub(super) fn watched(&self, now: &Self, port: &Port<'_>) -> Vec<Finding> {
         let found = TROUBLES.iter().filter_map(|trouble| {
-            let mut counted: Vec<(&str, u64, Option<u64>)> = Vec::new();
+            let mut counted: Vec<(String, u64, Option<u64>)> = Vec::new();
             for file in trouble.files {
-                let path = format!("{of_port}{file}");
-                let Some(total) = now.values.get(&path) else {
+                let path = port.file(file);
+                let Some(&total) = now.values.get(&path) else {
                     continue;
                 };
-                let then = self.values.get(&path);
-                let grown = then.map(|then| total.saturating_sub(*then));
-                counted.push((file, *total, grown));
+                let grown = self
+                    .values
+                    .get(&path)
+                    .map(|then| total.saturating_sub(*then));
+                counted.push((path, total, grown));
             }
             // The finding's origin is the counter with the largest increase or, if none increased, the largest counter.
             let worst = counted
                 .iter()
-                .max_by_key(|(_, total, grown)| (*grown, *total))?;
+                .max_by_key(|(_, total, grown)| (*grown, *total));
+            let from = worst?.0.clone();
             let grown: Option<u64> = counted.iter().map(|(_, _, grown)| *grown).sum();
-            let interface = port.netdevs.first().map_or("INTERFACE", String::as_str);
-            let fix = trouble.fix.replace("NETDEV", interface);
-            let watched = CounterChange {
-                finding: card.of_port(port, trouble.name, format!("{of_port}{}", worst.0)),
+            let fix = trouble.fix.replace("NETDEV", port.interface());
+            let change = CounterChange {
                 what: trouble.what,
-                total: Some(counted.iter().map(|(_, total, _)| total).sum()),
+                total: counted.iter().map(|(_, total, _)| total).sum(),
                 grown: grown.zip(self.watched),
                 min: 1,
                 why: trouble.why,
-                fix: fix.replace("CARD", &card.nic.name),
+                fix: fix.replace("CARD", &port.card.nic.name),
             };
-            Some(watched.finding())
+            finding(port.group(), trouble.name, from, Some(change.judge()))
         });
         found.collect()
     }

@@ -1,41 +1,22 @@
 //! Checks what programs need to access an RDMA card: the provider library, kernel modules and device files.
 
-use super::{Card, Finding, GROUP, Machine, Verdict};
+use super::{Card, Machine};
+use crate::doctor::Status;
+use crate::doctor::check::{Judgement, not_applicable, ok, warn};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-const PROVIDERS: &str = "/etc/libibverbs.d";
-const VERBS: &str = "/sys/class/infiniband_verbs";
-const UVERBS: &str = "/sys/module/ib_uverbs";
-const UCM: &str = "/sys/module/rdma_ucm";
+pub(super) const PROVIDERS: &str = "/etc/libibverbs.d";
+pub(super) const VERBS: &str = "/sys/class/infiniband_verbs";
+pub(super) const UVERBS: &str = "/sys/module/ib_uverbs";
+pub(super) const UCM: &str = "/sys/module/rdma_ucm";
 const UCM_CLASS: &str = "/sys/class/misc/rdma_cm";
 const DEVICES: &str = "/dev/infiniband";
 /// Container options that are required for RDMA, in addition to the device files.
 const CONTAINER_OPTIONS: &str = "--device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1";
 
-pub(super) fn examine(machine: &Machine<'_>) -> Vec<Finding> {
-    let mut findings = vec![provider(machine)];
-    findings.push(module(
-        machine,
-        "ib_uverbs",
-        [UVERBS, VERBS],
-        "without this module programs cannot access any RDMA card",
-    ));
-    findings.push(module(
-        machine,
-        "rdma_ucm",
-        [UCM, UCM_CLASS],
-        "connections through rdma_cm are not possible; daq exchanges the queue pair parameters over TCP instead",
-    ));
-    if machine.root.exists(UCM) || machine.root.exists(UCM_CLASS) {
-        findings.push(opened(machine, GROUP.to_owned(), "rdma_cm file", "rdma_cm"));
-    }
-    findings
-}
-
 /// Checks the libibverbs provider of the card. Without the provider, libibverbs does not list the card.
-fn provider(machine: &Machine<'_>) -> Finding {
-    let finding = Finding::new(GROUP, "providers", PROVIDERS);
+pub(super) fn provider(machine: &Machine<'_>) -> Option<Judgement> {
     let there = machine.root.names(PROVIDERS);
     let names = there.iter().filter_map(|name| name.strip_suffix(".driver"));
     let names: Vec<_> = names.collect();
@@ -57,75 +38,89 @@ fn provider(machine: &Machine<'_>) -> Finding {
         (!names.contains(&wanted)).then(|| wanted.to_owned())
     });
     match missing {
-        None if names.is_empty() => finding,
-        None => finding.read(Verdict::Ok, format!("{} providers", names.len())),
-        Some(name) => finding
-            .read(Verdict::Warn, format!("none for {name}"))
-            .why("libibverbs lists only cards for which it has a provider")
-            .fix("sudo apt install ibverbs-providers"),
+        None if names.is_empty() => None,
+        None => Some(ok(format!("{} providers", names.len()))),
+        Some(name) => Some(warn(
+            format!("none for {name}"),
+            "libibverbs lists only cards for which it has a provider",
+            "sudo apt install ibverbs-providers",
+        )),
     }
 }
 
-/// Checks a Linux module. The module is present if any of its files in `/sys` or `/dev` exists.
-fn module(
-    machine: &Machine<'_>,
-    name: &'static str,
-    traces: [&str; 2],
-    why: &'static str,
-) -> Finding {
-    let finding = Finding::new(GROUP, name, traces[0]);
-    if traces.iter().any(|trace| machine.root.exists(trace)) {
-        finding.read(Verdict::Ok, "loaded")
+pub(super) fn uverbs(machine: &Machine<'_>) -> Option<Judgement> {
+    Some(if has_any(machine, [UVERBS, VERBS]) {
+        ok("loaded")
     } else {
-        finding
-            .read(Verdict::Warn, "not loaded")
-            .why(why)
-            .fix(format!("sudo modprobe {name}"))
-    }
+        let why = "without this module programs cannot access any RDMA card";
+        warn("not loaded", why, "sudo modprobe ib_uverbs")
+    })
+}
+
+pub(super) fn ucm(machine: &Machine<'_>) -> Option<Judgement> {
+    Some(if has_any(machine, [UCM, UCM_CLASS]) {
+        ok("loaded")
+    } else {
+        let why = "connections through rdma_cm are not possible; daq exchanges the queue pair parameters over TCP instead";
+        warn("not loaded", why, "sudo modprobe rdma_ucm")
+    })
+}
+
+/// Returns whether any of the files of a Linux module in `/sys` or `/dev` exists. A module that is built into Linux is
+/// not listed.
+fn has_any(machine: &Machine<'_>, files: [&str; 2]) -> bool {
+    files.iter().any(|file| machine.root.exists(file))
+}
+
+/// Checks the device file of rdma_cm.
+pub(super) fn cm(machine: &Machine<'_>) -> Option<Judgement> {
+    Some(if has_any(machine, [UCM, UCM_CLASS]) {
+        device_file(machine, "rdma_cm")
+    } else {
+        not_applicable()
+    })
 }
 
 /// Checks the device file of a card.
-pub(super) fn device(card: &Card<'_>) -> Finding {
+pub(super) fn device(card: &Card<'_>) -> Option<Judgement> {
     let root = card.machine.root;
-    let files = root.names(VERBS);
-    let mut files = files.iter();
-    let file = files.find(|file| {
-        root.text(&format!("{VERBS}/{file}/ibdev"))
-            .is_some_and(|of| of == card.nic.name)
-    });
-    match file {
-        Some(file) => opened(card.machine, card.group(), "device file", file),
-        None => Finding::new(card.group(), "device file", VERBS)
-            .read(Verdict::Warn, "none")
-            .why("programs can access the card only through ib_uverbs")
-            .fix("sudo modprobe ib_uverbs"),
-    }
+    let is_of_card = |file: &String| {
+        let name = root.text(&format!("{VERBS}/{file}/ibdev"));
+        name.is_some_and(|name| name == card.nic.name)
+    };
+    Some(match root.names(VERBS).into_iter().find(is_of_card) {
+        Some(file) => device_file(card.machine, &file),
+        None => warn(
+            "none",
+            "programs can access the card only through ib_uverbs",
+            "sudo modprobe ib_uverbs",
+        ),
+    })
 }
 
 /// Checks whether a file below `/dev/infiniband` can be opened.
-fn opened(machine: &Machine<'_>, group: String, name: &'static str, file: &str) -> Finding {
+fn device_file(machine: &Machine<'_>, file: &str) -> Judgement {
     let path = format!("{DEVICES}/{file}");
-    let found = access(
-        machine.root.at(&path).as_path(),
-        Access::READ_OK | Access::WRITE_OK,
-    );
-    judge(Finding::new(group, name, path), found)
+    let mode = Access::READ_OK | Access::WRITE_OK;
+    let found = access(machine.root.at(&path).as_path(), mode);
+    judge_access(&path, found).from(path)
 }
 
-pub(super) fn judge(finding: Finding, found: Result<(), Errno>) -> Finding {
-    let path = finding.from.clone();
+pub(super) fn judge_access(path: &str, found: Result<(), Errno>) -> Judgement {
     match found {
-        Ok(()) => finding.read(Verdict::Ok, "can be opened"),
-        Err(Errno::NOENT) => finding
-            .read(Verdict::Warn, "missing")
-            .why("Linux has the card, but the card's device file was not passed to this container")
-            .fix(format!("docker run {CONTAINER_OPTIONS} …")),
-        Err(Errno::ACCESS | Errno::PERM) => finding
-            .read(Verdict::Warn, "permission denied")
-            .why("this user cannot open the card")
-            .fix(format!(
+        Ok(()) => ok("can be opened"),
+        Err(Errno::NOENT) => warn(
+            "missing",
+            "Linux has the card, but the card's device file was not passed to this container",
+            format!("docker run {CONTAINER_OPTIONS} …"),
+        ),
+        Err(Errno::ACCESS | Errno::PERM) => warn(
+            "permission denied",
+            "this user cannot open the card",
+            format!(
                 "sudo chmod 0666 {path}  # permanently: KERNEL==\"uverbs*|rdma_cm\", MODE=\"0666\" in /etc/udev/rules.d/90-rdma.rules"
-            )),
-        Err(other) => finding.read(Verdict::Unknown, other.to_string()),
+            ),
+        ),
+        Err(other) => Judgement::new(Status::Unknown, other.to_string()),
     }
 }

@@ -1,66 +1,59 @@
 //! Checks which cores handle a card's interrupts, and whether irqbalance moves them.
 
-use super::super::root::list;
-use super::{Card, Finding, GROUP, Machine, Verdict, in_slot};
+use super::{InSlot, Machine};
+use crate::doctor::Status;
+use crate::doctor::check::{Judgement, not_applicable, ok, warn};
+use crate::doctor::root::list;
 use std::collections::BTreeMap;
 
 const INTERRUPTS: &str = "/proc/interrupts";
 
-/// Returns the finding; `None` if the machine has only one NUMA node, or if Linux does not show the card's interrupts.
-pub(super) fn examine(card: &Card<'_>) -> Option<Finding> {
-    let machine = card.machine;
-    let device = card.device?;
-    let nodes = &machine.topology.nodes;
-    let node = nodes.iter().find(|node| Some(node.id) == device.node)?;
-    if nodes.len() < 2 || node.cores.is_empty() {
-        return None;
+impl InSlot<'_> {
+    /// Checks on which NUMA node the interrupts of the card are handled. Not applicable if the machine has only one node.
+    pub(super) fn interrupts(&self) -> Option<Judgement> {
+        let machine = self.card.machine;
+        let nodes = &machine.topology.nodes;
+        let node = nodes
+            .iter()
+            .find(|node| Some(node.id) == self.slot.device.node);
+        let Some(node) = node.filter(|node| nodes.len() > 1 && !node.cores.is_empty()) else {
+            return Some(not_applicable());
+        };
+        let root = machine.root;
+        let directory = format!("{}/msi_irqs", self.slot.directory());
+        let fired = fired(&root.text(INTERRUPTS).unwrap_or_default());
+        let cores = |number: u32| {
+            let at = format!("/proc/irq/{number}");
+            let cores = root
+                .text(&format!("{at}/effective_affinity_list"))
+                .filter(|text| !text.is_empty())
+                .or_else(|| root.text(&format!("{at}/smp_affinity_list")));
+            list(&cores.unwrap_or_default())
+        };
+        let names = root.names(&directory);
+        let numbers = names.iter().filter_map(|name| name.parse::<u32>().ok());
+        let handled: Vec<_> = numbers
+            // The affinity of an interrupt that has never fired is not meaningful.
+            .filter(|number| fired.get(number).is_some_and(|count| *count > 0))
+            .map(cores)
+            .filter(|cores| !cores.is_empty())
+            .collect();
+        let is_remote = |cores: &&Vec<usize>| !cores.iter().any(|core| node.cores.contains(core));
+        let (all, remote) = (handled.len(), handled.iter().filter(is_remote).count());
+        let cores = root.text(&format!("/sys/devices/system/node/node{}/cpulist", node.id));
+        Some(match (all, remote) {
+            (0, _) => Judgement::new(Status::Unknown, "no interrupt has occurred yet"),
+            (_, 0) => ok(format!("{all} on cores of node {}", node.id)),
+            _ => warn(
+                format!("{remote} of {all} on cores of other nodes than {}", node.id),
+                "each completion that a thread waits for crosses the link between sockets",
+                format!(
+                    "for i in $(ls {directory}); do echo {} | sudo tee /proc/irq/$i/smp_affinity_list; done",
+                    cores.unwrap_or_default()
+                ),
+            ),
+        })
     }
-    let root = machine.root;
-    let directory = format!("/sys/bus/pci/devices/{}/msi_irqs", device.address);
-    let numbers = root.names(&directory);
-    let fired = fired(&root.text(INTERRUPTS).unwrap_or_default());
-    let finding = in_slot(card)?.finding("interrupts", "msi_irqs");
-    let mut seen = 0;
-    let mut far = Vec::new();
-    for number in numbers.iter().filter_map(|name| name.parse::<u32>().ok()) {
-        // The affinity of an interrupt that has never fired is not meaningful.
-        if fired.get(&number).is_none_or(|count| *count == 0) {
-            continue;
-        }
-        let at = format!("/proc/irq/{number}");
-        let cores = root
-            .text(&format!("{at}/effective_affinity_list"))
-            .filter(|text| !text.is_empty())
-            .or_else(|| root.text(&format!("{at}/smp_affinity_list")));
-        let cores = list(&cores.unwrap_or_default());
-        if cores.is_empty() {
-            continue;
-        }
-        seen += 1;
-        if !cores.iter().any(|core| node.cores.contains(core)) {
-            far.push(number);
-        }
-    }
-    if seen == 0 {
-        return Some(finding.read(Verdict::Unknown, "no interrupt has occurred yet"));
-    }
-    let cores = root
-        .text(&format!("/sys/devices/system/node/node{}/cpulist", node.id))
-        .unwrap_or_default();
-    if far.is_empty() {
-        return Some(finding.read(Verdict::Ok, format!("{seen} on cores of node {}", node.id)));
-    }
-    Some(
-        finding
-            .read(
-                Verdict::Warn,
-                format!("{} of {seen} on cores of other nodes than {}", far.len(), node.id),
-            )
-            .why("each completion that a thread waits for crosses the link between sockets")
-            .fix(format!(
-                "for i in $(ls {directory}); do echo {cores} | sudo tee /proc/irq/$i/smp_affinity_list; done"
-            )),
-    )
 }
 
 /// Returns the number of times that each interrupt occurred, summed over all cores.
@@ -79,26 +72,22 @@ pub(super) fn fired(text: &str) -> BTreeMap<u32, u64> {
     lines.filter_map(line).collect()
 }
 
-/// Checks whether irqbalance is running; returns `None` if processes are not visible.
-pub(super) fn balance(machine: &Machine<'_>) -> Option<Finding> {
+/// Checks whether irqbalance is running. Not applicable if processes are not visible.
+pub(super) fn irqbalance(machine: &Machine<'_>) -> Option<Judgement> {
     let root = machine.root;
-    let mut processes = root
-        .names("/proc")
-        .into_iter()
-        .filter(|name| name.parse::<u32>().is_ok())
-        .peekable();
-    processes.peek()?;
-    let is_running = processes.any(|process| {
+    let mut processes = root.names("/proc");
+    processes.retain(|name| name.parse::<u32>().is_ok());
+    let is_it = |process: &String| {
         root.text(&format!("/proc/{process}/comm"))
             .is_some_and(|name| name == "irqbalance")
-    });
-    let finding = Finding::new(GROUP, "irqbalance", "/proc/*/comm");
-    Some(if is_running {
-        finding
-            .read(Verdict::Ok, "running")
+    };
+    Some(if processes.is_empty() {
+        not_applicable()
+    } else if processes.iter().any(is_it) {
+        ok("running")
             .why("irqbalance moves interrupts away from the cores they were pinned to")
             .fix("sudo systemctl disable --now irqbalance")
     } else {
-        finding.read(Verdict::Ok, "not running")
+        ok("not running")
     })
 }

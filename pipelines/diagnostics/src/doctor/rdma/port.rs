@@ -1,7 +1,9 @@
 //! Checks a port: its state, its rate compared with its slot, its addresses and its MTU.
 
-use super::{Card, Finding, NET, Verdict};
-use daq_core::topology::nic::{GidKind, Layer, NicPort};
+use super::{NET, Port};
+use crate::doctor::cards::SLOW_SLOT;
+use crate::doctor::check::{Judgement, not_applicable, ok, unreadable, warn};
+use daq_core::topology::nic::{GidKind, Layer};
 use daq_core::units::BitRate;
 
 /// Directory of the rdma_cm settings of Linux.
@@ -14,189 +16,159 @@ const ROCE_HEADERS: u32 = 96;
 /// MTU of the interface with which packets can contain 4096 payload bytes.
 const MTU_WANTED: u32 = 4200;
 
-pub(super) fn examine(card: &Card<'_>, port: &NicPort) -> Vec<Finding> {
-    let mut findings = vec![state(card, port)];
-    if !port.is_active() {
-        return findings;
+impl Port<'_> {
+    pub(super) fn state(&self) -> Option<Judgement> {
+        let port = self.port;
+        let parts = [
+            Some(port.state.as_ref()?.to_lowercase()),
+            port.physical.as_ref().map(|link| link.to_lowercase()),
+            port.layer.map(|layer| layer.to_string()),
+        ];
+        let read = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        if port.is_active() {
+            return Some(ok(read));
+        }
+        if self.card.nic.is_active() {
+            return Some(ok(read).why("not needed, because another port of the card is up"));
+        }
+        let is_up = port.physical.as_deref() == Some("LinkUp");
+        let (why, fix) = match port.layer {
+            Some(Layer::InfiniBand) if is_up => (
+                "the link is up, but no subnet manager has assigned an address to the port",
+                "sudo systemctl start opensm  # on one host of the network, if no switch runs a subnet manager".to_owned(),
+            ),
+            Some(Layer::InfiniBand) => (
+                "the port cannot transfer data",
+                format!(
+                    "iblinkinfo; sudo mlxlink -d {}  # check the cable and the switch port",
+                    self.card.nic.name
+                ),
+            ),
+            _ => (
+                "the port cannot transfer data",
+                format!(
+                    "sudo ip link set {0} up; ethtool {0}  # check the cable and the switch port",
+                    self.interface()
+                ),
+            ),
+        };
+        Some(warn(read, why, fix))
     }
-    findings.push(rate(card, port));
-    if port.layer == Some(Layer::Ethernet) {
-        findings.push(gids(card, port));
-        findings.extend(cm(card, port));
-        findings.push(mtu(card, port));
-    }
-    findings
-}
 
-fn netdev(port: &NicPort) -> &str {
-    port.netdevs.first().map_or("INTERFACE", String::as_str)
-}
-
-fn state(card: &Card<'_>, port: &NicPort) -> Finding {
-    let finding = card.of_port(
-        port,
-        "state",
-        card.port_file(port, "{state,phys_state,link_layer}"),
-    );
-    let Some(state) = &port.state else {
-        return finding;
-    };
-    let parts = [
-        Some(state.to_lowercase()),
-        port.physical.as_ref().map(|link| link.to_lowercase()),
-        port.layer.map(|layer| layer.to_string()),
-    ];
-    let read = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
-    if port.is_active() {
-        return finding.read(Verdict::Ok, read);
-    }
-    if card.nic.is_active() {
-        return finding
-            .read(Verdict::Ok, read)
-            .why("not needed, because another port of the card is up");
-    }
-    let is_up = port.physical.as_deref() == Some("LinkUp");
-    let interface = netdev(port);
-    let finding = finding.read(Verdict::Warn, read);
-    match port.layer {
-        Some(Layer::InfiniBand) if is_up => finding
-            .why("the link is up, but no subnet manager has assigned an address to the port")
-            .fix("sudo systemctl start opensm  # on one host of the network, if no switch runs a subnet manager"),
-        Some(Layer::InfiniBand) => finding
-            .why("the port cannot transfer data")
-            .fix(format!("iblinkinfo; sudo mlxlink -d {}  # check the cable and the switch port", card.nic.name)),
-        _ => finding
-            .why("the port cannot transfer data")
-            .fix(format!("sudo ip link set {interface} up; ethtool {interface}  # check the cable and the switch port")),
-    }
-}
-
-/// Compares the port's rate with the rate of the card's slot, and reports the number of working lanes.
-fn rate(card: &Card<'_>, port: &NicPort) -> Finding {
-    let finding = card.of_port(port, "rate", card.port_file(port, "rate"));
-    let Some(rate) = port.rate else {
-        return finding;
-    };
-    let lanes = port.lanes.as_deref().unwrap_or_default();
-    let shown = |rate: u64| BitRate(rate as f64).to_string();
-    let read = if lanes.is_empty() {
-        shown(rate)
-    } else {
-        format!("{} ({lanes})", shown(rate))
-    };
-    // InfiniBand links can fall back to one lane. For Ethernet, the lanes that the driver reports are not real.
-    let width = lanes
-        .split('X')
-        .next()
-        .and_then(|lanes| lanes.parse::<u32>().ok());
-    if port.layer == Some(Layer::InfiniBand) && width.is_some_and(|width| width < 4) {
-        return finding
-            .read(Verdict::Warn, read)
-            .why("not all lanes of the link are active, so the port cannot reach its maximum rate")
-            .fix(format!(
-                "sudo mlxlink -d {} -m  # shows what cable and port support; replace the cable, reset the link",
-                card.nic.name
+    /// Compares the port's rate with the rate of the card's slot, and reports the number of working lanes.
+    pub(super) fn rate(&self) -> Option<Judgement> {
+        let rate = self.port.rate?;
+        let name = &self.card.nic.name;
+        let lanes = self.port.lanes.as_deref().unwrap_or_default();
+        let shown = |rate: u64| BitRate(rate as f64).to_string();
+        let read = match lanes {
+            "" => shown(rate),
+            lanes => format!("{} ({lanes})", shown(rate)),
+        };
+        // InfiniBand links can fall back to one lane. For Ethernet, the lanes that the driver reports are not real.
+        let width = lanes.split('X').next();
+        let width: Option<u32> = width.and_then(|lanes| lanes.parse().ok());
+        if self.port.layer == Some(Layer::InfiniBand) && width.is_some_and(|width| width < 4) {
+            return Some(warn(
+                read,
+                "not all lanes of the link are active, so the port cannot reach its maximum rate",
+                format!(
+                    "sudo mlxlink -d {name} -m  # shows what cable and port support; replace the cable, reset the link"
+                ),
             ));
-    }
-    let tree = &card.machine.topology.pci;
-    let hops = card.device.map(|device| tree.hops(device));
-    let slot = hops
-        .into_iter()
-        .flatten()
-        .map(|hop| hop.effective.rate().saturating_mul(8))
-        .filter(|rate| *rate > 0)
-        .min();
-    match slot {
-        Some(slot) if slot < rate && !tree.processor.is_virtual => finding
-            .read(Verdict::Warn, read)
-            .why(format!("the card's slot limits the rate to {}", shown(slot)))
-            .fix("sudo dmidecode -t slot  # move the card to a slot that has the card's width and PCIe generation"),
-        _ => finding.read(Verdict::Ok, read).why(format!(
-            "to see the port's maximum rate, run ethtool {0} or sudo mlxlink -d {1}",
-            netdev(port),
-            card.nic.name
-        )),
-    }
-}
-
-/// Reports the GID that connections use.
-fn gids(card: &Card<'_>, port: &NicPort) -> Finding {
-    let finding = card.of_port(port, "GID table", card.port_file(port, "gids"));
-    let interface = netdev(port);
-    let give =
-        format!("sudo ip addr add 192.168.100.1/24 dev {interface}  # an address of your network");
-    match port.best_gid() {
-        Some(gid) if gid.address.is_unicast_link_local() => finding
-            .read(
-                Verdict::Ok,
-                format!("RoCE v2 at {} ({})", gid.index, gid.address),
-            )
-            .why("this is a link-local address; hosts behind a router cannot reach it")
-            .fix(give),
-        Some(gid) => finding.read(
-            Verdict::Ok,
-            format!("RoCE v2 at {} ({})", gid.index, gid.address),
-        ),
-        None if port.gids.iter().any(|gid| gid.kind == Some(GidKind::V1)) => finding
-            .read(Verdict::Warn, "only RoCE v1")
-            .why("daq requires RoCE v2, which the card or its driver does not offer")
-            .fix(format!(
-                "sudo mlxconfig -d {} query | grep -i roce  # RoCE v2 may be disabled in the firmware",
-                card.nic.pci.as_deref().unwrap_or(&card.nic.name)
+        }
+        let tree = &self.card.machine.topology.pci;
+        let hops = self.card.device.map(|device| tree.hops(device));
+        let slot = hops
+            .into_iter()
+            .flatten()
+            .map(|hop| hop.effective.rate().saturating_mul(8))
+            .filter(|rate| *rate > 0)
+            .min();
+        Some(match slot {
+            Some(slot) if slot < rate && !tree.processor.is_virtual => {
+                let why = format!("the card's slot limits the rate to {}", shown(slot));
+                warn(read, why, SLOW_SLOT)
+            }
+            _ => ok(read).why(format!(
+                "to see the port's maximum rate, run ethtool {0} or sudo mlxlink -d {name}",
+                self.interface()
             )),
-        None => finding
-            .read(Verdict::Warn, "empty")
-            .why("the port has no address, so peers cannot send to it")
-            .fix(give),
+        })
     }
-}
 
-/// Reports the RoCE version that rdma_cm uses; returns `None` if Linux does not report the version.
-fn cm(card: &Card<'_>, port: &NicPort) -> Option<Finding> {
-    let path = format!(
-        "{CM}/{}/ports/{}/default_roce_mode",
-        card.nic.name, port.number
-    );
-    let mode = card.machine.root.text(&path)?;
-    let finding = card.of_port(port, "rdma_cm version", path);
-    Some(if mode == "RoCE v2" {
-        finding.read(Verdict::Ok, mode)
-    } else {
-        finding
-            .read(Verdict::Warn, mode)
-            .why("rdma_cm uses RoCE v1 and cannot connect to peers that use RoCE v2")
-            .fix(format!(
-                "sudo cma_roce_mode -d {} -p {} -m 2",
-                card.nic.name, port.number
-            ))
-    })
-}
-
-/// Reports the packet size, which is derived from the interface's MTU.
-fn mtu(card: &Card<'_>, port: &NicPort) -> Finding {
-    let interface = netdev(port);
-    let path = format!("{NET}/{interface}/mtu");
-    let finding = card.of_port(port, "MTU", path.as_str());
-    let Some(mtu) = card.machine.root.value::<u32>(&path) else {
-        return finding;
-    };
-    let room = mtu.saturating_sub(ROCE_HEADERS);
-    let payload = SIZES.into_iter().find(|size| *size <= room).unwrap_or(0);
-    let finding = finding.read(
-        if mtu < MTU_WANTED {
-            Verdict::Warn
+    /// Reports the GID that connections use.
+    pub(super) fn gids(&self) -> Option<Judgement> {
+        let give = format!(
+            "sudo ip addr add 192.168.100.1/24 dev {}  # an address of your network",
+            self.interface()
+        );
+        if let Some(gid) = self.port.best_gid() {
+            let judged = ok(format!("RoCE v2 at {} ({})", gid.index, gid.address));
+            return Some(if gid.address.is_unicast_link_local() {
+                let why = "this is a link-local address; hosts behind a router cannot reach it";
+                judged.why(why).fix(give)
+            } else {
+                judged
+            });
+        }
+        let has_v1 = self
+            .port
+            .gids
+            .iter()
+            .any(|gid| gid.kind == Some(GidKind::V1));
+        let nic = self.card.nic;
+        Some(if has_v1 {
+            warn(
+                "only RoCE v1",
+                "daq requires RoCE v2, which the card or its driver does not offer",
+                format!(
+                    "sudo mlxconfig -d {} query | grep -i roce  # RoCE v2 may be disabled in the firmware",
+                    nic.pci.as_deref().unwrap_or(&nic.name)
+                ),
+            )
         } else {
-            Verdict::Ok
-        },
-        format!("{mtu}: packets of {payload} B"),
-    );
-    if mtu < MTU_WANTED {
-        finding
-            .why("small packets reduce throughput; if the peer's MTU differs, no packets arrive")
-            .fix(format!(
-                "sudo ip link set {interface} mtu 9000  # also on the peer and the switch"
-            ))
-    } else {
-        finding.why("the peer and the switch must support packets of this size; test with ping -M do -s 4172 PEER")
+            let why = "the port has no address, so peers cannot send to it";
+            warn("empty", why, give)
+        })
+    }
+
+    /// Reports the RoCE version that rdma_cm uses, if Linux reports it.
+    pub(super) fn cm(&self) -> Option<Judgement> {
+        let (name, number) = (&self.card.nic.name, self.port.number);
+        let path = format!("{CM}/{name}/ports/{number}/default_roce_mode");
+        let judged = match self.card.machine.root.text(&path) {
+            None => not_applicable(),
+            Some(mode) if mode == "RoCE v2" => ok(mode),
+            Some(mode) => warn(
+                mode,
+                "rdma_cm uses RoCE v1 and cannot connect to peers that use RoCE v2",
+                format!("sudo cma_roce_mode -d {name} -p {number} -m 2"),
+            ),
+        };
+        Some(judged.from(path))
+    }
+
+    /// Reports the packet size, which is derived from the interface's MTU.
+    pub(super) fn mtu(&self) -> Option<Judgement> {
+        let path = format!("{NET}/{}/mtu", self.interface());
+        let Some(mtu) = self.card.machine.root.value::<u32>(&path) else {
+            return Some(unreadable().from(path));
+        };
+        let room = mtu.saturating_sub(ROCE_HEADERS);
+        let payload = SIZES.into_iter().find(|size| *size <= room).unwrap_or(0);
+        let read = format!("{mtu}: packets of {payload} B");
+        let judged = if mtu < MTU_WANTED {
+            let why =
+                "small packets reduce throughput; if the peer's MTU differs, no packets arrive";
+            let fix = format!(
+                "sudo ip link set {} mtu 9000  # also on the peer and the switch",
+                self.interface()
+            );
+            warn(read, why, fix)
+        } else {
+            ok(read).why("the peer and the switch must support packets of this size; test with ping -M do -s 4172 PEER")
+        };
+        Some(judged.from(path))
     }
 }

@@ -1,8 +1,10 @@
 //! Checks the card's slot: link, distance to GPUs, NUMA node and PCIe device control.
 
-use super::{Card, Finding, Verdict, in_slot};
+use super::InSlot;
+use crate::doctor::cards::needs_root;
+use crate::doctor::check::{Judgement, not_applicable, ok, unknown, warn};
+use daq_core::topology::Relation;
 use daq_core::topology::tree::PciDevice;
-use daq_core::topology::{Gpu, Relation};
 
 /// Offset of the pointer to the capability list. The next constant is the ID of the PCI Express capability (PCI Local
 /// Bus Specification; PCI Express Base Specification 7.5.3).
@@ -18,127 +20,128 @@ const MAX_CAPABILITIES: usize = 48;
 const MIN_READ_BYTES: u32 = 512;
 const READ_WANTED: u32 = 4096;
 
-pub(super) fn examine(card: &Card<'_>) -> Vec<Finding> {
-    let (Some(device), Some(slot)) = (card.device, in_slot(card)) else {
-        return Vec::new();
-    };
-    let control = control(card, device);
-    let mut findings = vec![slot.link(), relaxed(card, control), read(card, control)];
-    findings.extend(gpus(card, device));
-    findings.extend(redirect(card, device));
-    findings
-}
-
-/// Returns the GPU's PCI device.
-fn placed<'a>(card: &'a Card<'_>, gpu: &'a Gpu) -> Option<&'a PciDevice> {
-    let tree = &card.machine.topology.pci;
-    tree.device(gpu.pci.as_deref()?)
-}
-
-/// Reports the distance to each GPU. A card that has no GPU on its own CPU socket writes to GPUs slowly.
-fn gpus(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
-    let topology = &card.machine.topology;
-    let distances: Vec<_> = topology
-        .gpus
-        .iter()
-        .filter_map(|gpu| {
-            let relation = topology.nic_relation(card.nic, gpu.ordinal);
-            let distance = topology.distance(card.nic.pci.as_deref()?, gpu.ordinal);
+impl InSlot<'_> {
+    /// Reports the distance to each GPU. A card that has no GPU on its own CPU socket writes to GPUs slowly.
+    pub(super) fn distance(&self) -> Option<Judgement> {
+        let (topology, nic) = (&self.card.machine.topology, self.card.nic);
+        let distances = topology.gpus.iter().filter_map(|gpu| {
+            let relation = topology.nic_relation(nic, gpu.ordinal);
+            let distance = topology.distance(nic.pci.as_deref()?, gpu.ordinal);
             Some((relation, format!("{distance} to {}", gpu.pci.as_deref()?)))
-        })
-        .collect();
-    let nearest = distances.iter().map(|(relation, _)| *relation).min()?;
-    let read: Vec<_> = distances
-        .iter()
-        .map(|(_, distance)| distance.as_str())
-        .collect();
-    let read = read.join(", ");
-    let finding = in_slot(card)?.finding("distance to GPUs", "numa_node");
-    Some(match nearest {
-        Relation::Sys => {
-            let node = device
-                .node
-                .map_or_else(String::new, |node| format!(" {node}"));
-            finding
-                .read(Verdict::Warn, read)
-                .why(format!(
+        });
+        let (relations, read): (Vec<_>, Vec<_>) = distances.unzip();
+        let read = read.join(", ");
+        Some(match relations.into_iter().min() {
+            None => not_applicable(),
+            Some(Relation::Sys) => {
+                let node = self.slot.device.node;
+                let node = node.map_or_else(String::new, |node| format!(" {node}"));
+                let why = format!(
                     "no GPU is on the card's socket{node}; writes would cross the link between sockets, so daq uses the staged path"
-                ))
-                .fix("sudo dmidecode -t slot  # move the card to a slot of the GPU's socket, preferably below the same switch")
-        }
-        Relation::Unknown => finding
-            .read(Verdict::Unknown, read)
-            .why("the virtual machine or the firmware does not report where the card and the GPUs are connected"),
-        _ => finding
-            .read(Verdict::Ok, read)
-            .why("`daq topo` shows the resulting path"),
-    })
-}
+                );
+                warn(
+                    read,
+                    why,
+                    "sudo dmidecode -t slot  # move the card to a slot of the GPU's socket, preferably below the same switch",
+                )
+            }
+            Some(Relation::Unknown) => {
+                let why = "the virtual machine or the firmware does not report where the card and the GPUs are connected";
+                unknown(read, why)
+            }
+            Some(_) => ok(read).why("`daq topo` shows the resulting path"),
+        })
+    }
 
-/// Detects bridges between the card and a GPU below the same switch that redirect writes to the processor.
-fn redirect(card: &Card<'_>, device: &PciDevice) -> Option<Finding> {
-    let topology = &card.machine.topology;
-    let tree = &topology.pci;
-    let ours = tree.bridges(device);
-    // The nearest GPU below a common switch, and the bridges between the card and that GPU.
-    let mut routes: Vec<Vec<&PciDevice>> = topology
-        .gpus
-        .iter()
-        .filter_map(|gpu| {
-            let theirs = tree.bridges(placed(card, gpu)?);
+    /// Returns the bridges between the card and the nearest GPU below a common switch; `None` if there is no such GPU.
+    fn route(&self) -> Option<Vec<&PciDevice>> {
+        let tree = self.slot.tree;
+        let ours = tree.bridges(self.slot.device);
+        let routes = self.card.machine.topology.gpus.iter().filter_map(|gpu| {
+            let theirs = tree.bridges(tree.device(gpu.pci.as_deref()?)?);
             let common = *ours.iter().find(|bridge| theirs.contains(bridge))?;
             let sides = [&ours, &theirs].into_iter();
-            let apart = sides.flat_map(|side| {
+            let route = sides.flat_map(|side| {
                 let bridges = side.iter().copied();
                 bridges.take_while(move |bridge| *bridge != common)
             });
-            Some(apart.collect())
-        })
-        .collect();
-    routes.sort_by_key(Vec::len);
-    let apart = routes.into_iter().next()?;
-    let finding = in_slot(card)?.finding("ACS redirect", "../config");
-    let redirecting: Vec<_> = apart
-        .iter()
-        .filter(|bridge| bridge.acs.redirects() == Some(true))
-        .collect();
-    if let Some(first) = redirecting.first() {
+            Some(route.collect::<Vec<_>>())
+        });
+        routes.min_by_key(Vec::len)
+    }
+
+    /// Detects bridges between the card and a GPU below the same switch that redirect writes to the processor.
+    pub(super) fn redirect(&self) -> Option<Judgement> {
+        let Some(route) = self.route() else {
+            return Some(not_applicable());
+        };
+        let bridges = route.iter();
+        let redirecting: Vec<_> = bridges
+            .filter(|bridge| bridge.acs.redirects() == Some(true))
+            .collect();
+        let Some(first) = redirecting.first() else {
+            let is_unknown = route.iter().any(|bridge| bridge.acs.redirects().is_none());
+            return Some(if is_unknown {
+                needs_root()
+            } else {
+                ok("no bridge redirects writes on the path to the nearest GPU")
+            });
+        };
         let commands = redirecting
             .iter()
             .map(|bridge| format!("sudo setpci -s {} ECAP_ACS+6.w=0000", bridge.address));
-        return Some(
-            finding
-                .read(
-                    Verdict::Warn,
-                    format!("{} redirects writes ({})", first.address, first.acs.bits()),
-                )
-                .why(
-                    "the card's writes to the nearest GPU pass through the processor instead of only through the switch",
-                )
-                .fix(format!(
-                    "{}  # until the next boot; do not use if a virtual machine needs ACS",
-                    commands.collect::<Vec<_>>().join(" && ")
-                )),
-        );
+        Some(warn(
+            format!("{} redirects writes ({})", first.address, first.acs.bits()),
+            "the card's writes to the nearest GPU pass through the processor instead of only through the switch",
+            format!(
+                "{}  # until the next boot; do not use if a virtual machine needs ACS",
+                commands.collect::<Vec<_>>().join(" && ")
+            ),
+        ))
     }
-    Some(
-        if apart.iter().any(|bridge| bridge.acs.redirects().is_none()) {
-            finding
-                .why("only root can read the PCIe settings")
-                .fix("sudo daq doctor")
-        } else {
-            finding.read(
-                Verdict::Ok,
-                "no bridge redirects writes on the path to the nearest GPU",
-            )
-        },
-    )
-}
 
-/// Returns the PCIe Device Control register; `None` if it cannot be read.
-fn control(card: &Card<'_>, device: &PciDevice) -> Option<u16> {
-    let path = format!("/sys/bus/pci/devices/{}/config", device.address);
-    device_control(&card.machine.root.bytes(&path)?)
+    /// Returns the PCIe Device Control register; `None` if it cannot be read.
+    fn control(&self) -> Option<u16> {
+        let path = format!("{}/config", self.slot.directory());
+        device_control(&self.card.machine.root.bytes(&path)?)
+    }
+
+    /// Checks whether the card may reorder its writes (relaxed ordering).
+    pub(super) fn relaxed(&self) -> Option<Judgement> {
+        Some(match self.control() {
+            None => needs_root(),
+            Some(control) if control & RELAXED != 0 => ok("allowed"),
+            Some(_) => warn(
+                "not allowed",
+                "the card's writes are strictly ordered, so many processors (especially AMD's) do not reach the card's rate; this matters only if `relaxed_ordering` is set in the configuration",
+                format!(
+                    "sudo setpci -s {} CAP_EXP+8.w=0010:0010  # until the next boot; to keep the value, set it in the firmware",
+                    self.slot.device.address
+                ),
+            ),
+        })
+    }
+
+    /// Checks the maximum size of the card's read requests, which limits its send rate.
+    pub(super) fn read_size(&self) -> Option<Judgement> {
+        let Some(control) = self.control() else {
+            return Some(needs_root());
+        };
+        let bytes = 128_u32 << (control >> MAX_READ_SHIFT & 7);
+        let read = format!("{bytes} B");
+        let fix = format!(
+            "sudo setpci -s {} CAP_EXP+8.w=5000:7000  # 4096 B, until the next boot",
+            self.slot.device.address
+        );
+        Some(match bytes {
+            ..MIN_READ_BYTES => {
+                let why = "the card reads outgoing data in small requests and cannot send at its full rate";
+                warn(read, why, fix)
+            }
+            ..READ_WANTED => ok(read).fix(fix),
+            _ => ok(read),
+        })
+    }
 }
 
 /// Reads the Device Control register from the bytes of a configuration space. Returns `None` if the register is not in
@@ -158,55 +161,4 @@ pub(super) fn device_control(space: &[u8]) -> Option<u16> {
         at = usize::from(byte(at + 1)? & !3);
     }
     None
-}
-
-/// Creates a finding about the Device Control register.
-fn of_control(card: &Card<'_>, name: &'static str) -> Finding {
-    let address = card.device.map_or("", |device| device.address.as_str());
-    Finding::new(
-        card.group(),
-        name,
-        format!("/sys/bus/pci/devices/{address}/config"),
-    )
-}
-
-/// Checks whether the card may reorder its writes (relaxed ordering).
-fn relaxed(card: &Card<'_>, control: Option<u16>) -> Finding {
-    let finding = of_control(card, "relaxed ordering");
-    let address = card.device.map_or("", |device| device.address.as_str());
-    match control {
-        None => finding.why("only root can read the PCIe settings").fix("sudo daq doctor"),
-        Some(control) if control & RELAXED != 0 => finding.read(Verdict::Ok, "allowed"),
-        Some(_) => finding
-            .read(Verdict::Warn, "not allowed")
-            .why("the card's writes are strictly ordered, so many processors (especially AMD's) do not reach the card's rate; this matters only if `relaxed_ordering` is set in the configuration")
-            .fix(format!(
-                "sudo setpci -s {address} CAP_EXP+8.w=0010:0010  # until the next boot; to keep the value, set it in the firmware"
-            )),
-    }
-}
-
-/// Checks the maximum size of the card's read requests, which limits its send rate.
-fn read(card: &Card<'_>, control: Option<u16>) -> Finding {
-    let finding = of_control(card, "MaxReadReq");
-    let address = card.device.map_or("", |device| device.address.as_str());
-    let Some(control) = control else {
-        return finding
-            .why("only root can read the PCIe settings")
-            .fix("sudo daq doctor");
-    };
-    let bytes = 128_u32 << (control >> MAX_READ_SHIFT & 7);
-    let shown = format!("{bytes} B");
-    let fix =
-        format!("sudo setpci -s {address} CAP_EXP+8.w=5000:7000  # 4096 B, until the next boot");
-    if bytes < MIN_READ_BYTES {
-        finding
-            .read(Verdict::Warn, shown)
-            .why("the card reads outgoing data in small requests and cannot send at its full rate")
-            .fix(fix)
-    } else if bytes < READ_WANTED {
-        finding.read(Verdict::Ok, shown).fix(fix)
-    } else {
-        finding.read(Verdict::Ok, shown)
-    }
 }

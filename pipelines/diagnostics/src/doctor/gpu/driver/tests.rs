@@ -1,25 +1,37 @@
 //! Tests the findings about additional kernel modules, such as nvidia_peermem.
 
 use super::super::super::root::tests::machine;
+use super::super::super::tests::one;
 use super::*;
+use Status::{Ok, Warning};
 
 const LOADED: (&str, &str) = ("/sys/module/nvidia_peermem/refcnt", "0");
 const OLD: (&str, &str) = ("/sys/module/nv_peer_mem/refcnt", "0");
 const CARD: (&str, &str) = ("/sys/class/infiniband/mlx5_0/fw_ver", "1");
 
-fn found(files: &[(&str, &str)], is_open: bool) -> Finding {
+fn examine(files: &[(&str, &str)], is_open: bool, name: &str) -> Finding {
     let (_dir, root) = machine(files);
     let module = Module {
         version: None,
         is_open,
     };
-    peermem(&root, Some(&module), &BTreeMap::new())
+    let driver = Driver {
+        root: &root,
+        module: Some(&module),
+        asked: None,
+        cuda: &BTreeMap::new(),
+    };
+    one(&driver.examine(), name)
+}
+
+fn found(files: &[(&str, &str)], is_open: bool) -> Finding {
+    examine(files, is_open, "nvidia_peermem")
 }
 
 #[test]
 fn conflicting_peer_memory_modules_are_reported() {
     let one = found(&[LOADED, CARD], false);
-    assert_eq!((one.verdict, one.read.as_str()), (Verdict::Ok, "loaded"));
+    assert_eq!(one.summary(), (Ok, "loaded"));
     for (files, read) in [
         (&[LOADED, OLD, CARD][..], "loaded beside nv_peer_mem"),
         (
@@ -28,7 +40,7 @@ fn conflicting_peer_memory_modules_are_reported() {
         ),
     ] {
         let found = found(files, true);
-        assert_eq!((found.verdict, found.read.as_str()), (Verdict::Warn, read));
+        assert_eq!(found.summary(), (Warning, read));
         assert!(found.fix.unwrap().contains("modprobe -r nv_peer_mem"));
     }
 }
@@ -36,47 +48,33 @@ fn conflicting_peer_memory_modules_are_reported() {
 #[test]
 fn linux_without_peer_memory_api_is_reported() {
     let api = "0000000000000000 T ib_register_peer_memory_client\t[ib_core]\n";
-    for (symbols, is_open, verdict, read) in [
-        (api, false, Verdict::Warn, "not loaded"),
+    for (symbols, is_open, status, read) in [
+        (api, false, Warning, "not loaded"),
         (
             "0000000000000000 T ib_register_client\n",
             false,
-            Verdict::Warn,
+            Warning,
             "cannot be loaded",
         ),
         (
             "0000000000000000 T ib_register_client\n",
             true,
-            Verdict::Ok,
+            Ok,
             "not loaded",
         ),
         // Symbols that Linux hides from this user do not count.
-        ("", false, Verdict::Warn, "not loaded"),
+        ("", false, Warning, "not loaded"),
     ] {
         let found = found(&[CARD, (SYMBOLS, symbols)], is_open);
-        assert_eq!(
-            (found.verdict, found.read.as_str()),
-            (verdict, read),
-            "{symbols}"
-        );
+        assert_eq!(found.summary(), (status, read), "{symbols}");
     }
 }
 
 #[test]
 fn gdrdrv_must_match_the_library_version() {
-    let found = |version: &str| {
-        let (_dir, root) = machine(&[("/sys/module/gdrdrv/version", version)]);
-        gdrdrv(&root)
-    };
-    let good = found("2.5\n");
-    assert_eq!(
-        (good.verdict, good.read.as_str()),
-        (Verdict::Ok, "loaded, version 2.5")
-    );
-    let bad = found("1.3\n");
-    assert_eq!(
-        (bad.verdict, bad.read.as_str()),
-        (Verdict::Warn, "version 1.3")
-    );
-    assert!(bad.fix.unwrap().contains("gdrdrv-dkms"));
+    let found = |version| examine(&[("/sys/module/gdrdrv/version", version)], true, "gdrdrv");
+    assert_eq!(found("2.5\n").summary(), (Ok, "loaded, version 2.5"));
+    let old = found("1.3\n");
+    assert_eq!(old.summary(), (Warning, "version 1.3"));
+    assert!(old.fix.unwrap().contains("gdrdrv-dkms"));
 }

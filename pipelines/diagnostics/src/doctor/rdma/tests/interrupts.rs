@@ -16,11 +16,11 @@ fn interrupts_on_remote_numa_node_are_reported() {
     assert!(found.fix.unwrap().contains("0000:3e:00.0/msi_irqs"));
     // An interrupt that may fire on both nodes is not on the wrong node.
     server.write("/proc/irq/81/effective_affinity_list", "1-2\n");
-    assert_eq!(server.found("interrupts").verdict, Verdict::Ok);
+    assert_eq!(server.found("interrupts").status, Status::Ok);
     // Older Linux versions show only the requested affinity.
     server.remove("/proc/irq/81/effective_affinity_list");
     server.write("/proc/irq/81/smp_affinity_list", "3\n");
-    assert_eq!(server.found("interrupts").verdict, Verdict::Warn);
+    assert_eq!(server.found("interrupts").status, Status::Warning);
 }
 
 #[test]
@@ -31,8 +31,8 @@ fn interrupt_that_never_fired_is_ignored() {
     server.write("/proc/interrupts", "   CPU0 CPU1\n 80: 0 0 x\n 81: 0 0 x\n");
     let found = server.found("interrupts");
     assert_eq!(
-        (found.verdict, found.read.as_str()),
-        (Verdict::Unknown, "no interrupt has occurred yet")
+        found.summary(),
+        (Status::Unknown, "no interrupt has occurred yet")
     );
     let fired = super::super::interrupts::fired(" CPU0 CPU1\n 7: 2 3 40\nNMI: 1 1\nodd\n");
     assert_eq!(fired.into_iter().collect::<Vec<_>>(), [(7, 5)]);

@@ -44,7 +44,7 @@ fn second_port_down_is_accepted() {
     let states: Vec<_> = states.iter().filter(|f| f.name == "state").collect();
     assert_eq!(states.len(), 2);
     assert_eq!(states[1].group, "rdma mlx5_0 port 2");
-    assert_eq!(states[1].verdict, Verdict::Ok);
+    assert_eq!(states[1].status, Status::Ok);
     assert!(states[1].why.as_ref().unwrap().contains("another port"));
 }
 
@@ -114,25 +114,25 @@ fn rdma_cm_default_of_roce_v1_is_reported() {
 #[test]
 fn rdma_mtu_below_interface_mtu_is_reported() {
     let server = Server::new();
-    for (mtu, payload, verdict) in [
-        (9000, 4096, Verdict::Ok),
-        (4200, 4096, Verdict::Ok),
-        (4191, 2048, Verdict::Warn),
-        (1500, 1024, Verdict::Warn),
-        (90, 0, Verdict::Warn),
+    for (mtu, payload, status) in [
+        (9000, 4096, Status::Ok),
+        (4200, 4096, Status::Ok),
+        (4191, 2048, Status::Warning),
+        (1500, 1024, Status::Warning),
+        (90, 0, Status::Warning),
     ] {
         server.write("/sys/class/net/eth0/mtu", format!("{mtu}\n"));
         let found = server.found("MTU");
         let read = format!("{mtu}: packets of {payload} B");
-        assert_eq!((found.verdict, found.read), (verdict, read));
+        assert_eq!((found.status, found.read), (status, read));
         let fix = found.fix.unwrap_or_default();
         assert_eq!(
             fix.contains("ip link set eth0 mtu 9000"),
-            verdict == Verdict::Warn
+            status == Status::Warning
         );
     }
     server.remove("/sys/class/net/eth0/mtu");
-    assert_eq!(server.found("MTU").verdict, Verdict::Unknown);
+    assert_eq!(server.found("MTU").status, Status::Unknown);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn priority_flow_control_is_judged() {
     for odd in ["", "0 1", "0 0 0 2 0 0 0 0"] {
         server.write(path, odd);
         let found = server.found("PFC");
-        assert_eq!(found.verdict, Verdict::Unknown, "{odd}");
+        assert_eq!(found.status, Status::Unknown, "{odd}");
         assert!(found.fix.unwrap().contains("dcb pfc show dev eth0"));
     }
 }
@@ -172,7 +172,7 @@ fn congestion_notification_is_judged() {
     );
     server.remove("/sys/class/net/eth0/ecn");
     let found = server.found("ECN");
-    assert_eq!(found.verdict, Verdict::Unknown);
+    assert_eq!(found.status, Status::Unknown);
     assert!(
         found
             .fix
@@ -234,7 +234,7 @@ fn growing_counters_are_reported_by_cause() {
         is_ok(&find(), "none since boot");
         server.port_file(file, "7\n");
         let found = find();
-        assert_eq!(found.verdict, Verdict::Warn, "{found:?}");
+        assert_eq!(found.status, Status::Warning, "{found:?}");
         assert!(found.read.starts_with("7 ") && found.read.ends_with("in 1 s, 7 since boot"));
         assert!(
             found.from.ends_with(file) && found.fix.as_ref().unwrap().contains(fix),
@@ -243,12 +243,9 @@ fn growing_counters_are_reported_by_cause() {
         // Counts from before the first reading are ignored.
         let before = Counters::read(&server.root).ago(Duration::from_secs(1));
         let found = one(&examine(&server.root, &before), name);
-        assert_eq!(
-            (found.verdict, found.read.as_str()),
-            (Verdict::Ok, "none in 1 s, 7 since boot")
-        );
+        assert_eq!(found.summary(), (Status::Ok, "none in 1 s, 7 since boot"));
         let unwatched = server.found(name);
-        assert!(unwatched.verdict == Verdict::Ok && unwatched.why.unwrap().contains("--sample"));
+        assert!(unwatched.status == Status::Ok && unwatched.why.unwrap().contains("--sample"));
     }
 }
 

@@ -47,7 +47,7 @@ fn relaxed_ordering_and_read_size_are_judged() {
     server.write(&config, &space(0x5010, 0)[..64]);
     for name in ["relaxed ordering", "MaxReadReq"] {
         let found = server.found(name);
-        assert_eq!(found.verdict, Verdict::Unknown);
+        assert_eq!(found.status, Status::Unknown);
         assert_eq!(found.fix.as_deref(), Some("sudo daq doctor"));
     }
 }
@@ -100,7 +100,7 @@ fn nic_on_other_socket_is_reported() {
         "there is no switch between card and GPU"
     );
     server.write(&format!("{far}/numa_node"), "-1\n");
-    assert_eq!(server.found("distance to GPUs").verdict, Verdict::Unknown);
+    assert_eq!(server.found("distance to GPUs").status, Status::Unknown);
 }
 
 #[test]
@@ -119,9 +119,9 @@ fn switch_with_acs_redirect_is_reported_with_command() {
         "sudo setpci -s 0000:3c:04.0 ECAP_ACS+6.w=0000",
     );
     server.write(&port, &space(0, 0)[..64]);
-    assert_eq!(server.found("ACS redirect").verdict, Verdict::Unknown);
+    assert_eq!(server.found("ACS redirect").status, Status::Unknown);
     // Bridges above both devices may redirect, because the writes do not pass through them.
     server.write(&port, space(0, 0));
     server.write(&format!("{UP}/config"), space(0, 0x1d));
-    assert_eq!(server.found("ACS redirect").verdict, Verdict::Ok);
+    assert_eq!(server.found("ACS redirect").status, Status::Ok);
 }
