@@ -20,7 +20,7 @@ pub use show::DevicePath;
 
 use crate::gpu::Backend;
 use crate::gpu::bar_mapping;
-use crate::gpu::driver::{Device, Identity};
+use crate::gpu::driver::{Device, Identity, NoCuda};
 use nic::Nic;
 use pci::{Link, PciFacts};
 use schemars::JsonSchema;
@@ -185,6 +185,15 @@ pub struct Topology {
     pub is_real: bool,
 }
 
+/// Describes why CUDA finds no GPU. A missing driver is a fault only on a machine that has a GPU.
+fn no_gpu(why: &NoCuda, sys: &Path) -> String {
+    let has_no_gpu = pci::nvidia_gpus(sys).is_some_and(|gpus| gpus.is_empty());
+    match why {
+        NoCuda::NoLibrary if has_no_gpu => "this machine has no NVIDIA GPU".to_owned(),
+        why => why.to_string(),
+    }
+}
+
 impl Topology {
     /// Reads the topology of this machine.
     pub fn detect() -> Self {
@@ -194,7 +203,7 @@ impl Topology {
                 found.iter().map(|gpu| Gpu::of(gpu, sys)).collect(),
                 String::new(),
             ),
-            Err(why) => (Vec::new(), why.to_string()),
+            Err(why) => (Vec::new(), no_gpu(&why, sys)),
         };
         Self {
             cores: crate::thread::allowed_cores(),

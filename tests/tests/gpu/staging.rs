@@ -213,7 +213,7 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
     // A driver that is newer than the bindings may return an unknown code.
     let unknown = Simulated::new("no-init=12345");
     for (simulated, why) in [
-        (None, "libcuda.so.1 was not found"),
+        (None, "this machine has no NVIDIA GPU"),
         (
             Some(&old),
             "the driver supports CUDA 11.4, but daq needs 12.0",
@@ -232,7 +232,13 @@ fn plan_without_usable_driver_places_rings_in_host_memory() {
                 "this machine has a GPU, so the output without a GPU cannot be checked"
             );
         }
-        assert_contains!(plan.stdout => "ring raw @ host", why);
+        // Without PCI devices in /sys, only the missing library is known.
+        let is_unknown = simulated.is_none() && plan.stdout.contains("libcuda.so.1 was not found");
+        assert!(
+            plan.stdout.contains("ring raw @ host") && (plan.stdout.contains(why) || is_unknown),
+            "{}",
+            plan.stdout
+        );
         let outcome = daq.run(&[]).ok();
         assert_eq!(outcome.count("sinks.end.frames"), 2000);
     }
