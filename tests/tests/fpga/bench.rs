@@ -50,7 +50,7 @@ fn bench_fpga_host_rings_are_measured() {
     }
     let last = tables.last().unwrap();
     assert_eq!(last["title"], "not measured");
-    row(last, "method", "all methods that use a GPU");
+    row(last, "methods", "all methods that use a GPU");
 }
 
 #[test]

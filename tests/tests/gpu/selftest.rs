@@ -1,4 +1,4 @@
-//! Tests `daq selftest gpu`, `daq bench doorbell` and `daq bench apiperf` on the simulated driver.
+//! Tests `daq selftest gpu`, `daq bench doorbell` and `daq bench copy` on the simulated driver.
 
 use daq_testkit::{Daq, Done, Simulated, assert_contains};
 use serde_json::Value;
@@ -144,7 +144,8 @@ fn selftest_without_gpu_checks_nothing() {
         for arguments in [
             &["selftest", "gpu"][..],
             &["bench", "doorbell"],
-            &["bench", "apiperf"],
+            &["bench", "copy", "--mode", "mapping"],
+            &["bench", "copy", "--mode", "launch"],
             &["bench", "persistent"],
         ] {
             let done = daq(&simulated).cli(arguments);
@@ -335,9 +336,11 @@ fn bench_persistent_failure_replaces_figures() {
 }
 
 #[test]
-fn bench_apiperf_reports_mapping_cost_by_step() {
+fn bench_copy_reports_mapping_cost_by_step() {
     let simulated = Simulated::new("");
-    let arguments = ["bench", "apiperf", "--rounds", "2", "--json"];
+    let arguments = [
+        "bench", "copy", "--mode", "mapping", "--rounds", "2", "--json",
+    ];
     let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));
     let tables = json(&done.ok());
     let made = rows(&tables, "milliseconds to allocate");

@@ -170,10 +170,10 @@ fn tuning_measures_cpu_stores_or_reports_obstacle() {
             .on(Daq::new(&pipeline("cuda:0")))
             .env("VK_DRIVER_FILES", "/dev/null");
         let common = ["--rounds", "1", "--stores", "4 B,100 B", "--json"];
-        for (what, tables) in [("copylat", 4), ("copybw", 2)] {
-            let mut args = vec!["bench", what, "--sizes", "64 B,4 KiB"];
+        for (what, tables) in [("latency", 4), ("bandwidth", 2)] {
+            let mut args = vec!["bench", "copy", "--mode", what, "--sizes", "64 B,4 KiB"];
             args.extend(common);
-            if what == "copybw" {
+            if what == "bandwidth" {
                 args.extend(["--window", "1 ms"]);
             }
             let reported = daq.cli(&args).ok().stdout;

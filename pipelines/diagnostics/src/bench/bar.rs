@@ -1,8 +1,9 @@
 //! Measures CPU stores and reads through a BAR mapping of GPU memory. The copy function of daq and reference copies
 //! alternate on the same mapping.
 
+use super::figures::{median, micros_since};
 use super::table::{Cell, Table};
-use super::{BenchError, Common, median};
+use super::{BenchError, Common};
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Unmappable};
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
@@ -25,36 +26,42 @@ const MAX_COPIES_PER_TURN: usize = 256;
 /// Reference copies. The copy function of daq must not be slower than any reference copy.
 const REFERENCES: [StoreMethod; 3] = [StoreMethod::Memcpy, StoreMethod::Avx2, StoreMethod::Avx512];
 
-/// One row of a table: the time per copy of one size, in microseconds.
+/// Returns the methods in the order of the table columns. `None` is the copy function of daq.
+fn methods() -> Vec<Option<StoreMethod>> {
+    let others = StoreMethod::ALL.into_iter().map(Some);
+    std::iter::once(None).chain(others).collect()
+}
+
+/// The time per store of one size, in microseconds.
 struct Row {
     bytes: usize,
     /// Offsets of the target and of the source in bytes.
     skew: (usize, usize),
-    own: f64,
-    /// Time per copy in microseconds, for each method; NaN if the processor lacks instructions that the method needs.
-    methods: Vec<(StoreMethod, f64)>,
+    /// The time of each method (see [`methods`]); NaN if the processor lacks instructions that the method needs.
+    times: Vec<f64>,
 }
 
 impl Row {
-    fn name(&self) -> String {
-        let size = ByteSize(self.bytes as u64);
-        match self.skew {
-            (0, 0) => size.to_string(),
-            (to, 0) => format!("{size} to +{to}"),
-            (0, from) => format!("{size} from +{from}"),
-            (to, from) => format!("{size} to +{to} from +{from}"),
-        }
-    }
-
     /// Returns the time of the fastest reference copy divided by the time of daq's copy. A value of 1 or more means
     /// that daq is at least as fast.
     fn ratio(&self) -> f64 {
-        let references = self
-            .methods
-            .iter()
-            .filter(|(method, _)| REFERENCES.contains(method));
+        let references = methods()
+            .into_iter()
+            .zip(&self.times)
+            .filter(|(method, _)| method.is_some_and(|method| REFERENCES.contains(&method)));
         let best = references.map(|(_, time)| *time).fold(f64::NAN, f64::min);
-        best / self.own
+        best / self.times[0]
+    }
+}
+
+/// Describes a store or a load, for example `4 KiB to +3`.
+fn name(bytes: usize, skew: (usize, usize)) -> String {
+    let size = ByteSize(bytes as u64);
+    match skew {
+        (0, 0) => size.to_string(),
+        (to, 0) => format!("{size} to +{to}"),
+        (0, from) => format!("{size} from +{from}"),
+        (to, from) => format!("{size} to +{to} from +{from}"),
     }
 }
 
@@ -67,7 +74,7 @@ pub(super) fn open(device: &'static Device) -> Result<Arc<BarMapping>, Unmappabl
 /// Returns a table with each backend's reason why no mapping can be opened.
 pub(super) fn refusals(unmappable: &Unmappable) -> Table {
     let title = "no backend maps GPU memory for CPU stores; the copy engine does all copies";
-    let mut table = Table::new(title, &["backend", "reason"]);
+    let mut table = Table::new(title, "backend | reason");
     for refusal in &unmappable.refused {
         table.row(vec![
             refusal.backend.name().into(),
@@ -86,7 +93,7 @@ fn time(
     for _ in 0..copies {
         copy()?;
     }
-    Ok(start.elapsed().as_secs_f64() * 1e6 / copies as f64)
+    Ok(micros_since(start) / copies as f64)
 }
 
 /// Returns source data in which neighbouring bytes differ.
@@ -99,45 +106,32 @@ fn source() -> Vec<u8> {
 
 fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
     let stores = RawStores::new(mapped)?;
-    let source = source();
+    let (source, methods) = (source(), methods());
     let mut rows = Vec::new();
     for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, MAX_STORE_BYTES)) {
-        let here = StoreMethod::ALL.map(StoreMethod::is_supported);
         for skew in SKEWS {
             let (to, from) = (skew.0, &source[skew.1..][..bytes]);
             let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
-            let mut own = Vec::new();
-            let mut methods = StoreMethod::ALL.map(|method| (method, Vec::new()));
+            let mut times = vec![Vec::new(); methods.len()];
             for turn in 0..rounds * TURNS_PER_ROUND {
                 // The order of the methods changes in every turn, so that no method always benefits from the same
                 // predecessor.
-                for i in 0..=methods.len() {
-                    let at = (i + turn) % (StoreMethod::ALL.len() + 1);
-                    match methods.get_mut(at) {
-                        None => own.push(time(copies, || mapped.copy_to(to, from))?),
-                        Some((method, times)) if here[at] => times.push(time(copies, || {
-                            stores.store(*method, to, from);
+                for i in 0..methods.len() {
+                    let at = (i + turn) % methods.len();
+                    times[at].extend(match methods[at] {
+                        None => Some(time(copies, || mapped.copy_to(to, from))?),
+                        Some(method) if method.is_supported() => Some(time(copies, || {
+                            stores.store(method, to, from);
                             Ok(())
                         })?),
-                        Some(_) => {}
-                    }
+                        Some(_) => None,
+                    });
                 }
             }
-            let middle = |times: &Vec<f64>| {
-                if times.is_empty() {
-                    f64::NAN
-                } else {
-                    median(times)
-                }
-            };
             rows.push(Row {
                 bytes,
                 skew,
-                own: middle(&own),
-                methods: methods
-                    .iter()
-                    .map(|(method, times)| (*method, middle(times)))
-                    .collect(),
+                times: times.iter().map(|times| median(times)).collect(),
             });
         }
     }
@@ -146,18 +140,16 @@ fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Ro
 
 /// Builds a table. `show` converts each time to the value that the table shows with `digits` decimals.
 fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
-    let mut columns = vec!["store", "daq"];
-    columns.extend(StoreMethod::ALL.map(StoreMethod::name));
-    columns.push("best reference ÷ daq");
-    let mut table = Table::new(title, &columns);
-    for row in rows {
-        let mut cells = vec![row.name().into(), Cell::Number(show(row, row.own), digits)];
-        let methods = row.methods.iter();
-        cells.extend(methods.map(|(_, time)| Cell::Number(show(row, *time), digits)));
+    let methods = StoreMethod::ALL.map(StoreMethod::name).join(" | ");
+    let columns = format!("store | daq | {methods} | best reference ÷ daq");
+    let rows = rows.iter().map(|row| {
+        let mut cells = vec![name(row.bytes, row.skew).into()];
+        let times = row.times.iter();
+        cells.extend(times.map(|time| Cell::Number(show(row, *time), digits)));
         cells.push(Cell::Number(row.ratio(), 3));
-        table.row(cells);
-    }
-    table
+        cells
+    });
+    Table::of(title, &columns, rows)
 }
 
 fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
@@ -204,8 +196,8 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
         mapped.backend(),
         common.rounds
     );
-    let columns = ["read", "daq", "memcpy", "memcpy ÷ daq"];
-    let mut table = Table::new(title, &columns);
+    let columns = "read | daq | memcpy | memcpy ÷ daq";
+    let mut table = Table::new(title, columns);
     let mut to = vec![0; MAX_LOAD_BYTES];
     for bytes in sizes.iter().filter(|bytes| **bytes <= MAX_LOAD_BYTES) {
         for (skew, _) in [SKEWS[0], SKEWS[1]] {
@@ -224,17 +216,12 @@ fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table,
                     "verification failed: {bytes} bytes at offset {skew} differ from the bytes that were stored; this is a defect in daq"
                 )));
             }
-            let row = Row {
-                bytes: *bytes,
-                skew: (0, skew),
-                own: median(&own),
-                methods: vec![(StoreMethod::Memcpy, median(&plain))],
-            };
+            let (own, plain) = (median(&own), median(&plain));
             table.row(vec![
-                row.name().into(),
-                Cell::Number(row.own, 2),
-                Cell::Number(row.methods[0].1, 2),
-                Cell::Number(row.ratio(), 3),
+                name(*bytes, (0, skew)).into(),
+                Cell::Number(own, 2),
+                Cell::Number(plain, 2),
+                Cell::Number(plain / own, 3),
             ]);
         }
     }
@@ -251,21 +238,23 @@ mod tests {
         let row = Row {
             bytes: 4096,
             skew: (3, 1),
-            own: 0.4,
-            methods: vec![
-                (StoreMethod::Memcpy, 0.5),
-                (StoreMethod::Avx2, 0.2),
-                (StoreMethod::Avx512, f64::NAN),
-                (StoreMethod::Direct, 0.1),
-                (StoreMethod::Own64, 0.1),
-            ],
+            times: methods()
+                .into_iter()
+                .map(|method| match method {
+                    None => 0.4,
+                    Some(StoreMethod::Memcpy) => 0.5,
+                    Some(StoreMethod::Avx2) => 0.2,
+                    Some(StoreMethod::Avx512) => f64::NAN,
+                    Some(_) => 0.1,
+                })
+                .collect(),
         };
         assert_eq!(
             row.ratio(),
             0.5,
             "direct stores do not count as a reference"
         );
-        assert_eq!(row.name(), "4 KiB to +3 from +1");
+        assert_eq!(name(row.bytes, row.skew), "4 KiB to +3 from +1");
     }
 
     #[test]

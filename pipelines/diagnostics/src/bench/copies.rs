@@ -1,8 +1,10 @@
 //! Measures baseline copies by size, without rings or pipelines.
 
+use super::comparison::Comparison;
+use super::figures::{percentiles, rate, times};
 use super::place::{Place, slots};
-use super::table::{Cell, Table};
-use super::{BenchError, Common, Publish, bar, median, quantile, rate};
+use super::table::{Cell, Table, size};
+use super::{BenchError, Common, Publish, bar};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
@@ -15,7 +17,6 @@ use daq_core::staging::{
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Size of each source and target buffer in bytes.
 const BUFFER_BYTES: usize = 64 << 20;
@@ -24,8 +25,8 @@ const DEPTH: usize = 4;
 /// Number of timed copies per round.
 const TIMED_COPIES: usize = 400;
 
-fn size(bytes: usize) -> Cell {
-    ByteSize(bytes as u64).to_string().into()
+fn at_most(max: usize, sizes: &[usize]) -> Vec<usize> {
+    sizes.iter().map(|bytes| (*bytes).min(max)).collect()
 }
 
 /// Measures throughput by size: first pinned and pageable memory in both directions, then CPU stores, which have their
@@ -37,64 +38,42 @@ pub fn bandwidth(
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
-    let methods = [
-        ("in", Direction::In, false),
-        ("out", Direction::Out, false),
-        ("in, pageable", Direction::In, true),
-        ("out, pageable", Direction::Out, true),
-    ];
+    let sizes = at_most(BUFFER_BYTES, sizes);
     let mut pinned = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let mut pageable = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, true)?;
-    let mut figures = vec![Vec::new(); sizes.len() * methods.len()];
-    for _ in 0..common.rounds {
-        let mut cells = figures.iter_mut();
-        for bytes in sizes.iter().map(|bytes| (*bytes).min(BUFFER_BYTES)) {
-            for (_, direction, is_pageable) in methods {
-                let baseline = if is_pageable {
-                    &mut pageable
-                } else {
-                    &mut pinned
-                };
-                baseline.turn(direction);
-                let figure = rate(
-                    common.window,
-                    || {
-                        for _ in 0..DEPTH {
-                            baseline.begin(baseline.walk(bytes), bytes)?;
-                        }
-                        baseline.finish().map(|()| DEPTH * bytes)
-                    },
-                    || baseline.finish(),
-                )?;
-                if let Some(cell) = cells.next() {
-                    cell.push(figure);
-                }
-            }
-        }
-    }
-    let columns = [
-        "copy",
-        "in GB/s",
-        "out GB/s",
-        "in, pageable",
-        "out, pageable",
+    let methods = [
+        (Direction::In, false),
+        (Direction::Out, false),
+        (Direction::In, true),
+        (Direction::Out, true),
     ];
+    let measure = |bytes: &usize, (direction, is_pageable): &(Direction, bool)| {
+        let baseline = if *is_pageable {
+            &mut pageable
+        } else {
+            &mut pinned
+        };
+        baseline.turn(*direction);
+        let copies = || {
+            for _ in 0..DEPTH {
+                baseline.begin(baseline.walk(*bytes), *bytes)?;
+            }
+            baseline.finish().map(|()| DEPTH * bytes)
+        };
+        Ok(Some([rate(common.window, copies, || baseline.finish())?]))
+    };
+    let compared = Comparison::run(common.rounds, &sizes, &methods, measure)?;
+    let columns = "copy | in GB/s | out GB/s | in, pageable | out, pageable";
     let title = format!(
         "{}: throughput of copies between host and GPU, {DEPTH} copies per wait; medians of {} rounds",
         device.identity().name,
         common.rounds
     );
-    let mut table = Table::new(title, &columns);
-    for (bytes, rates) in sizes.iter().zip(figures.chunks(methods.len())) {
-        let mut row = vec![size(*bytes)];
-        row.extend(
-            rates
-                .iter()
-                .map(|rates| Cell::Number(median(rates) / 1e9, 2)),
-        );
-        table.row(row);
-    }
-    publish(table);
+    let rows = compared.by_scenario().map(|(bytes, rates)| {
+        let rates = rates.iter().map(|[rate]| Cell::Number(rate / 1e9, 2));
+        [size(*bytes)].into_iter().chain(rates).collect()
+    });
+    publish(Table::of(title, columns, rows));
     publish(match bar::open(device) {
         Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
         Err(unmappable) => bar::refusals(&unmappable),
@@ -102,102 +81,94 @@ pub fn bandwidth(
     Ok(())
 }
 
-/// The duration of each copy in microseconds.
-type Times = Vec<f64>;
-
-/// Returns two cells per copy method: the median and the 99th percentile.
-fn quantiles(times: &[&Times]) -> Vec<Cell> {
-    let cells = times.iter().flat_map(|times| {
-        [
-            Cell::Number(median(times), 2),
-            Cell::Number(quantile(times, 0.99), 2),
-        ]
-    });
-    cells.collect()
-}
-
-fn since(start: Instant) -> f64 {
-    start.elapsed().as_secs_f64() * 1e6
-}
-
 /// An input ring in which frames are published, and an output ring to which the frames are copied.
 struct Pair {
+    device: &'static Device,
     source: Producer,
     target: Ring,
     copied: (Reader, Producer),
 }
 
 impl Pair {
-    fn new(place: &Place, bytes: usize) -> Result<Self, BenchError> {
+    fn new(device: &'static Device, place: &Place, bytes: usize) -> Result<Self, BenchError> {
         let options = slots(&place.host, bytes);
         let ledger = RingLedger::default;
         let (from, source) = Ring::new(place.host.clone(), options.clone(), ledger())?;
         let (target, copied) = Ring::new(place.gpu.clone(), options, ledger())?;
         let reader = from.attach(true, 1, ReaderLedger::default())?;
         Ok(Self {
+            device,
             source,
             target,
             copied: (reader, copied),
         })
     }
 
-    /// Publishes single frames. Measures the time until `step` has published each frame in the output ring.
+    /// Publishes single frames. Returns the microseconds until `step` has published each frame in the output ring.
     fn time(
         mut source: Producer,
         target: &Ring,
         bytes: usize,
-        times: &mut Times,
         mut step: impl FnMut() -> Result<(), StagingError>,
-    ) -> Result<(), BenchError> {
-        for frame in 0..TIMED_COPIES as u64 {
-            let start = Instant::now();
+    ) -> Result<Vec<f64>, BenchError> {
+        let mut frames = 0..;
+        times(0, TIMED_COPIES, || {
+            let frame = frames.next().unwrap_or(u64::MAX);
             let mut slots = source.reserve(1);
             slots.finish(FrameMeta::whole(frame, bytes));
             slots.publish();
             while target.published() <= frame {
                 step()?;
             }
-            times.push(since(start));
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
-    /// Measures the copy engine, which runs on a dedicated thread.
-    fn engine(
-        self,
-        device: &'static Device,
-        tuning: Tuning,
-        bytes: usize,
-        times: &mut Times,
-    ) -> Result<(), BenchError> {
+    /// Measures the copy engine, which the calling thread drives.
+    fn engine(self, tuning: Tuning, bytes: usize) -> Result<Vec<f64>, BenchError> {
         let (reader, producer) = self.copied;
-        let stream = CopyStream::new(device, Direction::In, tuning.depth)?;
+        let stream = CopyStream::new(self.device, Direction::In, tuning.depth)?;
         let mut copy_engine =
             CopyEngineThread::new(Box::new(stream), tuning, Arc::new(Notifier::default()));
         let ledger = CopyLedger::default();
         copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
-        Self::time(self.source, &self.target, bytes, times, || {
+        Self::time(self.source, &self.target, bytes, || {
             copy_engine.step().map(drop)
         })
     }
 
-    /// Measures an inline copy by the thread that waits for the frame. Does nothing if the ring supports no inline
+    /// Measures an inline copy by the thread that waits for the frame. Returns `None` if the ring supports no inline
     /// copy.
-    fn inline_copy(self, bytes: usize, times: &mut Times) -> Result<(), BenchError> {
+    fn inline_copy(self, bytes: usize) -> Result<Option<Vec<f64>>, BenchError> {
         let (reader, producer) = self.copied;
         let Some(mut inline_copy) = RingCopy::inline(reader, producer, CopyLedger::default(), 1)
         else {
-            return Ok(());
+            return Ok(None);
         };
-        Self::time(self.source, &self.target, bytes, times, || {
+        let times = Self::time(self.source, &self.target, bytes, || {
             inline_copy.step().map(drop)
-        })
+        });
+        times.map(Some)
     }
 }
 
-/// Measures latency in microseconds by size. The methods are: copy and wait, copy and poll, and one frame through the
-/// copy engine on a dedicated thread, from its publication in one ring to its publication in the other. Then measures
-/// the last method with CPU-mapped GPU memory, and compares CPU stores and loads with reference copies.
+/// One method to copy a single frame.
+#[derive(Clone, Copy)]
+enum Method {
+    /// A copy by the GPU, then a wait of the driver.
+    Wait,
+    /// A copy by the GPU, then the host polls.
+    Poll,
+    /// CPU stores.
+    Store,
+    /// From the publication in one ring to the publication in the other, by an inline copy.
+    InlineCopy,
+    /// The same by the copy engine.
+    Engine,
+}
+
+/// Measures latency in microseconds by size: copies by the GPU first, then CPU stores to mapped memory. Then compares CPU
+/// stores and loads with reference copies.
 pub fn latency(
     common: &Common,
     sizes: &[usize],
@@ -205,53 +176,34 @@ pub fn latency(
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
-    let profile = measure(device)?;
-    let tuning = profile.tuning(Direction::In);
+    let tuning = measure(device)?.tuning(Direction::In);
     let baseline = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let place = Place::new(device, BUFFER_BYTES)?;
-    let columns = [
-        "frame",
-        "copy + wait p50",
-        "p99",
-        "copy + poll p50",
-        "p99",
-        "engine p50",
-        "p99",
-    ];
-    let title = format!(
-        "{}: microseconds per copy to the GPU; {} copies",
-        device.name(),
-        TIMED_COPIES * common.rounds
-    );
-    let mut table = Table::new(title, &columns);
-    let mut waits = Vec::new();
-    let sizes: Vec<_> = sizes
-        .iter()
-        .map(|bytes| (*bytes).min(BUFFER_BYTES / 8))
-        .collect();
-    for &bytes in &sizes {
-        let (mut wait, mut poll, mut engine) = (Times::new(), Times::new(), Times::new());
-        for _ in 0..common.rounds {
-            for _ in 0..TIMED_COPIES {
-                let start = Instant::now();
+    let sizes = at_most(BUFFER_BYTES / 8, sizes);
+    let count = format!("{TIMED_COPIES} copies, medians of {} rounds", common.rounds);
+    let methods = [Method::Wait, Method::Poll, Method::Engine];
+    let copies = Comparison::run(common.rounds, &sizes, &methods, |&bytes, method| {
+        let times = match method {
+            Method::Wait => times(0, TIMED_COPIES, || {
                 baseline.begin(0, bytes)?;
-                baseline.finish()?;
-                wait.push(since(start));
-            }
-            for _ in 0..TIMED_COPIES {
-                let start = Instant::now();
+                baseline.finish()
+            })?,
+            Method::Poll => times(0, TIMED_COPIES, || {
                 baseline.begin(0, bytes)?;
                 BaselineCopy::wait(&*baseline.record_event()?);
-                poll.push(since(start));
-            }
-            Pair::new(&place, bytes)?.engine(device, tuning, bytes, &mut engine)?;
-        }
-        let mut row = vec![size(bytes)];
-        row.extend(quantiles(&[&wait, &poll, &engine]));
-        table.row(row);
-        waits.push(median(&wait));
-    }
-    publish(table);
+                Ok::<_, BenchError>(())
+            })?,
+            _ => Pair::new(device, &place, bytes)?.engine(tuning, bytes)?,
+        };
+        Ok(Some(percentiles(&times)))
+    })?;
+    let columns = "frame | copy + wait p50 | p99 | copy + poll p50 | p99 | engine p50 | p99";
+    let title = format!(
+        "{}: microseconds per copy to the GPU; {count}",
+        device.name()
+    );
+    let rows = copies.by_scenario().map(cells);
+    publish(Table::of(title, columns, rows));
     let place = match place.mapped(device) {
         Ok(place) => place,
         Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
@@ -260,69 +212,57 @@ pub fn latency(
         }
         Err(error) => return Err(error),
     };
-    publish(stored(common, &place, tuning, &sizes, &waits)?);
     let Some(mapped) = place.gpu.mapping() else {
         unreachable!("the region is created with a mapping");
     };
-    for table in bar::latency(common, mapped, stores)? {
-        publish(table);
-    }
+    let methods = [Method::Store, Method::InlineCopy, Method::Engine];
+    let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
+    let mut seed = 0;
+    let stored = Comparison::run(common.rounds, &sizes, &methods, |&bytes, method| {
+        if matches!(method, Method::Store) {
+            let stores = times(0, TIMED_COPIES, || mapped.copy_to(0, &source[..bytes]));
+            return Ok(Some(percentiles(&stores?)));
+        }
+        seed += 1;
+        place.prepare(Direction::In, seed)?;
+        let pair = Pair::new(device, &place, bytes)?;
+        let times = match method {
+            Method::InlineCopy => pair.inline_copy(bytes)?,
+            _ => Some(pair.engine(tuning, bytes)?),
+        };
+        if times.is_some() {
+            place.verify(Direction::In, seed, bytes, TIMED_COPIES as u64)?;
+        }
+        Ok(times.map(|times| percentiles(&times)))
+    })?;
+    let columns =
+        "frame | store p50 | p99 | inline_copy p50 | p99 | engine p50 | p99 | copy + wait ÷ store";
+    let title = format!(
+        "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {count}",
+        device.name(),
+        mapped.backend(),
+        ByteSize(tuning.cpu_store_threshold as u64),
+    );
+    let waits = copies.by_scenario().map(|(_, copies)| copies[0][0]);
+    let rows = stored
+        .by_scenario()
+        .zip(waits)
+        .map(|((bytes, stored), wait)| {
+            let ratio = wait / stored[0][0];
+            let mut row = cells((bytes, stored));
+            row.push(Cell::Number(ratio, 1));
+            row
+        });
+    publish(Table::of(title, columns, rows));
+    bar::latency(common, mapped, stores)?
+        .into_iter()
+        .for_each(publish);
     Ok(())
 }
 
-/// Measures the time to copy frames to CPU-mapped GPU memory, in microseconds. `waits` contains the times of a copy
-/// that is followed by a wait.
-fn stored(
-    common: &Common,
-    place: &Place,
-    tuning: Tuning,
-    sizes: &[usize],
-    waits: &[f64],
-) -> Result<Table, BenchError> {
-    let Some(mapped) = place.gpu.mapping() else {
-        unreachable!("the region is created with a mapping");
-    };
-    let columns = [
-        "frame",
-        "store p50",
-        "p99",
-        "inline_copy p50",
-        "p99",
-        "engine p50",
-        "p99",
-        "copy + wait ÷ store",
-    ];
-    let title = format!(
-        "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {} repetitions",
-        mapped.device().name(),
-        mapped.backend(),
-        ByteSize(tuning.cpu_store_threshold as u64),
-        TIMED_COPIES * common.rounds
-    );
-    let mut table = Table::new(title, &columns);
-    let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
-    for (seed, (&bytes, wait)) in (1..).zip(sizes.iter().zip(waits)) {
-        let (mut store, mut inline_copy, mut engine) = (Times::new(), Times::new(), Times::new());
-        for _ in 0..TIMED_COPIES * common.rounds {
-            let start = Instant::now();
-            mapped.copy_to(0, &source[..bytes])?;
-            store.push(since(start));
-        }
-        let verify = |seed| place.verify(Direction::In, seed, bytes, TIMED_COPIES as u64);
-        place.prepare(Direction::In, 2 * seed)?;
-        for _ in 0..common.rounds {
-            Pair::new(place, bytes)?.inline_copy(bytes, &mut inline_copy)?;
-        }
-        verify(2 * seed)?;
-        place.prepare(Direction::In, 2 * seed + 1)?;
-        for _ in 0..common.rounds {
-            Pair::new(place, bytes)?.engine(mapped.device(), tuning, bytes, &mut engine)?;
-        }
-        verify(2 * seed + 1)?;
-        let mut row = vec![size(bytes)];
-        row.extend(quantiles(&[&store, &inline_copy, &engine]));
-        row.push(Cell::Number(wait / median(&store), 1));
-        table.row(row);
-    }
-    Ok(table)
+/// Returns the size, then the median and the 99th percentile of each method.
+fn cells((bytes, methods): (&usize, Vec<[f64; 3]>)) -> Vec<Cell> {
+    let times = methods.iter().flat_map(|[p50, p99, _]| [*p50, *p99]);
+    let times = times.map(|time| Cell::Number(time, 2));
+    [size(*bytes)].into_iter().chain(times).collect()
 }

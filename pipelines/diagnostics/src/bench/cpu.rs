@@ -2,13 +2,70 @@
 
 use rustix::time::{ClockId, clock_gettime};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Nanoseconds per clock tick in `/proc/PID/stat`. USER_HZ is 100 on all supported systems.
 const TICK_NS: u64 = 10_000_000;
 
+/// Name of the emulated device's thread in this process.
+const DEVICE_THREAD: &str = "daq-card";
+
+/// CPU times at one point in time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spent {
+    at: Instant,
+    process: Duration,
+    /// CPU time of the device, and whether the CPU time of this process includes it.
+    device: Option<Duration>,
+    is_within: bool,
+}
+
+impl Spent {
+    /// Reads the current CPU times. `device` is the process ID of the device; `None` if the device is a thread of this
+    /// process.
+    pub(super) fn now(device: Option<&str>) -> Self {
+        Self {
+            at: Instant::now(),
+            process: of_process(),
+            device: match device {
+                None => of_threads("self", Some(DEVICE_THREAD)),
+                Some(process) => of_threads(process, None),
+            },
+            is_within: device.is_none(),
+        }
+    }
+
+    /// Returns the mean number of busy cores since `before`: first for daq without the device, then for the device.
+    /// Both numbers are NaN if Linux does not report the CPU times.
+    pub(super) fn since(&self, before: &Self) -> [f64; 2] {
+        let took = self.seconds(before);
+        let both = self.device.zip(before.device);
+        let device = both.map_or(f64::NAN, |(after, before)| {
+            after.saturating_sub(before).as_secs_f64()
+        });
+        let process = self.process.saturating_sub(before.process).as_secs_f64();
+        let daq = if self.is_within {
+            process - device
+        } else {
+            process
+        };
+        [daq.max(0.0) / took, device / took]
+            .map(|cores| if device.is_nan() { f64::NAN } else { cores })
+    }
+
+    /// Returns the mean number of busy cores of this process since `before`.
+    pub(super) fn alone(&self, before: &Self) -> f64 {
+        self.process.saturating_sub(before.process).as_secs_f64() / self.seconds(before)
+    }
+
+    /// Returns the seconds since `before`.
+    pub(super) fn seconds(&self, before: &Self) -> f64 {
+        (self.at - before.at).as_secs_f64()
+    }
+}
+
 /// Returns the CPU time that this process has used.
-pub(super) fn of_process() -> Duration {
+fn of_process() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -16,7 +73,7 @@ pub(super) fn of_process() -> Duration {
 
 /// Returns the CPU time of the threads of `process` (a process ID or `self`). If `name` is given, includes only the
 /// threads with this name. Returns `None` if `/proc` does not report the CPU time, or if no thread has this name.
-pub(super) fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
+fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let mut total = None;
     for task in tasks.flatten().map(|task| task.path()) {

@@ -2,11 +2,12 @@
 
 mod frames;
 
+use super::comparison::Comparison;
 use super::cores::Cores;
 use super::echo::Echo;
-use super::figures::Figures;
-use super::table::{Cell, Table};
-use super::{BenchError, Publish, median};
+use super::figures::{median, micros_since, percentiles, times};
+use super::table::{Table, numbers};
+use super::{BenchError, Common, Publish};
 use crate::sys::upload::Upload;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
 use daq_core::gpu::driver::{CudaError, Device, Grid};
@@ -25,10 +26,8 @@ const DOORBELL_BYTES: usize = 4096;
 /// Options of `daq bench doorbell`.
 #[derive(Clone, Debug)]
 pub struct DoorbellArgs {
-    /// CUDA device number of the GPU.
-    pub device: u32,
-    /// Number of rounds; the median is reported.
-    pub rounds: usize,
+    /// GPU and number of rounds.
+    pub common: Common,
     /// Number of round trips per method and round.
     pub round_trips: usize,
     /// Sizes of CPU stores and of GPU copies in bytes.
@@ -101,6 +100,7 @@ const REFERENCES: [Reference; 3] = [
 ];
 
 struct Bench {
+    device: &'static Device,
     upload: Upload,
     nothing: daq_core::gpu::driver::Function,
     echo: Echo,
@@ -121,6 +121,7 @@ impl Bench {
             }
         }
         Ok(Self {
+            device,
             upload: Upload::new(device, max.max(8))?,
             nothing: echo.module().function("daq_nothing")?,
             echo,
@@ -134,8 +135,8 @@ impl Bench {
             .launch(self.upload.stream(), &Grid::line(1, 1), &[])
     }
 
-    /// Measures round trips through one doorbell.
-    fn round_trips(
+    /// Measures round trips through a doorbell.
+    fn doorbell(
         &self,
         bell: &Arc<BarMapping>,
         polling: &Polling,
@@ -144,172 +145,175 @@ impl Bench {
         let mut kernel = self
             .echo
             .start(polling.entry, polling.threads, bell, &[], None)?;
-        let mut times = Vec::with_capacity(round_trips);
-        for i in 0..WARM_UP + round_trips {
-            let start = Instant::now();
+        let times = times(WARM_UP, round_trips, || {
             let at = kernel.ring()?;
-            kernel.wait(at)?;
-            let took = start.elapsed();
-            if i >= WARM_UP {
-                times.push(took.as_secs_f64() * 1e6);
-            }
-        }
+            kernel.wait(at)
+        })?;
         kernel.stop()?;
         Ok(times)
     }
 
-    /// Measures round trips of a reference method. Returns no values if the driver does not support the method.
-    fn reference(&self, reference: &Reference, round_trips: usize) -> Result<Vec<f64>, BenchError> {
-        let mut times = Vec::with_capacity(round_trips);
-        for i in 0..WARM_UP + round_trips {
-            let start = Instant::now();
-            let is_there = (reference.run)(self, u32::try_from(i).unwrap_or(0))?;
-            let took = start.elapsed();
-            if !is_there {
-                break;
-            }
-            if i >= WARM_UP {
-                times.push(took.as_secs_f64() * 1e6);
-            }
+    /// Measures round trips of a reference method. Returns `None` if the driver does not support the method.
+    fn reference(
+        &self,
+        reference: &Reference,
+        round_trips: usize,
+    ) -> Result<Option<Vec<f64>>, BenchError> {
+        let mut i = 0;
+        if !(reference.run)(self, i)? {
+            return Ok(None);
         }
-        Ok(times)
+        let times = times(WARM_UP, round_trips, || {
+            i = i.wrapping_add(1);
+            (reference.run)(self, i).map(drop)
+        })?;
+        Ok(Some(times))
     }
 }
 
 /// Returns the duration of one read of the host's clock in microseconds.
 fn clock() -> f64 {
-    let times: Vec<f64> = (0..10_000)
-        .map(|_| Instant::now().elapsed().as_secs_f64() * 1e6)
-        .collect();
-    median(&times)
+    let times = (0..10_000).map(|_| micros_since(Instant::now()));
+    median(&times.collect::<Vec<_>>())
 }
 
 /// Measures round trips through doorbells, compared with other methods to submit work to a GPU. Also measures CPU
 /// stores, compared with copies.
 pub fn doorbell(args: &DoorbellArgs, publish: Publish<'_>) -> Result<(), BenchError> {
-    let device = Device::open(args.device)?;
+    let device = args.common.open()?;
     let cores = Cores::near(device, 1);
     cores.first(|| {
         let max = args.frames.iter().copied().max().unwrap_or(0);
         let bench = Bench::new(device, max)?;
-        for table in round_trips(device, &bench, args, &cores.place(0))? {
-            publish(table);
-        }
-        publish(frames::latencies(device, &bench, args)?);
-        publish(frames::rates(device, &bench, args)?);
-        publish(frames::stores(device, &bench, args)?);
+        round_trips(&bench, args, &cores.place(0), &mut *publish)?;
+        publish(frames::latencies(&bench, args)?);
+        publish(frames::rates(&bench, args)?);
+        publish(frames::stores(&bench, args)?);
         Ok(())
     })
 }
 
-fn method(backend: Backend) -> String {
-    match backend {
-        Backend::Host => "doorbell in host memory".to_owned(),
-        backend => format!("doorbell by {backend}"),
+/// One method to start work on the GPU.
+#[derive(Clone, Copy)]
+enum Method<'a> {
+    Doorbell(&'a Arc<BarMapping>, &'static Polling),
+    Reference(&'static Reference),
+}
+
+impl Method<'_> {
+    fn name(self) -> String {
+        match self {
+            Self::Doorbell(bell, _) if bell.backend() == Backend::Host => {
+                "doorbell in host memory".to_owned()
+            }
+            Self::Doorbell(bell, _) => format!("doorbell by {}", bell.backend()),
+            Self::Reference(reference) => reference.name.to_owned(),
+        }
+    }
+
+    /// Returns the name of the kernel's polling method.
+    const fn kernel(self) -> &'static str {
+        match self {
+            Self::Doorbell(_, polling) => polling.name,
+            Self::Reference(_) => "–",
+        }
+    }
+
+    /// Returns the backend of the doorbell; `None` for a reference method.
+    fn backend(self) -> Option<Backend> {
+        match self {
+            Self::Doorbell(bell, _) => Some(bell.backend()),
+            Self::Reference(_) => None,
+        }
     }
 }
 
 fn round_trips(
-    device: &Device,
     bench: &Bench,
     args: &DoorbellArgs,
     place: &str,
-) -> Result<Vec<Table>, BenchError> {
-    let mut bells = vec![Figures::default(); bench.bells.len() * POLLINGS.len()];
-    let mut references = vec![Figures::default(); REFERENCES.len()];
-    for _ in 0..args.rounds {
-        let mut cells = bells.iter_mut();
-        for bell in &bench.bells {
-            for (polling, figures) in POLLINGS.iter().zip(&mut cells) {
-                figures.add(&bench.round_trips(bell, polling, args.round_trips)?);
-            }
-        }
-        for (reference, figures) in REFERENCES.iter().zip(&mut references) {
-            let times = bench.reference(reference, args.round_trips / LAUNCH_DIVISOR)?;
-            if !times.is_empty() {
-                figures.add(&times);
-            }
-        }
-    }
+    publish: Publish<'_>,
+) -> Result<(), BenchError> {
+    let bells = bench.bells.iter();
+    let bells = bells.flat_map(|bell| {
+        POLLINGS
+            .iter()
+            .map(|polling| Method::Doorbell(bell, polling))
+    });
+    let methods: Vec<_> = bells
+        .chain(REFERENCES.iter().map(Method::Reference))
+        .collect();
+    let count = args.round_trips;
+    let compared = Comparison::run(args.common.rounds, &[()], &methods, |(), method| {
+        let times = match method {
+            Method::Doorbell(bell, polling) => Some(bench.doorbell(bell, polling, count)?),
+            Method::Reference(reference) => bench.reference(reference, count / LAUNCH_DIVISOR)?,
+        };
+        Ok(times.map(|times| percentiles(&times)))
+    })?;
+    let rows: Vec<_> = compared
+        .rows()
+        .map(|row| (*row.method, row.figures))
+        .collect();
+    // Returns the median with the doorbell in host memory and the given kernel.
+    let in_host = |kernel: &str| {
+        let mut rows = rows.iter();
+        let is_it = |(method, _): &&(Method<'_>, _)| {
+            method.backend() == Some(Backend::Host) && method.kernel() == kernel
+        };
+        rows.find(is_it).map_or(f64::NAN, |(_, figures)| figures[0])
+    };
     let title = format!(
-        "{}: microseconds from a CPU store to the kernel's answer; {} round trips, medians of {} rounds; {place}; each value includes one clock read of {:.3}",
-        device.identity().name,
-        args.round_trips,
-        args.rounds,
+        "{}: microseconds from a CPU store to the kernel's answer; {count} round trips, medians of {} rounds; {place}; each value includes one clock read of {:.3}",
+        bench.device.identity().name,
+        args.common.rounds,
         clock(),
     );
-    let columns = [
-        "method",
-        "kernel",
-        "p50",
-        "p99",
-        "p99.9",
-        "p99 ÷ p50",
-        "× host p50",
-    ];
-    let mut table = Table::new(title, &columns);
-    // Uses the given polling method with the doorbell in host memory.
-    let host = |polling: usize| {
-        bench
-            .bells
-            .iter()
-            .position(|bell| bell.backend() == Backend::Host)
-            .map_or(f64::NAN, |i| bells[i * POLLINGS.len() + polling].at(0))
-    };
-    let row = |table: &mut Table, method: String, kernel: &str, figures: &Figures, host: f64| {
-        let mut cells = vec![method.into(), kernel.into()];
-        cells.extend(figures.cells());
-        cells.push(Cell::Number(figures.spread(), 2));
-        cells.push(Cell::Number(figures.at(0) / host, 2));
-        table.row(cells);
-    };
-    for (bell, figures) in bench.bells.iter().zip(bells.chunks(POLLINGS.len())) {
-        for (i, (polling, figures)) in POLLINGS.iter().zip(figures).enumerate() {
-            row(
-                &mut table,
-                method(bell.backend()),
-                polling.name,
-                figures,
-                host(i),
-            );
-        }
-    }
-    for (reference, figures) in REFERENCES.iter().zip(&references) {
-        row(&mut table, reference.name.to_owned(), "–", figures, host(0));
-    }
-    let mut tables = vec![table];
-    let mut table = Table::new(
-        "for each doorbell, the kernel with the lowest p50: p50 relative to a doorbell in host memory, p50 relative to a launch, and p99 ÷ p50",
-        &["method", "kernel", "÷ host memory", "÷ launch", "p99 ÷ p50"],
-    );
-    let best = |figures: &[Figures]| {
-        let all = figures.iter().enumerate();
-        let best = all.min_by(|(_, a), (_, b)| a.at(0).total_cmp(&b.at(0)));
-        best.map_or((0, Figures::default()), |(i, figures)| (i, figures.clone()))
-    };
-    let of_bell = |bell: usize| best(&bells[bell * POLLINGS.len()..(bell + 1) * POLLINGS.len()]);
-    let in_host = bench
-        .bells
+    let columns = "method | kernel | p50 | p99 | p99.9 | p99 ÷ p50 | × host p50";
+    let cells = rows.iter().map(|(method, figures)| {
+        let kernel = match method {
+            Method::Doorbell(_, polling) => polling.name,
+            Method::Reference(_) => POLLINGS[0].name,
+        };
+        let mut cells = vec![method.name().into(), method.kernel().into()];
+        cells.extend(numbers(*figures, 3));
+        let ratios = [figures[1] / figures[0], figures[0] / in_host(kernel)];
+        cells.extend(numbers(ratios, 2));
+        cells
+    });
+    publish(Table::of(title, columns, cells));
+
+    // For each doorbell, the row of the kernel with the lowest median.
+    let bells = rows[..bench.bells.len() * POLLINGS.len()].chunks(POLLINGS.len());
+    let best = bells.filter_map(|rows| rows.iter().min_by(|(_, a), (_, b)| a[0].total_cmp(&b[0])));
+    let best: Vec<_> = best.collect();
+    let host = best
         .iter()
-        .position(|bell| bell.backend() == Backend::Host)
-        .map_or(f64::NAN, |bell| of_bell(bell).1.at(0));
-    for (i, bell) in bench.bells.iter().enumerate() {
-        let (polling, figures) = of_bell(i);
-        table.row(vec![
-            method(bell.backend()).into(),
-            POLLINGS[polling].name.into(),
-            Cell::Number(figures.at(0) / in_host, 3),
-            Cell::Number(figures.at(0) / references[0].at(0), 3),
-            Cell::Number(figures.spread(), 3),
-        ]);
-    }
-    tables.push(table);
+        .find(|(method, _)| method.backend() == Some(Backend::Host));
+    let host = host.map_or(f64::NAN, |(_, figures)| figures[0]);
+    let launch = rows[bench.bells.len() * POLLINGS.len()].1[0];
+    let cells = best.iter().map(|(method, figures)| {
+        let ratios = [
+            figures[0] / host,
+            figures[0] / launch,
+            figures[1] / figures[0],
+        ];
+        let mut cells = vec![method.name().into(), method.kernel().into()];
+        cells.extend(numbers(ratios, 3));
+        cells
+    });
+    publish(Table::of(
+        "for each doorbell, the kernel with the lowest p50: p50 relative to a doorbell in host memory, p50 relative to a launch, and p99 ÷ p50",
+        "method | kernel | ÷ host memory | ÷ launch | p99 ÷ p50",
+        cells,
+    ));
     if !bench.refused.is_empty() {
-        let mut table = Table::new("memory in which no doorbell could be tested", &["reason"]);
-        for refusal in &bench.refused {
-            table.row(vec![refusal.to_string().into()]);
-        }
-        tables.push(table);
+        let refused = bench.refused.iter();
+        publish(Table::of(
+            "memory in which no doorbell could be tested",
+            "reason",
+            refused.map(|refusal| vec![refusal.to_string().into()]),
+        ));
     }
-    Ok(tables)
+    Ok(())
 }

@@ -1,39 +1,67 @@
-//! Percentiles of a method over several rounds.
+//! Times calls and summarises the times.
 
-use super::table::Cell;
-use super::{median, quantile};
+use daq_core::gpu::driver::CudaError;
+use std::time::{Duration, Instant};
 
-/// The median, the 99th and the 99.9th percentile of one method. Each of the three has one value per round.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Figures([Vec<f64>; 3]);
+/// Returns the median; NaN if there are no values.
+pub(super) fn median(figures: &[f64]) -> f64 {
+    quantile(figures, 0.5)
+}
 
-impl Figures {
-    const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
+/// Returns the median, the 99th and the 99.9th percentile; NaN if there are no values.
+pub(super) fn percentiles(times: &[f64]) -> [f64; 3] {
+    [0.5, 0.99, 0.999].map(|q| quantile(times, q))
+}
 
-    /// Adds the times of one round.
-    pub(super) fn add(&mut self, times: &[f64]) {
-        for (figures, q) in self.0.iter_mut().zip(Self::QUANTILES) {
-            figures.push(quantile(times, q));
+/// Returns the `q`-quantile; NaN if there are no values.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the result is an index into the values"
+)]
+fn quantile(figures: &[f64], q: f64) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = ((sorted.len() as f64 - 1.0) * q).round().max(0.0) as usize;
+    sorted.get(at).copied().unwrap_or(f64::NAN)
+}
+
+/// Returns the microseconds since `start`.
+pub(super) fn micros_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+/// Returns the duration of each of `count` calls in microseconds. The `warm_up` calls before them are not measured.
+pub(super) fn times<E>(
+    warm_up: usize,
+    count: usize,
+    mut work: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<f64>, E> {
+    let mut times = Vec::with_capacity(count);
+    for i in 0..warm_up + count {
+        let start = Instant::now();
+        work()?;
+        let time = micros_since(start);
+        if i >= warm_up {
+            times.push(time);
         }
     }
+    Ok(times)
+}
 
-    /// Returns the median over the rounds of the `i`-th percentile; NaN if there are no rounds.
-    pub(super) fn at(&self, i: usize) -> f64 {
-        if self.0[i].is_empty() {
-            return f64::NAN;
-        }
-        median(&self.0[i])
+/// Calls `work` repeatedly for about the time `window`. Each call returns the number of bytes that it has transferred.
+/// Returns the bytes per second.
+pub(super) fn rate(
+    window: Duration,
+    mut work: impl FnMut() -> Result<usize, CudaError>,
+    finish: impl FnOnce() -> Result<(), CudaError>,
+) -> Result<f64, CudaError> {
+    let (start, mut bytes) = (Instant::now(), 0);
+    while start.elapsed() < window {
+        bytes += work()?;
     }
-
-    /// Returns the three percentiles as table cells.
-    pub(super) fn cells(&self) -> [Cell; 3] {
-        [0, 1, 2].map(|i| Cell::Number(self.at(i), 3))
-    }
-
-    /// Returns the ratio of the 99th percentile to the median.
-    pub(super) fn spread(&self) -> f64 {
-        self.at(1) / self.at(0)
-    }
+    finish()?;
+    Ok(bytes as f64 / start.elapsed().as_secs_f64())
 }
 
 #[cfg(test)]
@@ -41,14 +69,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_medians_over_rounds() {
-        let mut figures = Figures::default();
-        assert!(figures.at(0).is_nan() && figures.spread().is_nan());
-        for scale in [1.0, 10.0, 2.0] {
-            let times: Vec<_> = (0..=1000).map(|n| f64::from(n) * scale).collect();
-            figures.add(&times);
-        }
-        assert_eq!([0, 1, 2].map(|i| figures.at(i)), [1000.0, 1980.0, 1998.0]);
-        assert_eq!(figures.spread(), 1.98);
+    fn quantiles_are_values_of_the_sample() {
+        let figures = [5.0, 1.0, 3.0, 2.0, 4.0];
+        assert_eq!(median(&figures), 3.0);
+        assert_eq!(percentiles(&figures), [3.0, 5.0, 5.0]);
+        assert_eq!(quantile(&figures, 0.0), 1.0);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn warm_up_calls_are_not_measured() {
+        let mut calls = 0;
+        let measured = times(2, 3, || {
+            calls += 1;
+            Ok::<_, ()>(())
+        });
+        assert_eq!((measured.unwrap().len(), calls), (3, 5));
     }
 }

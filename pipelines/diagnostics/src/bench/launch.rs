@@ -1,7 +1,9 @@
 //! Measures the time to submit work to a GPU, and the number of kernels from which a CUDA graph is faster.
 
-use super::table::{Cell, Table};
-use super::{BenchError, Publish, median, quantile};
+use super::comparison::Comparison;
+use super::figures::{micros_since, percentiles, times};
+use super::table::{Cell, Table, numbers};
+use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::BaselineCopy;
@@ -24,14 +26,6 @@ struct Work {
     arguments: [Argument; 12],
     /// Memory of the input and the output, to which the arguments point.
     _memory: Memory,
-}
-
-/// Times of each burst of one method in microseconds: the time on the host, and the time until the GPU has finished the
-/// burst.
-#[derive(Default)]
-struct Times {
-    host: Vec<f64>,
-    done: Vec<f64>,
 }
 
 impl Work {
@@ -70,106 +64,84 @@ impl Work {
         Ok(())
     }
 
-    /// Runs bursts one after another. `put` submits each burst to the stream; then the host polls until the burst is
-    /// complete.
-    fn poll(
+    /// Runs bursts one after another. `submit` submits each burst, and `wait` waits until the burst is complete. Returns
+    /// the median and the 99th percentile of the time on the host, then those of the time until the burst is complete,
+    /// in microseconds.
+    fn bursts(
         &self,
-        bursts: usize,
-        put: impl Fn() -> Result<(), CudaError>,
-    ) -> Result<Times, CudaError> {
-        times(bursts, put, || {
-            BaselineCopy::wait(&*self.stream.record_event()?);
-            Ok(())
-        })
+        count: usize,
+        submit: impl Fn(&Stream) -> Result<(), CudaError>,
+        wait: impl Fn(&Stream) -> Result<(), CudaError>,
+    ) -> Result<[f64; 4], CudaError> {
+        let mut host = Vec::with_capacity(WARM_UP + count);
+        let done = times(WARM_UP, count, || {
+            let start = Instant::now();
+            submit(&self.stream)?;
+            host.push(micros_since(start));
+            wait(&self.stream)
+        })?;
+        let ([host, host_99, _], [done, done_99, _]) =
+            (percentiles(&host[WARM_UP..]), percentiles(&done));
+        Ok([host, host_99, done, done_99])
     }
 }
 
-/// Runs bursts one after another. `put` submits each burst to a stream, and `wait` waits until the burst is complete.
-fn times(
-    bursts: usize,
-    put: impl Fn() -> Result<(), CudaError>,
-    wait: impl Fn() -> Result<(), CudaError>,
-) -> Result<Times, CudaError> {
-    let mut times = Times::default();
-    for i in 0..WARM_UP + bursts {
-        let start = Instant::now();
-        put()?;
-        let host = start.elapsed();
-        wait()?;
-        let done = start.elapsed();
-        if i >= WARM_UP {
-            times.host.push(host.as_secs_f64() * 1e6);
-            times.done.push(done.as_secs_f64() * 1e6);
-        }
-    }
-    Ok(times)
+/// How bursts are submitted and awaited.
+#[derive(Clone, Copy)]
+enum Method {
+    /// Single launches, then the host polls.
+    Launch,
+    /// A graph that is recorded once and replayed, then the host polls.
+    Replay,
+    /// Single launches, then a blocking wait of the driver.
+    Synchronise,
 }
 
-/// Measures the duration of bursts in microseconds. `kernels` contains the numbers of kernels per burst. The methods
-/// are: single launches, a graph that is recorded once and replayed, and single launches with a blocking wait of the
-/// driver. Only one burst is in flight at a time.
+/// Measures the duration of bursts in microseconds. `kernels` contains the numbers of kernels per burst. Only one burst
+/// is in flight at a time.
 pub fn launch(
-    device: u32,
-    rounds: usize,
+    common: &Common,
     bursts: usize,
     kernels: &[usize],
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
-    let device = Device::open(device)?;
+    let device = common.open()?;
     let work = Work::new(device)?;
-    let methods = ["launch", "replay", "launch + synchronise"];
-    // One entry per number of kernels and method. It contains the median and the 99th percentile of the host's time and
-    // of the total time, with one value per round.
-    let mut figures = vec![[const { Vec::new() }; 4]; kernels.len() * methods.len()];
-    for _ in 0..rounds {
-        let mut cells = figures.iter_mut();
-        for kernels in kernels {
-            let graph = work.stream.record(Vec::new(), |_| work.launch(*kernels))?;
-            for method in methods {
-                let times = match method {
-                    "launch" => work.poll(bursts, || work.launch(*kernels))?,
-                    "replay" => work.poll(bursts, || work.stream.replay(&graph))?,
-                    _ => {
-                        let wait = || work.stream.synchronize();
-                        times(bursts, || work.launch(*kernels), wait)?
-                    }
-                };
-                if let Some([host, host_99, done, done_99]) = cells.next() {
-                    host.push(median(&times.host));
-                    host_99.push(quantile(&times.host, 0.99));
-                    done.push(median(&times.done));
-                    done_99.push(quantile(&times.done, 0.99));
-                }
+    let methods = [Method::Launch, Method::Replay, Method::Synchronise];
+    let poll = |stream: &Stream| {
+        BaselineCopy::wait(&*stream.record_event()?);
+        Ok(())
+    };
+    let compared = Comparison::run(common.rounds, kernels, &methods, |&kernels, method| {
+        let launch = |_: &Stream| work.launch(kernels);
+        Ok(Some(match method {
+            Method::Launch => work.bursts(bursts, launch, poll)?,
+            Method::Replay => {
+                let graph = work.stream.record(Vec::new(), |_| work.launch(kernels))?;
+                work.bursts(bursts, |stream| stream.replay(&graph), poll)?
             }
-        }
-    }
+            Method::Synchronise => work.bursts(bursts, launch, Stream::synchronize)?,
+        }))
+    })?;
     let title = format!(
-        "{}: microseconds per burst of nearly empty kernels; {bursts} bursts, medians of {rounds} rounds",
+        "{}: microseconds per burst of nearly empty kernels; {bursts} bursts, medians of {} rounds",
         device.identity().name,
+        common.rounds
     );
-    let mut table = Table::new(
-        title,
-        &[
-            "method", "kernels", "host p50", "host p99", "done p50", "done p99", "× host", "× done",
-        ],
-    );
-    for (kernels, rows) in kernels.iter().zip(figures.chunks(methods.len())) {
-        for (method, row) in methods.iter().zip(rows) {
-            let figure = |i: usize| median(&row[i]);
-            // Speed-up compared with launching the kernels one by one.
-            let gain = |i: usize| Cell::Number(median(&rows[0][i]) / figure(i), 2);
-            table.row(vec![
-                (*method).into(),
-                Cell::Number(*kernels as f64, 0),
-                Cell::Number(figure(0), 2),
-                Cell::Number(figure(1), 2),
-                Cell::Number(figure(2), 2),
-                Cell::Number(figure(3), 2),
-                gain(0),
-                gain(2),
-            ]);
-        }
-    }
-    publish(table);
+    let columns = "method | kernels | host p50 | host p99 | done p50 | done p99 | × host | × done";
+    let rows = compared.rows().map(|row| {
+        let name = match row.method {
+            Method::Launch => "launch",
+            Method::Replay => "replay",
+            Method::Synchronise => "launch + synchronise",
+        };
+        let mut cells = vec![name.into(), Cell::Number(*row.scenario as f64, 0)];
+        cells.extend(numbers(row.figures, 2));
+        // Speed-up compared with launching the kernels one by one.
+        let gain = |i: usize| Cell::Number(row.all[0][i] / row.figures[i], 2);
+        cells.extend([gain(0), gain(2)]);
+        cells
+    });
+    publish(Table::of(title, columns, rows));
     Ok(())
 }

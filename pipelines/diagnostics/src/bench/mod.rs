@@ -1,9 +1,7 @@
-//! `daq bench` measures the copies of this machine, and compares the copy engine with these copies. Every round of a
-//! run measures all methods one after another, and the medians of the rounds are reported. So the ratios of methods are
-//! meaningful even if absolute values vary between runs.
+//! `daq bench` measures this machine: each benchmark compares methods on scenarios.
 
-mod apiperf;
 mod bar;
+mod comparison;
 mod copies;
 mod cores;
 mod cpu;
@@ -13,20 +11,22 @@ mod figures;
 mod fpga;
 mod harness;
 mod launch;
+mod mapping;
 mod persistent;
+mod pipeline;
 mod place;
 mod rdma;
 mod scratch;
 mod staging;
 mod table;
 
-pub use apiperf::apiperf;
 pub use copies::{bandwidth, latency};
 pub use doorbell::{DoorbellArgs, doorbell};
 pub use fpga::{FpgaArgs, fpga};
 pub use launch::launch;
+pub use mapping::mapping;
 pub use persistent::{PersistentArgs, persistent};
-pub(crate) use rdma::fixture::{Fixture, free_port};
+pub(crate) use pipeline::{Environment, free_port};
 pub use rdma::{Measured, RdmaArgs, Role, rdma};
 pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
@@ -37,7 +37,7 @@ use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Receives each table as soon as it is measured.
 pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
@@ -94,54 +94,5 @@ pub struct Common {
 impl Common {
     fn open(&self) -> Result<&'static Device, CudaError> {
         Device::open(self.device)
-    }
-}
-
-/// Returns the median; 0 if there are no values.
-fn median(figures: &[f64]) -> f64 {
-    quantile(figures, 0.5)
-}
-
-/// Returns the `q`-quantile; 0 if there are no values.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the result is an index into the values"
-)]
-fn quantile(figures: &[f64], q: f64) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = ((sorted.len() as f64 - 1.0) * q).round().max(0.0) as usize;
-    sorted.get(at).copied().unwrap_or(0.0)
-}
-
-/// Calls `work` repeatedly for about the time `window`. Each call returns the number of bytes that it has transferred.
-/// Returns the bytes per second.
-fn rate(
-    window: Duration,
-    mut work: impl FnMut() -> Result<usize, CudaError>,
-    finish: impl FnOnce() -> Result<(), CudaError>,
-) -> Result<f64, CudaError> {
-    let (start, mut bytes) = (Instant::now(), 0);
-    while start.elapsed() < window {
-        bytes += work()?;
-    }
-    finish()?;
-    Ok(bytes as f64 / start.elapsed().as_secs_f64())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_values_of_the_sample() {
-        let figures = [5.0, 1.0, 3.0, 2.0, 4.0];
-        assert_eq!(median(&figures), 3.0);
-        assert_eq!(
-            (quantile(&figures, 0.0), quantile(&figures, 0.99)),
-            (1.0, 5.0)
-        );
-        assert_eq!(median(&[]), 0.0);
     }
 }

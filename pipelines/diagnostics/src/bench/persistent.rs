@@ -7,16 +7,17 @@ mod packets;
 mod rate;
 mod round_trips;
 
+use super::comparison::Comparison;
 use super::cores::Cores;
-use super::figures::Figures;
+use super::figures::{median, percentiles};
 use super::harness::{Harness, Load, index};
+use super::pipeline::Environment;
 use super::place::Place;
 use super::scratch::Scratch;
-use super::table::{Cell, Table};
-use super::{BenchError, Common, Publish, median};
+use super::table::{Cell, Table, numbers, size};
+use super::{BenchError, Common, Publish};
 use daq_core::notify::Wait;
-use daq_core::staging::Direction;
-use daq_core::staging::measure;
+use daq_core::staging::{Direction, measure};
 use daq_core::units::ByteSize;
 use fixture::Bench;
 use packets::Protocol;
@@ -54,10 +55,11 @@ pub struct PersistentArgs {
 /// Measures, and passes the result tables to `publish`.
 pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let device = args.common.open()?;
+    let scratch = Scratch::new("touch.cu", CODE, args.file.as_deref())?;
     let bench = Bench {
         cores: Cores::near(device, CORES),
         device,
-        scratch: Scratch::new("touch.cu", CODE, args.file.as_deref())?,
+        environment: Environment::new(scratch, Some(device))?,
         is_checked: args.file.is_none(),
     };
     publish(latencies(&bench, args)?);
@@ -67,65 +69,63 @@ pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), Ben
     Ok(())
 }
 
+/// How frames reach the kernel.
+#[derive(Clone, Copy)]
+enum Method {
+    OneThread,
+    TwoThreads,
+    Launch,
+}
+
 fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
-    let mut figures =
-        vec![[Figures::default(), Figures::default(), Figures::default()]; args.frames.len()];
-    let mut hosts = vec![Vec::new(); args.frames.len()];
-    for _ in 0..args.common.rounds {
-        for ((&frame, methods), hosts) in args.frames.iter().zip(&mut figures).zip(&mut hosts) {
-            let mut running = bench.start(frame)?;
-            methods[0].add(
-                &bench
-                    .cores
-                    .first(|| running.round_trips(args.round_trips))?,
-            );
-            hosts.push(median(running.host()));
-            running.end()?;
-            methods[1].add(
-                &bench
-                    .start(frame)?
-                    .round_trips_by_two(args.round_trips, &bench.cores)?,
-            );
-            methods[2].add(
-                &bench
-                    .cores
-                    .first(|| bench.launches(frame, args.round_trips / 8))?,
-            );
-        }
-    }
-    let mut table = Table::new(
-        format!(
-            "{}: microseconds from a frame's commit to its result; {} frames, medians of {} rounds",
-            bench.device.name(),
-            args.round_trips,
-            args.common.rounds
-        ),
-        &[
-            "frame",
-            "method",
-            "p50",
-            "p99",
-            "p99.9",
-            "host part",
-            "÷ copy + launch",
-        ],
+    let methods = [Method::OneThread, Method::TwoThreads, Method::Launch];
+    let cores = &bench.cores;
+    let count = args.round_trips;
+    let compared = Comparison::run(
+        args.common.rounds,
+        &args.frames,
+        &methods,
+        |&frame, method| {
+            // The time on the host is known only if one thread does all work.
+            let (times, host) = match method {
+                Method::OneThread => {
+                    let mut running = bench.fixture(frame, 1)?;
+                    let times = cores.first(|| running.round_trips(count))?;
+                    let host = median(running.host());
+                    running.end()?;
+                    (times, host)
+                }
+                Method::TwoThreads => {
+                    let running = bench.fixture(frame, 1)?;
+                    (running.round_trips_by_two(count, cores)?, f64::NAN)
+                }
+                Method::Launch => {
+                    let times = cores.first(|| bench.launches(frame, count / 8))?;
+                    (times, f64::NAN)
+                }
+            };
+            let [p50, p99, p999] = percentiles(&times);
+            Ok(Some([p50, p99, p999, host]))
+        },
+    )?;
+    let title = format!(
+        "{}: microseconds from a frame's commit to its result; {count} frames, medians of {} rounds",
+        bench.device.name(),
+        args.common.rounds
     );
-    for ((frame, methods), hosts) in args.frames.iter().zip(&figures).zip(&hosts) {
-        let hosts = [median(hosts), f64::NAN, f64::NAN];
-        let names = [
-            "persistent, one thread",
-            "persistent, two threads",
-            "copy + launch + synchronise",
-        ];
-        for ((name, method), host) in names.into_iter().zip(methods).zip(hosts) {
-            let [p50, p99, p999] = method.cells();
-            let ratio = Cell::Number(method.at(0) / methods[2].at(0), 3);
-            let frame = ByteSize(*frame as u64).to_string();
-            let host = Cell::Number(host, 3);
-            table.row(vec![frame.into(), name.into(), p50, p99, p999, host, ratio]);
-        }
-    }
-    Ok(table)
+    let columns = "frame | method | p50 | p99 | p99.9 | host part | ÷ copy + launch";
+    let rows = compared.rows().map(|row| {
+        let name = match row.method {
+            Method::OneThread => "persistent, one thread",
+            Method::TwoThreads => "persistent, two threads",
+            Method::Launch => "copy + launch + synchronise",
+        };
+        let mut cells = vec![size(*row.scenario), name.into()];
+        cells.extend(numbers(row.figures, 3));
+        cells.push(Cell::Number(row.figures[0] / row.all[2][0], 3));
+        cells
+    });
+    Ok(Table::of(title, columns, rows))
 }
 
 fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
@@ -138,133 +138,95 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         rate: None,
     };
     let small = *args.frames.first().unwrap_or(&64);
-    let mut methods = vec![(Vec::new(), Vec::new(), Figures::default()); CHUNKS.len()];
-    let mut max = Vec::new();
-    for _ in 0..args.common.rounds {
-        for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&mut methods) {
-            let tunings = [Direction::In, Direction::Out]
-                .map(|direction| profile.tuning_for(direction, *chunk, None));
-            // Memory is allocated and freed only while no work is in flight.
-            let mut running = bench.start(small)?;
-            let places = std::slice::from_ref(&place);
-            let harness = Harness::start(bench.device, places, &[load], tunings, Wait::Busy)?;
-            std::thread::sleep(Duration::from_millis(100));
-            let rate =
-                |time: &mut dyn FnMut() -> Result<(), BenchError>| -> Result<f64, BenchError> {
-                    let (start, before) =
-                        (Instant::now(), harness.sample().bytes[index(Direction::In)]);
-                    time()?;
-                    let bytes = harness.sample().bytes[index(Direction::In)] - before;
-                    Ok(bytes as f64 / start.elapsed().as_secs_f64())
-                };
-            alone.push(rate(&mut || {
-                std::thread::sleep(args.common.window);
-                Ok(())
-            })?);
-            both.push(rate(&mut || {
-                figures.add(
-                    &bench
-                        .cores
-                        .first(|| running.round_trips(args.round_trips))?,
-                );
-                Ok(())
-            })?);
-            harness.stop()?;
-            running.end()?;
-        }
-        max.push(median(&methods[0].0));
-    }
-    let max = median(&max);
-    let mut table = Table::new(
-        format!(
-            "{}: latency of frames of {} while other frames are copied at full rate, medians of {} rounds",
-            bench.device.name(),
-            ByteSize(small as u64),
-            args.common.rounds
-        ),
-        &[
-            "longest chunk",
-            "p50 µs",
-            "p99 µs",
-            "p99.9 µs",
-            "copies GB/s",
-            "alone GB/s",
-            "÷ best",
-        ],
+    let compared = Comparison::run(args.common.rounds, &CHUNKS, &[()], |chunk, ()| {
+        let tunings = [Direction::In, Direction::Out]
+            .map(|direction| profile.tuning_for(direction, *chunk, None));
+        // Memory is allocated and freed only while no work is in flight.
+        let mut running = bench.fixture(small, 1)?;
+        let places = std::slice::from_ref(&place);
+        let harness = Harness::start(bench.device, places, &[load], tunings, Wait::Busy)?;
+        std::thread::sleep(Duration::from_millis(100));
+        let copied = || harness.sample().bytes[index(Direction::In)];
+        let (start, before) = (Instant::now(), copied());
+        std::thread::sleep(args.common.window);
+        let alone = (copied() - before) as f64 / start.elapsed().as_secs_f64();
+        let (start, before) = (Instant::now(), copied());
+        let times = bench
+            .cores
+            .first(|| running.round_trips(args.round_trips))?;
+        let both = (copied() - before) as f64 / start.elapsed().as_secs_f64();
+        harness.stop()?;
+        running.end()?;
+        let [p50, p99, p999] = percentiles(&times);
+        Ok(Some([p50, p99, p999, both / 1e9, alone / 1e9]))
+    })?;
+    let title = format!(
+        "{}: latency of frames of {} while other frames are copied at full rate, medians of {} rounds",
+        bench.device.name(),
+        ByteSize(small as u64),
+        args.common.rounds
     );
-    for (chunk, (alone, both, figures)) in CHUNKS.iter().zip(&methods) {
-        let chunk = chunk.map_or_else(
-            || {
-                format!(
-                    "{} (as measured)",
-                    ByteSize(profile.tuning(Direction::In).chunk as u64)
-                )
-            },
-            |chunk| ByteSize(chunk as u64).to_string(),
-        );
-        let [p50, p99, p999] = figures.cells();
-        table.row(vec![
-            chunk.into(),
-            p50,
-            p99,
-            p999,
-            Cell::Number(median(both) / 1e9, 2),
-            Cell::Number(median(alone) / 1e9, 2),
-            Cell::Number(median(both) / max, 3),
-        ]);
-    }
-    Ok(table)
+    let columns = "longest chunk | p50 µs | p99 µs | p99.9 µs | copies GB/s | alone GB/s | ÷ best";
+    let rows: Vec<_> = compared.rows().collect();
+    let max = rows[0].figures[4];
+    let rows = rows.iter().map(|row| {
+        let measured = ByteSize(profile.tuning(Direction::In).chunk as u64);
+        let chunk = match row.scenario {
+            Some(chunk) => ByteSize(*chunk as u64).to_string(),
+            None => format!("{measured} (as measured)"),
+        };
+        let [p50, p99, p999, both, alone] = row.figures;
+        let mut cells = vec![chunk.into()];
+        cells.extend(numbers([p50, p99, p999], 3));
+        cells.extend(numbers([both, alone], 2));
+        cells.push(Cell::Number(both / max, 3));
+        cells
+    });
+    Ok(Table::of(title, columns, rows))
 }
 
 fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
     let sizes = args.frames.iter().copied();
-    let sizes = sizes.filter(|frame| *frame <= PACKET);
-    let mut methods: Vec<_> = sizes
-        .flat_map(|size| Protocol::ALL.map(|protocol| (size, protocol, Figures::default())))
-        .collect();
-    for _ in 0..args.common.rounds {
-        for (size, protocol, figures) in &mut methods {
-            figures.add(&bench.packets(*protocol, *size, args.round_trips / 8)?);
-        }
-    }
-    let mut table = Table::new(
-        format!(
-            "{}: microseconds from sending a packet over loopback to its result; {} packets, medians of {} rounds",
-            bench.device.name(),
-            args.round_trips / 8,
-            args.common.rounds
-        ),
-        &["payload", "source", "p50", "p99", "p99.9"],
+    let sizes: Vec<_> = sizes.filter(|frame| *frame <= PACKET).collect();
+    let count = args.round_trips / 8;
+    let compared = Comparison::run(
+        args.common.rounds,
+        &sizes,
+        &Protocol::ALL,
+        |&size, &protocol| Ok(Some(percentiles(&bench.packets(protocol, size, count)?))),
+    )?;
+    let title = format!(
+        "{}: microseconds from sending a packet over loopback to its result; {count} packets, medians of {} rounds",
+        bench.device.name(),
+        args.common.rounds
     );
-    for (size, protocol, figures) in &methods {
-        let [p50, p99, p999] = figures.cells();
-        let size = ByteSize(*size as u64).to_string();
-        table.row(vec![size.into(), protocol.name().into(), p50, p99, p999]);
-    }
-    Ok(table)
+    let columns = "payload | source | p50 | p99 | p99.9";
+    let rows = compared.rows().map(|row| {
+        let mut cells = vec![size(*row.scenario), row.method.name().into()];
+        cells.extend(numbers(row.figures, 3));
+        cells
+    });
+    Ok(Table::of(title, columns, rows))
 }
 
 fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
-    let mut rates = vec![Vec::new(); CONCURRENT_FRAMES.len()];
-    for _ in 0..args.common.rounds {
-        for (concurrent_frames, rates) in CONCURRENT_FRAMES.into_iter().zip(&mut rates) {
-            rates.push(bench.rate(concurrent_frames, args.common.window)? / 1e6);
-        }
-    }
-    let mut table = Table::new(
-        format!(
-            "{}: throughput in million frames per second, frame size {}; one thread commits, another reads; medians of {} rounds",
-            bench.device.name(),
-            ByteSize(RATE_FRAME_BYTES as u64),
-            args.common.rounds
-        ),
-        &["concurrent frames", "million/s"],
+    let window = args.common.window;
+    let compared = Comparison::run(
+        args.common.rounds,
+        &CONCURRENT_FRAMES,
+        &[()],
+        |&frames, ()| Ok(Some([bench.rate(frames, window)? / 1e6])),
+    )?;
+    let title = format!(
+        "{}: throughput in million frames per second, frame size {}; one thread commits, another reads; medians of {} rounds",
+        bench.device.name(),
+        ByteSize(RATE_FRAME_BYTES as u64),
+        args.common.rounds
     );
-    for (concurrent_frames, rates) in CONCURRENT_FRAMES.into_iter().zip(&rates) {
-        table.row(vec![
-            concurrent_frames.to_string().into(),
-            Cell::Number(median(rates), 2),
-        ]);
-    }
-    Ok(table)
+    let columns = "concurrent frames | million/s";
+    let rows = compared.rows().map(|row| {
+        let million = Cell::Number(row.figures[0], 2);
+        vec![row.scenario.to_string().into(), million]
+    });
+    Ok(Table::of(title, columns, rows))
 }

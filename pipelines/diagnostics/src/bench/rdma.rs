@@ -8,22 +8,22 @@
 //! ```
 
 mod control;
-pub(crate) mod fixture;
 mod raw;
 mod stream;
 
+use super::comparison::{Comparison, Refused, Row};
+use super::figures::percentiles;
+use super::pipeline::{Environment, failed};
 use super::scratch::Scratch;
-use super::table::{Cell, Table};
-use super::{BenchError, Common, Publish, median, quantile};
+use super::table::{Cell, Table, numbers, size};
+use super::{BenchError, Common, Publish};
 use control::{ControlConnection, Reply, Request};
 use daq_core::gpu::driver::Device;
-use daq_core::staging::{Sending, measure};
-use daq_core::topology::Topology;
+use daq_core::staging::Sending;
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::verbs::Nic;
-use raw::{Raw, failed};
-use std::collections::{BTreeMap, BTreeSet};
+use raw::Raw;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use stream::Bench;
@@ -102,8 +102,7 @@ impl Method {
     }
 
     fn name(self) -> String {
-        let memory = |is_gpu| if is_gpu { "GPU" } else { "host" };
-        let ends = format!("{} → {}", memory(self.gpus[0]), memory(self.gpus[1]));
+        let ends = ends(self.gpus);
         match self.path {
             None => format!("queue pair alone, {ends}"),
             Some("auto") => format!("ring to ring, {ends}"),
@@ -114,6 +113,12 @@ impl Method {
     const fn needs_gpu(self) -> bool {
         self.gpus[0] || self.gpus[1]
     }
+}
+
+/// Describes the memory of the sender and that of the receiver.
+fn ends(gpus: [bool; 2]) -> String {
+    let [from, to] = gpus.map(|is_gpu| if is_gpu { "GPU" } else { "host" });
+    format!("{from} → {to}")
 }
 
 /// The resources of one side.
@@ -131,20 +136,15 @@ impl Host {
             args.nics.clone()
         };
         let gpu = args.common.open();
-        let mut profiles = BTreeMap::new();
-        if let Ok(device) = &gpu {
-            profiles.insert(device.ordinal(), measure(device)?);
-        }
+        let scratch = Scratch::new("rdma", "", None)?;
         Ok(Self {
             nic: nics::open(&nics[0]).map_err(failed)?,
-            gpu: gpu.map_err(|error| error.to_string()),
             bench: Bench {
-                scratch: Scratch::new("rdma", "", None)?,
-                topology: Topology::detect(),
-                profiles,
+                environment: Environment::new(scratch, gpu.as_ref().ok().copied())?,
                 nics,
                 device: args.common.device,
             },
+            gpu: gpu.map_err(|error| error.to_string()),
         })
     }
 
@@ -166,7 +166,7 @@ impl Host {
         let sending = Sending {
             staged_from,
             max_bytes: sizes.iter().max().copied()?,
-            basis: self.bench.topology.measurement_basis(&card),
+            basis: self.bench.environment.topology.measurement_basis(&card),
         };
         Some(Measured {
             device: self.bench.device,
@@ -213,6 +213,24 @@ impl Host {
                 },
             })?;
         }
+    }
+
+    /// Returns the bandwidth in bytes per second and, for a queue pair alone, the median and the 99th percentile of the
+    /// latency in µs.
+    fn measure(
+        &self,
+        wire: &mut ControlConnection,
+        method: Method,
+        size: usize,
+        args: &RdmaArgs,
+    ) -> Result<[f64; 3], BenchError> {
+        let rate = self.bandwidth(wire, method, size, args)?;
+        let times = match method.path {
+            None => self.latency(wire, method, size, args)?,
+            Some(_) => Vec::new(),
+        };
+        let [p50, p99, _] = percentiles(&times);
+        Ok([rate, p50, p99])
     }
 
     /// Measures the bandwidth in bytes per second.
@@ -341,9 +359,6 @@ fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
     host.serve(&mut ControlConnection::new(stream)?)
 }
 
-/// Results of one method by size, with one value per round. The list of a size is empty if that size was not measured.
-type Figures = Vec<Vec<f64>>;
-
 fn connect(
     args: &RdmaArgs,
     address: SocketAddr,
@@ -357,162 +372,132 @@ fn connect(
         ))
     })?;
     let mut wire = ControlConnection::new(stream)?;
-    let mut refused = BTreeSet::new();
     let methods = Method::all();
-    let mut bandwidths: Vec<Figures> = vec![vec![Vec::new(); args.sizes.len()]; methods.len()];
-    let mut latencies = vec![vec![[Vec::new(), Vec::new()]; args.sizes.len()]; methods.len()];
-    for _ in 0..args.common.rounds {
-        for (i, &size) in args.sizes.iter().enumerate() {
-            for (j, &method) in methods.iter().enumerate() {
-                if refused.iter().any(|(name, _)| *name == method.name()) {
-                    continue;
-                }
-                let measured = host
-                    .bandwidth(&mut wire, method, size, args)
-                    .and_then(|rate| {
-                        bandwidths[j][i].push(rate);
-                        if method.path.is_none() {
-                            let times = host.latency(&mut wire, method, size, args)?;
-                            latencies[j][i][0].push(quantile(&times, 0.5));
-                            latencies[j][i][1].push(quantile(&times, 0.99));
-                        }
-                        Ok(())
-                    });
-                match measured {
-                    Ok(()) => {}
-                    Err(error) if !method.needs_gpu() => return Err(error),
-                    Err(error) => {
-                        // A method that has failed once is not measured again.
-                        bandwidths[j].fill(Vec::new());
-                        refused.insert((method.name(), error.to_string()));
-                    }
-                }
+    let mut refused = Refused::default();
+    let compared = Comparison::run(
+        args.common.rounds,
+        &args.sizes,
+        &methods,
+        |&size, &method| {
+            // A method that has failed once is not measured again.
+            if refused.contains(&method.name()) {
+                return Ok(None);
             }
-        }
-    }
+            match host.measure(&mut wire, method, size, args) {
+                Err(error) if method.needs_gpu() => {
+                    refused.add(method.name(), error);
+                    Ok(None)
+                }
+                measured => measured.map(Some),
+            }
+        },
+    )?;
     wire.send(&Request::Bye)?;
     let about = format!(
         "over {} to {address}, medians of {} rounds",
         host.bench.nics.join(", "),
         args.common.rounds
     );
-    publish(rates(args, &methods, &bandwidths, &about));
-    publish(times(args, &methods, &latencies, &about));
-    publish(cpu_store_threshold(args, &bandwidths));
-    if !refused.is_empty() {
-        let mut table = Table::new("not measured", &["methods", "reason"]);
-        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (method, why) in refused {
-            reasons.entry(why).or_default().push(method);
-        }
-        for (why, methods) in reasons {
-            table.row(vec![methods.join("; ").into(), why.into()]);
-        }
-        publish(table);
-    }
-    let out = turn(&pairs(args, &bandwidths, [true, false]));
+    // The results of a method are incomplete if it failed later.
+    let results = Results {
+        rows: compared
+            .rows()
+            .filter(|row| !refused.contains(&row.method.name()))
+            .collect(),
+    };
+    publish(results.rates(args, &about));
+    publish(results.latencies(args, &about));
+    publish(results.paths(args));
+    refused.publish(publish);
+    let out = turn(&results.pairs(args, [true, false]));
     Ok(host.measured(out, &args.sizes))
 }
 
-fn rates(args: &RdmaArgs, methods: &[Method], figures: &[Figures], about: &str) -> Table {
-    let title = format!(
-        "bandwidth {about}, {} per measurement; queue pairs alone keep {} writes in flight; ring to ring includes producing and acknowledging frames",
-        Span(args.common.window),
-        raw::WINDOW
-    );
-    let columns = ["method", "size", "MB/s", "messages/s", "× queue pair alone"];
-    let mut table = Table::new(title, &columns);
-    for (method, rates) in methods.iter().zip(figures) {
-        let alone = methods.iter().zip(figures);
-        let alone = alone
-            .filter(|(other, _)| other.gpus == method.gpus && other.path.is_none())
-            .map(|(_, rates)| rates)
-            .next();
-        for (i, &size) in args.sizes.iter().enumerate() {
-            let rate = median_or_nan(&rates[i]);
-            if rate.is_nan() {
-                continue;
-            }
-            let floor = alone.map_or(f64::NAN, |rates| median_or_nan(&rates[i]));
-            table.row(vec![
-                method.name().into(),
-                ByteSize(size as u64).to_string().into(),
+/// The results of the methods that were measured completely.
+struct Results<'a> {
+    /// Sorted by message size, then by method.
+    rows: Vec<Row<'a, usize, Method, 3>>,
+}
+
+impl Results<'_> {
+    /// Returns the bandwidth in bytes per second; NaN if it was not measured.
+    fn rate(&self, size: usize, method: Method) -> f64 {
+        let mut rows = self.rows.iter();
+        let row = rows.find(|row| *row.scenario == size && *row.method == method);
+        row.map_or(f64::NAN, |row| row.figures[0])
+    }
+
+    /// Returns the rows sorted by method, then by message size.
+    fn by_method(&self) -> impl Iterator<Item = &Row<'_, usize, Method, 3>> {
+        let methods = Method::all().into_iter();
+        methods.flat_map(|method| self.rows.iter().filter(move |row| *row.method == method))
+    }
+
+    fn rates(&self, args: &RdmaArgs, about: &str) -> Table {
+        let title = format!(
+            "bandwidth {about}, {} per measurement; queue pairs alone keep {} writes in flight; ring to ring includes producing and acknowledging frames",
+            Span(args.common.window),
+            raw::WINDOW
+        );
+        let columns = "method | size | MB/s | messages/s | × queue pair alone";
+        let rows = self.by_method().map(|row| {
+            let alone = Method {
+                path: None,
+                ..*row.method
+            };
+            let rate = row.figures[0];
+            vec![
+                row.method.name().into(),
+                size(*row.scenario),
                 Cell::Number(rate / 1e6, 2),
-                Cell::Number(rate / size as f64, 0),
-                Cell::Number(rate / floor, 3),
-            ]);
-        }
+                Cell::Number(rate / *row.scenario as f64, 0),
+                Cell::Number(rate / self.rate(*row.scenario, alone), 3),
+            ]
+        });
+        Table::of(title, columns, rows)
     }
-    table
-}
 
-/// Returns the median; NaN if there are no values.
-fn median_or_nan(figures: &[f64]) -> f64 {
-    if figures.is_empty() {
-        return f64::NAN;
+    fn latencies(&self, args: &RdmaArgs, about: &str) -> Table {
+        let title = format!(
+            "latency {about}: half a round trip of writes with immediate, {} per round",
+            args.round_trips
+        );
+        let rows = self.by_method().filter(|row| row.method.path.is_none());
+        let rows = rows.map(|row| {
+            let [_, p50, p99] = row.figures;
+            let mut cells = vec![row.method.name().into(), size(*row.scenario)];
+            cells.extend(numbers([p50, p99], 2));
+            cells
+        });
+        Table::of(title, "method | size | p50 µs | p99 µs", rows)
     }
-    median(figures)
-}
 
-fn times(
-    args: &RdmaArgs,
-    methods: &[Method],
-    figures: &[Vec<[Vec<f64>; 2]>],
-    about: &str,
-) -> Table {
-    let title = format!(
-        "latency {about}: half a round trip of writes with immediate, {} per round",
-        args.round_trips
-    );
-    let mut table = Table::new(title, &["method", "size", "p50 µs", "p99 µs"]);
-    for (method, figures) in methods.iter().zip(figures) {
-        for (&size, [p50, p99]) in args.sizes.iter().zip(figures) {
-            if !p50.is_empty() {
-                table.row(vec![
-                    method.name().into(),
-                    ByteSize(size as u64).to_string().into(),
-                    Cell::Number(median(p50), 2),
-                    Cell::Number(median(p99), 2),
-                ]);
-            }
-        }
+    /// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied
+    /// through host memory. Direct frames are read and written in GPU memory by the network cards.
+    fn paths(&self, args: &RdmaArgs) -> Table {
+        let gpus = [[false, true], [true, false], [true, true]];
+        let rows = gpus.map(|gpus| {
+            let from = match turn(&self.pairs(args, gpus)) {
+                Turn::Unmeasured => "not measured".to_owned(),
+                Turn::Never => "at no measured size".to_owned(),
+                Turn::From(size) => ByteSize(size as u64).to_string(),
+            };
+            vec![ends(gpus).into(), from.into()]
+        });
+        Table::of("direct or staged", "memory | staged is as fast from", rows)
     }
-    table
-}
 
-/// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied
-/// through host memory. Direct frames are read and written in GPU memory by the network cards.
-fn cpu_store_threshold(args: &RdmaArgs, figures: &[Figures]) -> Table {
-    let mut table = Table::new("direct or staged", &["memory", "staged is as fast from"]);
-    for gpus in [[false, true], [true, false], [true, true]] {
-        let name = Method { gpus, path: None }.name();
-        let name = name.trim_start_matches("queue pair alone, ");
-        let from = match turn(&pairs(args, figures, gpus)) {
-            Turn::Unmeasured => "not measured".to_owned(),
-            Turn::Never => "at no measured size".to_owned(),
-            Turn::From(size) => ByteSize(size as u64).to_string(),
+    /// Returns the size, the staged rate and the direct rate for these kinds of memory.
+    fn pairs(&self, args: &RdmaArgs, gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
+        let rate = |size: usize, path| {
+            let path = Some(path);
+            self.rate(size, Method { gpus, path })
         };
-        table.row(vec![name.into(), from.into()]);
+        let sizes = args.sizes.iter();
+        sizes
+            .map(|size| (*size, rate(*size, "staged"), rate(*size, "direct")))
+            .collect()
     }
-    table
-}
-
-/// Returns the size, the staged rate and the direct rate for these kinds of memory. A rate is NaN if it was not
-/// measured.
-fn pairs(args: &RdmaArgs, figures: &[Figures], gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
-    let methods = Method::all();
-    let of = |path: &'static str, i: usize| {
-        let method = Method {
-            gpus,
-            path: Some(path),
-        };
-        let at = methods.iter().position(|other| *other == method);
-        at.map_or(f64::NAN, |at| median_or_nan(&figures[at][i]))
-    };
-    let sizes = args.sizes.iter().enumerate();
-    sizes
-        .map(|(i, &size)| (size, of("staged", i), of("direct", i)))
-        .collect()
 }
 
 /// The message size from which the staged path is never much slower than the direct path. From this size on, the staged

@@ -1,14 +1,15 @@
 //! Compares the copy engine with other methods to copy frames to a GPU. Large baseline copies give the upper limit.
 
-use super::harness::{Harness, Load, Sample, index};
+use super::comparison::Comparison;
+use super::figures::{median, rate};
+use super::harness::{Harness, Load, index};
 use super::place::Place;
-use super::table::{Cell, Table};
-use super::{BenchError, Common, Publish, median, rate};
+use super::table::{Cell, Table, numbers, size};
+use super::{BenchError, Common, Publish};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
-use daq_core::staging::Direction;
-use daq_core::staging::{BATCH, BaselineCopy, Tuning, measure};
-use daq_core::units::ByteSize;
+use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
+use daq_core::units::{ByteSize, Span};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,44 +39,50 @@ pub struct StagingArgs {
     pub soak: Option<(Duration, f64)>,
 }
 
-/// One method to copy frames to or from the GPU, with its results per round.
-struct Method {
-    name: String,
-    frame: usize,
-    direction: Direction,
-    rates: Vec<f64>,
-    cores: Vec<f64>,
-    copy: f64,
-    /// Number of bytes that were verified after the first round; `None` before that.
-    verified: Option<u64>,
+/// One method to copy frames to or from the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    /// A copy and a wait per frame.
+    CopyAndWait,
+    /// A copy per frame.
+    Copy,
+    /// Batched copies.
+    Batch,
+    /// The copy engine thread with one ring.
+    Engine(Direction),
+    /// The copy engine thread with several rings to the GPU.
+    Rings(usize),
+    /// The copy engine threads of both directions at the same time. The measurement of the first direction also
+    /// measures the second direction.
+    Both(Direction),
 }
 
 impl Method {
-    fn new(name: impl Into<String>, frame: usize, direction: Direction) -> Self {
-        Self {
-            name: name.into(),
-            frame,
-            direction,
-            rates: Vec::new(),
-            cores: Vec::new(),
-            copy: f64::NAN,
-            verified: None,
-        }
+    fn name(self) -> String {
+        let name = match self {
+            Self::CopyAndWait => "copy + wait per frame",
+            Self::Copy => "copy per frame",
+            Self::Batch => "batched copies",
+            Self::Engine(Direction::In) => "engine in",
+            Self::Engine(Direction::Out) => "engine out",
+            Self::Rings(rings) => return format!("engine in, {rings} rings"),
+            Self::Both(Direction::In) => "engine in, concurrent out",
+            Self::Both(Direction::Out) => "engine out, concurrent in",
+        };
+        name.to_owned()
     }
 
-    /// Records the rates that follow from the counters of two samples.
-    fn note(&mut self, before: &Sample, after: &Sample, took: f64) {
-        let i = index(self.direction);
-        let bytes = (after.bytes[i] - before.bytes[i]) as f64;
-        let cpu = after.cpu[i].saturating_sub(before.cpu[i]);
-        self.rates.push(bytes / took);
-        self.cores.push(cpu.as_secs_f64() / took);
-        self.copy = bytes / (after.copies[i] - before.copies[i]).max(1) as f64;
+    const fn direction(self) -> Direction {
+        match self {
+            Self::Engine(direction) | Self::Both(direction) => direction,
+            _ => Direction::In,
+        }
     }
 }
 
-const IN_BESIDE: &str = "engine in, concurrent out";
-const OUT_BESIDE: &str = "engine out, concurrent in";
+/// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
+/// verified bytes. A figure is NaN if the method does not have it. Bytes are verified only in the first round.
+type Figures = [f64; 4];
 
 /// Measures, and passes the result tables to `publish`.
 pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchError> {
@@ -95,7 +102,7 @@ pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchErro
     };
     match args.soak {
         Some((time, share)) => publish(session.soak(time, share)?),
-        None => session.compare()?.into_iter().for_each(publish),
+        None => session.compare(publish)?,
     }
     Ok(())
 }
@@ -183,54 +190,56 @@ impl Session<'_> {
         Ok(bytes as f64 / start.elapsed().as_secs_f64())
     }
 
-    /// Runs the copy engine for the duration of a measurement, with `rings` ring copies per method. The first run
-    /// verifies the copied bytes.
-    fn engine(&mut self, methods: &mut [&mut Method], rings: usize) -> Result<(), BenchError> {
-        let loads: Vec<_> = methods
+    /// Runs the copy engine with `rings` ring copies per direction. Returns the figures of each direction.
+    fn engine(
+        &mut self,
+        frame: usize,
+        directions: &[Direction],
+        rings: usize,
+        is_verified: bool,
+    ) -> Result<[Figures; 2], BenchError> {
+        let loads: Vec<_> = directions
             .iter()
-            .flat_map(|method| {
+            .flat_map(|direction| {
                 let load = Load {
-                    direction: method.direction,
-                    frame: method.frame,
+                    direction: *direction,
+                    frame,
                     rate: None,
                 };
                 std::iter::repeat_n(load, rings)
             })
             .collect();
-        let is_first = methods.iter().all(|method| method.rates.is_empty());
-        if is_first {
+        if is_verified {
             self.prepare(&loads)?;
         }
-        let harness = Harness::start(
-            self.device,
-            &self.places,
-            &loads,
-            self.tunings,
-            self.args.wait,
-        )?;
+        let harness = self.start(&loads)?;
         std::thread::sleep(WARM_UP);
         let (before, start) = (harness.sample(), Instant::now());
         std::thread::sleep(self.args.common.window);
         let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());
-        let (last, lanes) = harness.stop()?;
+        let (last, copied) = harness.stop()?;
         if last.lost > 0 {
             return Err(BenchError::Thread(format!(
                 "{} frames were not copied; this is a defect in daq",
                 last.lost
             )));
         }
-        let verified = if is_first {
-            self.verify(&loads, &lanes)?
+        let verified = if is_verified {
+            self.verify(&loads, &copied)?.map(|bytes| bytes as f64)
         } else {
-            [0; 2]
+            [f64::NAN; 2]
         };
-        for method in methods {
-            method.note(&before, &after, took);
-            if is_first {
-                method.verified = Some(verified[index(method.direction)]);
-            }
-        }
-        Ok(())
+        Ok([0, 1].map(|i| {
+            let bytes = (after.bytes[i] - before.bytes[i]) as f64;
+            let cpu = after.cpu[i].saturating_sub(before.cpu[i]).as_secs_f64();
+            let copies = (after.copies[i] - before.copies[i]).max(1) as f64;
+            [bytes / took, cpu / took, bytes / copies, verified[i]]
+        }))
+    }
+
+    fn start(&self, loads: &[Load]) -> Result<Harness, BenchError> {
+        let wait = self.args.wait;
+        Harness::start(self.device, &self.places, loads, self.tunings, wait)
     }
 
     /// Creates regions for `loads`, and fills the sources with a pattern that no target contains.
@@ -246,169 +255,100 @@ impl Session<'_> {
     }
 
     /// Verifies the bytes copied after [`prepare`](Self::prepare). Returns the number of bytes per direction.
-    fn verify(&self, loads: &[Load], lanes: &[u64]) -> Result<[u64; 2], BenchError> {
+    fn verify(&self, loads: &[Load], copied: &[u64]) -> Result<[u64; 2], BenchError> {
         let mut right = [0; 2];
-        for ((load, place), frames) in loads.iter().zip(&self.places).zip(lanes) {
+        for ((load, place), frames) in loads.iter().zip(&self.places).zip(copied) {
             right[index(load.direction)] +=
                 place.verify(load.direction, self.seed, load.frame, *frames)?;
         }
         Ok(right)
     }
 
-    fn compare(&mut self) -> Result<Vec<Table>, BenchError> {
+    fn compare(&mut self, publish: Publish<'_>) -> Result<(), BenchError> {
         let args = self.args;
-        let mut ceilings = [Vec::new(), Vec::new()];
-        let mut methods: Vec<Method> = Vec::new();
-        for frame in &args.frames {
-            for name in [
-                "copy + wait per frame",
-                "copy per frame",
-                "batched copies",
-                "engine in",
-            ] {
-                methods.push(Method::new(name, *frame, Direction::In));
-            }
-            methods.push(Method::new("engine out", *frame, Direction::Out));
-            if args.rings > 1 {
-                let name = format!("engine in, {} rings", args.rings);
-                methods.push(Method::new(name, *frame, Direction::In));
-            }
-            methods.push(Method::new(IN_BESIDE, *frame, Direction::In));
-            methods.push(Method::new(OUT_BESIDE, *frame, Direction::Out));
-        }
-        for _ in 0..args.common.rounds {
-            ceilings[0].push(self.ceiling(Direction::In)?);
-            ceilings[1].push(self.ceiling(Direction::Out)?);
-            let mut rest = methods.iter_mut();
-            while let Some(method) = rest.next() {
-                let frame = method.frame;
-                let figure = match method.name.as_str() {
-                    "copy + wait per frame" => self.each_and_wait(frame)?,
-                    "copy per frame" => self.each(frame)?,
-                    "batched copies" => self.batch(frame)?,
-                    "engine in" | "engine out" => {
-                        self.engine(&mut [method], 1)?;
-                        continue;
+        let mut methods = vec![
+            Method::CopyAndWait,
+            Method::Copy,
+            Method::Batch,
+            Method::Engine(Direction::In),
+            Method::Engine(Direction::Out),
+            Method::Rings(args.rings),
+            Method::Both(Direction::In),
+            Method::Both(Direction::Out),
+        ];
+        methods.retain(|method| *method != Method::Rings(1));
+        let per_round = args.frames.len() * methods.len();
+        let (mut calls, mut ceilings) = (0, [Vec::new(), Vec::new()]);
+        // The figures of both directions that were measured together.
+        let mut both = [[f64::NAN; 4]; 2];
+        let compared = Comparison::run(
+            args.common.rounds,
+            &args.frames,
+            &methods,
+            |&frame, &method| {
+                if calls % per_round == 0 {
+                    ceilings[0].push(self.ceiling(Direction::In)?);
+                    ceilings[1].push(self.ceiling(Direction::Out)?);
+                }
+                let is_first = calls < per_round;
+                calls += 1;
+                let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
+                let direction = method.direction();
+                Ok(Some(match method {
+                    Method::CopyAndWait => only_rate(self.each_and_wait(frame)?),
+                    Method::Copy => only_rate(self.each(frame)?),
+                    Method::Batch => only_rate(self.batch(frame)?),
+                    Method::Engine(_) => {
+                        self.engine(frame, &[direction], 1, is_first)?[index(direction)]
                     }
-                    IN_BESIDE => {
-                        let mut both: Vec<_> = [method].into_iter().chain(rest.next()).collect();
-                        self.engine(&mut both, 1)?;
-                        continue;
+                    Method::Rings(rings) => self.engine(frame, &[direction], rings, is_first)?[0],
+                    Method::Both(_) => {
+                        if direction == Direction::In {
+                            both = self.engine(frame, &[direction, Direction::Out], 1, is_first)?;
+                        }
+                        both[index(direction)]
                     }
-                    _ => {
-                        self.engine(&mut [method], args.rings)?;
-                        continue;
-                    }
-                };
-                method.rates.push(figure);
-            }
-        }
-        Ok(self.tables(&ceilings, &methods))
+                }))
+            },
+        )?;
+        let ceilings = ceilings.each_ref().map(|rates| median(rates));
+        publish(self.rates(ceilings, &compared));
+        publish(ratios(&methods, &compared));
+        Ok(())
     }
 
-    fn tables(&self, ceilings: &[Vec<f64>; 2], methods: &[Method]) -> Vec<Table> {
-        let ceiling = ceilings.each_ref().map(|rates| median(rates));
+    fn rates(&self, ceilings: [f64; 2], compared: &Comparison<'_, usize, Method, 4>) -> Table {
         let [inward, outward] = &self.tunings;
-        let size = |bytes: usize| ByteSize(bytes as u64).to_string();
-        let name = &self.device.identity().name;
-        let mut table = Table::new(
-            format!(
-                "{name}: maximum rate (64 MiB copies) {:.2} GB/s to GPU, {:.2} GB/s from GPU; ring size {}; chunk size {} to GPU, {} from GPU; chunks in flight {} to GPU, {} from GPU; medians of {} rounds",
-                ceiling[0] / 1e9,
-                ceiling[1] / 1e9,
-                size(RING),
-                size(inward.chunk),
-                size(outward.chunk),
-                inward.depth,
-                outward.depth,
-                self.args.common.rounds,
-            ),
-            &[
-                "method",
-                "frame",
-                "GB/s",
-                "÷ ceiling",
-                "× copy + wait",
-                "mean copy",
-                "cores",
-                "verified",
-            ],
+        let bytes = |bytes: usize| ByteSize(bytes as u64);
+        let title = format!(
+            "{}: maximum rate (64 MiB copies) {:.2} GB/s to GPU, {:.2} GB/s from GPU; ring size {}; chunk size {} to GPU, {} from GPU; chunks in flight {} to GPU, {} from GPU; medians of {} rounds",
+            self.device.identity().name,
+            ceilings[0] / 1e9,
+            ceilings[1] / 1e9,
+            bytes(RING),
+            bytes(inward.chunk),
+            bytes(outward.chunk),
+            inward.depth,
+            outward.depth,
+            self.args.common.rounds,
         );
-        for method in methods {
-            let rate = median(&method.rates);
-            let against = ceiling[index(method.direction)];
-            let slow = methods
-                .iter()
-                .find(|other| other.frame == method.frame && other.name == "copy + wait per frame");
-            table.row(vec![
-                method.name.clone().into(),
-                size(method.frame).into(),
+        let columns =
+            "method | frame | GB/s | ÷ ceiling | × copy + wait | mean copy | cores | verified";
+        let rows = compared.rows().map(|row| {
+            let [rate, cores, copy, _] = row.figures;
+            let verified = row.rounds.first().map_or(f64::NAN, |first| first[3]);
+            vec![
+                row.method.name().into(),
+                size(*row.scenario),
                 Cell::Number(rate / 1e9, 2),
-                Cell::Number(rate / against, 3),
-                Cell::Number(slow.map_or(f64::NAN, |slow| rate / median(&slow.rates)), 1),
-                if method.copy.is_nan() {
-                    "–".into()
-                } else {
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "the value is a size in bytes"
-                    )]
-                    let mean = method.copy as u64;
-                    ByteSize(mean).rounded().to_string().into()
-                },
-                Cell::Number(
-                    if method.cores.is_empty() {
-                        f64::NAN
-                    } else {
-                        median(&method.cores)
-                    },
-                    2,
-                ),
-                match method.verified {
-                    Some(bytes) => ByteSize(bytes).rounded().to_string().into(),
-                    None => "–".into(),
-                },
-            ]);
-        }
-        let mut ratios = Table::new(
-            "Ratios",
-            &[
-                "frame",
-                "input with concurrent output ÷ input alone",
-                "output with concurrent input ÷ output alone",
-                "rings ÷ one ring",
-                "engine ÷ copy + wait",
-                "cores in",
-                "cores out",
-            ],
-        );
-        let figure = |name: &str, frame: usize| {
-            methods
-                .iter()
-                .find(|method| method.name == name && method.frame == frame)
-        };
-        let rate = |name: &str, frame| {
-            figure(name, frame).map_or(f64::NAN, |method| median(&method.rates))
-        };
-        let cores = |name: &str, frame| {
-            figure(name, frame).map_or(f64::NAN, |method| median(&method.cores))
-        };
-        for frame in &self.args.frames {
-            let frame = *frame;
-            let rings = rate(&format!("engine in, {} rings", self.args.rings), frame);
-            let [inward, outward] = [rate("engine in", frame), rate("engine out", frame)];
-            ratios.row(vec![
-                size(frame).into(),
-                Cell::Number(rate(IN_BESIDE, frame) / inward, 3),
-                Cell::Number(rate(OUT_BESIDE, frame) / outward, 3),
-                Cell::Number(rings / inward, 3),
-                Cell::Number(inward / rate("copy + wait per frame", frame), 1),
-                Cell::Number(cores("engine in", frame), 3),
-                Cell::Number(cores("engine out", frame), 3),
-            ]);
-        }
-        vec![table, ratios]
+                Cell::Number(rate / ceilings[index(row.method.direction())], 3),
+                Cell::Number(rate / row.all[0][0], 1),
+                rounded(copy),
+                Cell::Number(cores, 2),
+                rounded(verified),
+            ]
+        });
+        Table::of(title, columns, rows)
     }
 
     /// Streams at a share of the upper limit and counts lost frames.
@@ -417,13 +357,10 @@ impl Session<'_> {
         let title = format!(
             "{}: {} at {share} of the maximum of {:.2} GB/s; publishers do not wait for free slots",
             self.device.identity().name,
-            daq_core::units::Span(time),
+            Span(time),
             ceiling / 1e9
         );
-        let mut table = Table::new(
-            title,
-            &["frame", "GB/s", "frames", "lost", "cores", "verified"],
-        );
+        let mut table = Table::new(title, "frame | GB/s | frames | lost | cores | verified");
         for frame in &self.args.frames {
             let load = Load {
                 direction: Direction::In,
@@ -432,27 +369,63 @@ impl Session<'_> {
             };
             self.prepare(&[load])?;
             let start = Instant::now();
-            let harness = Harness::start(
-                self.device,
-                &self.places,
-                &[load],
-                self.tunings,
-                self.args.wait,
-            )?;
+            let harness = self.start(&[load])?;
             std::thread::sleep(time);
             let sample = harness.sample();
             let took = start.elapsed().as_secs_f64();
-            let (last, lanes) = harness.stop()?;
-            let verified = self.verify(&[load], &lanes)?[0];
+            let (last, copied) = harness.stop()?;
+            let verified = self.verify(&[load], &copied)?[0];
             table.row(vec![
-                ByteSize(*frame as u64).to_string().into(),
+                size(*frame),
                 Cell::Number(sample.bytes[0] as f64 / took / 1e9, 2),
                 Cell::Number(last.frames as f64, 0),
                 Cell::Number(last.lost as f64, 0),
                 Cell::Number(sample.cpu[0].as_secs_f64() / took, 3),
-                ByteSize(verified).rounded().to_string().into(),
+                rounded(verified as f64),
             ]);
         }
         Ok(table)
+    }
+}
+
+/// Returns a table of the ratios of methods.
+fn ratios(methods: &[Method], compared: &Comparison<'_, usize, Method, 4>) -> Table {
+    let columns = "frame | input with concurrent output ÷ input alone | output with concurrent input ÷ output alone | rings ÷ one ring | engine ÷ copy + wait | cores in | cores out";
+    let rows = compared.by_scenario().map(|(frame, figures)| {
+        let of = |is_it: fn(&Method) -> bool| {
+            let at = methods.iter().position(is_it);
+            at.map_or([f64::NAN; 4], |at| figures[at])
+        };
+        let inward = of(|method| *method == Method::Engine(Direction::In));
+        let outward = of(|method| *method == Method::Engine(Direction::Out));
+        let both_in = of(|method| *method == Method::Both(Direction::In));
+        let both_out = of(|method| *method == Method::Both(Direction::Out));
+        let rings = of(|method| matches!(method, Method::Rings(_)));
+        let ratios = [
+            both_in[0] / inward[0],
+            both_out[0] / outward[0],
+            rings[0] / inward[0],
+        ];
+        let mut cells = vec![size(*frame)];
+        cells.extend(numbers(ratios, 3));
+        cells.push(Cell::Number(inward[0] / figures[0][0], 1));
+        cells.extend(numbers([inward[1], outward[1]], 3));
+        cells
+    });
+    Table::of("Ratios", columns, rows)
+}
+
+/// Returns a cell with a rounded number of bytes; a dash if the number is NaN.
+fn rounded(bytes: f64) -> Cell {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the value is a size in bytes"
+    )]
+    let size = ByteSize(bytes as u64);
+    if bytes.is_nan() {
+        "–".into()
+    } else {
+        size.rounded().to_string().into()
     }
 }

@@ -1,5 +1,6 @@
 //! Formats results as aligned text or as JSON.
 
+use daq_core::units::ByteSize;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -7,7 +8,7 @@ use std::fmt;
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     title: String,
-    columns: Vec<&'static str>,
+    columns: Vec<String>,
     rows: Vec<Vec<Cell>>,
 }
 
@@ -32,6 +33,16 @@ impl From<&str> for Cell {
     }
 }
 
+/// Returns a cell with a number of bytes.
+pub(super) fn size(bytes: usize) -> Cell {
+    ByteSize(bytes as u64).to_string().into()
+}
+
+/// Returns a cell for each number, with `digits` decimals.
+pub(super) fn numbers<const N: usize>(numbers: [f64; N], digits: usize) -> [Cell; N] {
+    numbers.map(|number| Cell::Number(number, digits))
+}
+
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -43,13 +54,27 @@ impl fmt::Display for Cell {
 }
 
 impl Table {
-    /// Creates a table without rows.
-    pub fn new(title: impl Into<String>, columns: &[&'static str]) -> Self {
+    /// Creates a table without rows. `columns` are the names of the columns, separated by `|`.
+    pub fn new(title: impl Into<String>, columns: &str) -> Self {
         Self {
             title: title.into(),
-            columns: columns.to_vec(),
+            columns: columns
+                .split('|')
+                .map(|name| name.trim().to_owned())
+                .collect(),
             rows: Vec::new(),
         }
+    }
+
+    /// Creates a table with `rows`.
+    pub fn of(
+        title: impl Into<String>,
+        columns: &str,
+        rows: impl IntoIterator<Item = Vec<Cell>>,
+    ) -> Self {
+        let mut table = Self::new(title, columns);
+        rows.into_iter().for_each(|row| table.row(row));
+        table
     }
 
     /// Adds a row with one cell per column.
@@ -66,7 +91,7 @@ impl Table {
                     Cell::Text(text) => json!(text),
                     Cell::Number(number, _) => json!(number),
                 };
-                ((*column).to_owned(), value)
+                (column.clone(), value)
             });
             Value::Object(cells.collect::<Map<_, _>>())
         });
@@ -97,8 +122,7 @@ impl fmt::Display for Table {
         // Names are left-aligned and numbers are right-aligned. Sentences are in the last column.
         let is_left = |i: usize| i + 1 == self.columns.len() && is_text(i);
         writeln!(f, "{}", self.title)?;
-        let heads: Vec<String> = self.columns.iter().map(ToString::to_string).collect();
-        for line in [&heads].into_iter().chain(&texts) {
+        for line in [&self.columns].into_iter().chain(&texts) {
             let mut text = String::from(" ");
             for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
                 if i == 0 {
@@ -121,7 +145,7 @@ mod tests {
 
     #[test]
     fn table_is_aligned_and_written_as_json() {
-        let mut table = Table::new("copies", &["frame", "GB/s"]);
+        let mut table = Table::new("copies", "frame | GB/s");
         table.row(vec!["8 KiB".into(), Cell::Number(1.234, 2)]);
         table.row(vec!["64 MiB".into(), Cell::Number(f64::NAN, 2)]);
         assert_eq!(

@@ -1,8 +1,11 @@
 //! Measures throughput and CPU use of the methods that transfer data from a device into a ring.
 
 use super::card::DeviceProcess;
-use super::fixture::{Bench, Spent};
-use crate::bench::{BenchError, median, rate};
+use super::fixture::end;
+use crate::bench::BenchError;
+use crate::bench::cpu::Spent;
+use crate::bench::figures::rate;
+use crate::bench::pipeline::{Environment, failed};
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
 
@@ -14,6 +17,8 @@ const MAX_SLOTS: usize = 256;
 /// One method to transfer data from a device into a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
+    /// The baseline: one thread copies frames into memory of the size of a ring.
+    Baseline,
     /// XDMA, emulated in this process, writes to host memory.
     Host,
     /// XDMA, emulated in another process, writes to host memory.
@@ -28,11 +33,22 @@ pub(super) enum Method {
 }
 
 impl Method {
-    pub(super) const HOST: [Self; 2] = [Self::Host, Self::Served];
-    pub(super) const GPU: [Self; 3] = [Self::Staged, Self::Direct, Self::Copied];
+    pub(super) const ALL: [Self; 6] = [
+        Self::Baseline,
+        Self::Host,
+        Self::Served,
+        Self::Staged,
+        Self::Direct,
+        Self::Copied,
+    ];
+
+    pub(super) const fn needs_gpu(self) -> bool {
+        matches!(self, Self::Staged | Self::Direct | Self::Copied)
+    }
 
     pub(super) const fn name(self) -> &'static str {
         match self {
+            Self::Baseline => "baseline copy by one thread",
             Self::Host => "xdma in this process → host ring",
             Self::Served => "xdma in another process → host ring",
             Self::Staged => "xdma → host ring → copy engine → GPU ring",
@@ -43,32 +59,30 @@ impl Method {
 
     /// Returns the pipeline's configuration. If the method uses a GPU, the ring is located on GPU `gpu`. `pace` is the
     /// rate of a device without backpressure in bytes per second.
-    pub(super) fn text(self, bench: &Bench, frame: usize, gpu: u32, pace: f64) -> String {
-        let socket = bench.scratch.path().join("card.sock");
-        let (device, path, more) = match self {
-            Self::Host => ("emulated:xdma".to_owned(), "auto", String::new()),
-            Self::Served => (
-                format!("vfio-user:{}", socket.display()),
-                "auto",
-                String::new(),
-            ),
-            Self::Staged => ("emulated:xdma".to_owned(), "staged", String::new()),
-            Self::Direct => ("emulated:xdma".to_owned(), "direct", String::new()),
+    pub(super) fn text(
+        self,
+        environment: &Environment,
+        frame: usize,
+        gpu: u32,
+        pace: f64,
+    ) -> String {
+        let socket = environment.scratch.path().join("card.sock");
+        let mut device = "emulated:xdma".to_owned();
+        let (mut engine, mut more) = ("xdma", String::new());
+        match self {
+            Self::Served => device = format!("vfio-user:{}", socket.display()),
             Self::Copied => {
                 let bits = (pace * 8.0).round();
+                (device, engine) = ("emulated:litepcie".to_owned(), "litepcie");
                 // `base` is the address of the DMA writer in the device's csr.csv.
-                let more = format!("base = 0x3800\nemulated = {{ rate = \"{bits} bit/s\" }}");
-                ("emulated:litepcie".to_owned(), "direct", more)
+                more = format!("base = 0x3800\nemulated = {{ rate = \"{bits} bit/s\" }}");
             }
-        };
-        let engine = if self == Self::Copied {
-            "litepcie"
-        } else {
-            "xdma"
-        };
-        let memory = match self {
-            Self::Host | Self::Served => "host".to_owned(),
-            Self::Staged | Self::Direct | Self::Copied => format!("cuda:{gpu}"),
+            _ => {}
+        }
+        let (path, memory) = match self {
+            Self::Staged => ("staged", format!("cuda:{gpu}")),
+            Self::Direct | Self::Copied => ("direct", format!("cuda:{gpu}")),
+            _ => ("auto", "host".to_owned()),
         };
         format!(
             r#"
@@ -97,94 +111,92 @@ fn slots(frame: usize) -> usize {
     (RING / frame).clamp(8, MAX_SLOTS)
 }
 
-/// Results of one method, with one value per round.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Rates {
+/// What one measurement returns.
+pub(super) struct Rate {
     /// Transferred bytes per second.
-    pub(super) bytes: Vec<f64>,
+    pub(super) bytes: f64,
     /// Numbers of busy cores: first of daq, then of the device.
-    pub(super) cores: [Vec<f64>; 2],
-    /// Number of lost frames and number of expected frames, over all rounds.
+    pub(super) cores: [f64; 2],
+    /// Numbers of lost frames and of expected frames.
     pub(super) frames: [u64; 2],
 }
 
-impl Rates {
-    pub(super) fn add(&mut self, (bytes, [daq, card], frames): (f64, [f64; 2], [u64; 2])) {
-        self.bytes.push(bytes);
-        self.cores[0].push(daq);
-        self.cores[1].push(card);
-        self.frames = [self.frames[0] + frames[0], self.frames[1] + frames[1]];
-    }
-
-    /// Describes the lost frames in the same form as a ledger. The text is empty if no frames were expected.
-    pub(super) fn loss(&self) -> String {
-        let [lost, expected] = self.frames;
-        match (lost, expected) {
-            (_, 0) => String::new(),
-            (0, _) => format!("no loss in {}", counted(expected, "frame")),
-            _ => format!("lost {lost} of {}", counted(expected, "frame")),
-        }
-    }
-
-    /// Returns the median; NaN if there are no values.
-    pub(super) fn of(figures: &[f64]) -> f64 {
-        if figures.is_empty() {
-            return f64::NAN;
-        }
-        median(figures)
+impl Rate {
+    /// Returns the results as figures of a comparison.
+    pub(super) fn figures(&self) -> [f64; 5] {
+        let [lost, expected] = self.frames.map(|frames| frames as f64);
+        [self.bytes, self.cores[0], self.cores[1], lost, expected]
     }
 }
 
-impl Bench {
-    /// Runs one method for `window`. Returns the bytes per second and the numbers of busy cores, lost frames and
-    /// expected frames.
+/// Describes the lost frames of all rounds in the same form as a ledger. The text is empty if no frames were expected.
+pub(super) fn loss(rounds: &[[f64; 5]]) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the values are numbers of frames"
+    )]
+    let sum = |i: usize| rounds.iter().map(|figures| figures[i]).sum::<f64>() as u64;
+    match (sum(3), sum(4)) {
+        (_, 0) => String::new(),
+        (0, expected) => format!("no loss in {}", counted(expected, "frame")),
+        (lost, expected) => format!("lost {lost} of {}", counted(expected, "frame")),
+    }
+}
+
+impl Method {
+    /// Runs this method for `window`. Frames of methods that use a GPU go to `gpu`.
     pub(super) fn rate(
-        &self,
-        method: Method,
+        self,
+        environment: &Environment,
         frame: usize,
         (gpu, pace): (u32, f64),
         window: Duration,
-    ) -> Result<(f64, [f64; 2], [u64; 2]), BenchError> {
-        let served = match method {
-            Method::Served => Some(DeviceProcess::start(
-                &self.scratch.path().join("card.sock"),
+    ) -> Result<Rate, BenchError> {
+        if self == Self::Baseline {
+            return baseline(frame, window);
+        }
+        let served = match self {
+            Self::Served => Some(DeviceProcess::start(
+                &environment.scratch.path().join("card.sock"),
             )?),
             _ => None,
         };
         let process = served.as_ref().map(DeviceProcess::process);
-        let fixture = self.start(&method.text(self, frame, gpu, pace), None)?;
+        let pipeline = environment.start(&self.text(environment, frame, gpu, pace))?;
         let warm = slots(frame) as u64;
-        let measured = fixture.await_frames("raw", warm).and_then(|()| {
-            let count = || (Spent::now(process.as_deref()), fixture.published("raw"));
+        let measured = pipeline.await_frames("raw", warm).and_then(|()| {
+            let count = || (Spent::now(process.as_deref()), pipeline.published("raw"));
             let before = count();
             std::thread::sleep(window);
             // Linux may not have scheduled the emulated device yet, so wait for a frame.
-            fixture.await_frames("raw", before.1 + 1)?;
+            pipeline.await_frames("raw", before.1 + 1)?;
             let after = count();
             let bytes = (after.1 - before.1) as f64 * frame as f64;
-            let rate = bytes / after.0.seconds(&before.0);
-            Ok((rate, after.0.since(&before.0)))
+            Ok((bytes / after.0.seconds(&before.0), after.0.since(&before.0)))
         });
-        let ((bytes, cores), source) = fixture.end(measured)?;
+        let ((bytes, cores), source) = end(pipeline, measured)?;
         let lost = source.lost_total();
-        if lost > 0 && method != Method::Copied {
-            return Err(BenchError::Thread(format!(
+        if lost > 0 && self != Self::Copied {
+            return Err(failed(format!(
                 "{lost} frames of {} were lost although the engine applies backpressure; this is a defect in daq",
                 ByteSize(frame as u64)
             )));
         }
-        Ok((bytes, cores, [lost, source.expected]))
+        Ok(Rate {
+            bytes,
+            cores,
+            frames: [lost, source.expected],
+        })
     }
 }
 
-/// Measures the baseline: one thread copies frames into memory of the size of a ring. Returns the bytes per second and
-/// the fraction of a core that the thread used.
-pub(super) fn floor(frame: usize, window: Duration) -> Result<(f64, f64), BenchError> {
+fn baseline(frame: usize, window: Duration) -> Result<Rate, BenchError> {
     let from = vec![1_u8; frame];
     let mut to = vec![0_u8; slots(frame) * frame];
     let mut slot = 0;
     let before = Spent::now(None);
-    let copied = rate(
+    let bytes = rate(
         window,
         || {
             to[slot * frame..][..frame].copy_from_slice(&from);
@@ -194,42 +206,47 @@ pub(super) fn floor(frame: usize, window: Duration) -> Result<(f64, f64), BenchE
         },
         || Ok(()),
     )?;
-    Ok((copied, Spent::now(None).alone(&before)))
+    Ok(Rate {
+        bytes,
+        cores: [Spent::now(None).alone(&before), f64::NAN],
+        frames: [0; 2],
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::bench;
+    use super::super::tests::environment;
     use super::*;
 
     #[test]
     fn host_ring_bench_loses_no_frame() {
-        let bench = bench();
         let window = Duration::from_millis(5);
-        let figures = bench
-            .rate(Method::Host, 64 << 10, (0, 0.0), window)
-            .unwrap();
-        let (bytes, _, [lost, expected]) = figures;
-        assert!(bytes > 0.0 && lost == 0 && expected > 0, "{figures:?}");
-        let mut rates = Rates::default();
-        assert_eq!(rates.loss(), "");
-        rates.add(figures);
+        let rate = |method: Method| {
+            let rate = method.rate(&environment(), 64 << 10, (0, 0.0), window);
+            rate.unwrap()
+        };
+        let host = rate(Method::Host);
+        let [lost, expected] = host.frames;
+        assert!(host.bytes > 0.0 && lost == 0 && expected > 0);
         assert_eq!(
-            rates.loss(),
+            loss(&[host.figures()]),
             format!("no loss in {}", counted(expected, "frame"))
         );
-        rates.add((1.0, [1.0; 2], [2, 4]));
-        let expected = expected + 4;
-        assert_eq!(rates.loss(), format!("lost 2 of {expected} frames"));
-        let (copied, _) = floor(64 << 10, window).unwrap();
-        assert!(copied > 0.0, "{copied}");
+        let lossy = [1.0, 1.0, 1.0, 2.0, 4.0];
+        let all = expected + 4;
+        assert_eq!(
+            loss(&[host.figures(), lossy]),
+            format!("lost 2 of {all} frames")
+        );
+        let baseline = rate(Method::Baseline);
+        assert!(baseline.bytes > 0.0);
+        assert_eq!(loss(&[baseline.figures()]), "");
     }
 
     #[test]
     fn impossible_method_is_reported() {
-        let bench = bench();
-        let error = bench.rate(Method::Direct, 64 << 10, (7, 0.0), Duration::ZERO);
-        let error = error.unwrap_err().to_string();
+        let rate = Method::Direct.rate(&environment(), 64 << 10, (7, 0.0), Duration::ZERO);
+        let error = rate.err().unwrap().to_string();
         assert!(error.contains("cuda:7"), "{error}");
     }
 }

@@ -5,8 +5,10 @@
 //! ```
 
 use super::card::Marks;
-use super::fixture::{Bench, PROGRESS_TIMEOUT, Spent};
+use super::fixture::{end, start_timed};
 use crate::bench::BenchError;
+use crate::bench::cpu::Spent;
+use crate::bench::pipeline::Environment;
 use daq_core::units::{BitRate, ByteSize};
 use std::time::{Duration, Instant};
 
@@ -89,24 +91,24 @@ fn pause(frame: usize) -> Duration {
     Duration::from_micros(250) + Duration::from_nanos(frame as u64)
 }
 
-impl Bench {
+impl RoundTrip {
     /// Sends `round_trips` frames of `frame` bytes one after another. Returns the latency of each frame in
     /// microseconds, and the numbers of busy cores of daq and of the device.
-    pub(super) fn round_trips(
-        &self,
-        round_trip: RoundTrip,
+    pub(super) fn measure(
+        self,
+        environment: &Environment,
         frame: usize,
         gpu: u32,
         round_trips: usize,
     ) -> Result<(Vec<f64>, [f64; 2]), BenchError> {
         let marks = Marks::new(2 * round_trips + 64);
-        let fixture = self.start(&round_trip.text(frame, gpu), Some(marks.clone()))?;
+        let pipeline = start_timed(environment, &self.text(frame, gpu), &marks)?;
         let mut seen = Vec::with_capacity(round_trips);
         let measured = (|| {
-            let (mut last, mut since, mut looks) = (0, Instant::now(), 0_u32);
+            let (mut last, mut since, mut polls) = (0, Instant::now(), 0_u32);
             let mut before = Spent::now(None);
             while seen.len() < round_trips {
-                let now = fixture.published("seen");
+                let now = pipeline.published("seen");
                 if now > last {
                     since = Instant::now();
                     if last < WARM_UP {
@@ -119,16 +121,14 @@ impl Bench {
                     last = now;
                     continue;
                 }
-                looks = looks.wrapping_add(1);
-                if looks.is_multiple_of(1 << 16)
-                    && (fixture.is_over() || since.elapsed() > PROGRESS_TIMEOUT)
-                {
-                    return Err(fixture.silent("seen"));
+                polls = polls.wrapping_add(1);
+                if polls.is_multiple_of(1 << 16) {
+                    pipeline.check("seen", since)?;
                 }
             }
             Ok(Spent::now(None).since(&before))
         })();
-        let (cores, _) = fixture.end(measured)?;
+        let (cores, _) = end(pipeline, measured)?;
         let written = marks.take();
         let times = seen.into_iter().filter_map(|(place, seen)| {
             let took = seen.saturating_duration_since(*written.get(place)?);

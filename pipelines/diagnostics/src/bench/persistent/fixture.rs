@@ -1,10 +1,11 @@
 //! Creates the rings and the kernel under test.
 
 use super::rate::MAX_BATCH;
-use super::round_trips::Running;
+use super::round_trips::Ends;
 use crate::bench::BenchError;
 use crate::bench::cores::Cores;
-use crate::bench::scratch::Scratch;
+use crate::bench::figures::times;
+use crate::bench::pipeline::Environment;
 use crate::sys::upload::Upload;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Dispatch;
@@ -15,14 +16,14 @@ use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::region::{HostOptions, Region};
-use daq_core::ring::{Producer, Reader, Ring, RingOptions};
+use daq_core::ring::{Ring, RingOptions};
 use daq_core::staging::RingCopy;
 use daq_pipelines::kernels::file::{FileKernel, FrameKeys};
 use daq_pipelines::runtime::Failure;
 use daq_pipelines::runtime::control::Control;
 use daq_pipelines::runtime::kernel::{Parts, Runner};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of warm-up frames per method, which are not measured.
 pub(super) const WARM_UP: usize = 500;
@@ -37,8 +38,8 @@ pub(super) const RESULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Rings and their endpoints, as the plan creates them for a kernel behind a socket source.
 pub(super) struct Fixture {
-    pub(super) producer: Producer,
-    pub(super) results: Reader,
+    pub(super) ends: Ends,
+    /// The output ring, whose results are verified.
     pub(super) output: Output,
     pub(super) runner: Runner,
     pub(super) control: Arc<Control>,
@@ -123,7 +124,7 @@ pub(super) fn check(control: &Control) -> Result<(), BenchError> {
 pub(super) struct Bench {
     pub(super) cores: Cores,
     pub(super) device: &'static Device,
-    pub(super) scratch: Scratch,
+    pub(super) environment: Environment,
     /// Whether the built-in kernel computes the results.
     pub(super) is_checked: bool,
 }
@@ -149,7 +150,7 @@ impl Bench {
         let input = layout(frame);
         let mut context = KernelContext {
             name: "touch".to_owned(),
-            directory: self.scratch.path().to_owned(),
+            directory: self.environment.scratch.path().to_owned(),
             burst: MAX_BATCH,
             dispatch,
             ..KernelContext::alone(&input, Side::Cuda(self.device.ordinal()))
@@ -212,8 +213,7 @@ impl Bench {
         });
         runner.start()?;
         Ok(Fixture {
-            producer,
-            results: attach(&out)?,
+            ends: Ends::new(frame, producer, attach(&out)?),
             output: Output {
                 region: output,
                 is_checked: self.is_checked,
@@ -221,11 +221,6 @@ impl Bench {
             runner,
             control,
         })
-    }
-
-    /// Starts a kernel that processes one frame at a time.
-    pub(super) fn start(&self, frame: usize) -> Result<Running, BenchError> {
-        Ok(Running::new(self.fixture(frame, 1)?, frame))
     }
 
     /// Measures the time of each frame if it is copied and processed with a launch, followed by a wait.
@@ -242,13 +237,11 @@ impl Bench {
         let mut reader = ring.attach(true, 1, ReaderLedger::default())?;
         let mut kernel = self.kernel(frame, 1, Dispatch::Launch, None)?;
         let upload = Upload::new(self.device, frame)?;
-        let mut times = Vec::with_capacity(round_trips);
-        let warm = WARM_UP.min(round_trips);
-        for i in 0..warm + round_trips {
-            let start = Instant::now();
+        let mut frames = 0..;
+        times(WARM_UP.min(round_trips), round_trips, || {
             upload.begin(frame)?;
             let mut slots = copied.reserve(1);
-            slots.finish(FrameMeta::whole(i as u64, frame));
+            slots.finish(FrameMeta::whole(frames.next().unwrap_or(0), frame));
             slots.publish();
             if let Some(lease) = reader.poll(1) {
                 let mut out = made.reserve(1);
@@ -256,11 +249,8 @@ impl Bench {
                 upload.stream().synchronize()?;
                 out.publish();
             }
-            if i >= warm {
-                times.push(start.elapsed().as_secs_f64() * 1e6);
-            }
-        }
-        Ok(times)
+            Ok(())
+        })
     }
 }
 

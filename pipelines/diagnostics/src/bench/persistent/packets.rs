@@ -2,13 +2,8 @@
 
 use super::fixture::{Bench, RESULT_TIMEOUT};
 use crate::bench::BenchError;
-use daq_core::config::{Diagnostics, Document};
-use daq_core::ledger::CounterFile;
-use daq_core::plan::{Config, PlanContext, resolve};
-use daq_core::topology::Topology;
-use daq_pipelines::registry;
-use daq_pipelines::runtime::{Options, Pipeline};
-use std::collections::BTreeMap;
+use crate::bench::figures::times;
+use crate::bench::pipeline::{RunningPipeline, failed};
 use std::net::UdpSocket;
 use std::time::Instant;
 
@@ -157,84 +152,51 @@ impl Bench {
         frame: usize,
         packets: usize,
     ) -> Result<Vec<f64>, BenchError> {
-        let failed = |why: String| BenchError::Thread(format!("packet pipeline failed: {why}"));
-        let io = |error: std::io::Error| failed(error.to_string());
         // The port was free when it was selected, so it is very likely still free.
         let port = UdpSocket::bind("127.0.0.1:0")
             .and_then(|socket| socket.local_addr())
-            .map_err(io)?
+            .map_err(failed)?
             .port();
-        let path = self.scratch.path().join("packets.toml");
-        std::fs::write(&path, text(proto, port, frame, self.device.ordinal())).map_err(io)?;
-        let mut diagnostics = Diagnostics::new();
-        let document = Document::load(&[path], &mut diagnostics);
-        let config = Config::read(&document, &registry(), "packets", &mut diagnostics);
-        let around = PlanContext {
-            directory: self.scratch.path().to_owned(),
-            ..PlanContext::default()
-        };
-        let mut topology = Topology::detect();
-        let gpus = topology.gpus.into_iter();
-        topology.gpus = gpus
-            .map(|gpu| gpu.with_probed_mappings(&config.staging.backends))
-            .collect();
-        let plan = resolve(&config, &topology, &around, &mut diagnostics);
-        let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
-            return Err(failed(diagnostics.render(document.sources(), false)));
-        };
-        let options = Options {
-            directory: self.scratch.path().to_owned(),
-            counter_file: CounterFile::in_memory(),
-            drain: RESULT_TIMEOUT,
-            profiles: BTreeMap::new(),
-        };
-        let pipeline =
-            Pipeline::start(&config, &plan, &options).map_err(|error| failed(error.to_string()))?;
+        let text = text(proto, port, frame, self.device.ordinal());
+        let pipeline = self.environment.start(&text)?;
         let times = self
             .cores
             .first(|| send(&pipeline, proto, port, frame, packets));
-        pipeline.stop();
-        let (_, failures) = pipeline.finish();
-        match failures.first() {
-            Some(failure) => Err(failed(failure.why.clone())),
-            None => times,
-        }
+        pipeline.end()?;
+        times
     }
 }
 
 fn send(
-    pipeline: &Pipeline,
+    pipeline: &RunningPipeline,
     proto: Protocol,
     port: u16,
     frame: usize,
     packets: usize,
 ) -> Result<Vec<f64>, BenchError> {
-    let io = |error: std::io::Error| BenchError::Thread(format!("cannot send packets: {error}"));
+    let io = |error: std::io::Error| failed(format!("cannot send packets: {error}"));
     let socket = UdpSocket::bind("127.0.0.1:0").map_err(io)?;
     socket.connect(("127.0.0.1", port)).map_err(io)?;
     let mut packet = proto.packet(frame);
-    let mut times = Vec::with_capacity(packets);
-    let warm = WARM_UP.min(packets) as u64;
-    for i in 0..warm + packets as u64 {
+    let mut numbers = 0..;
+    times(WARM_UP.min(packets), packets, || {
+        let i = numbers.next().unwrap_or(u64::MAX);
         proto.number(&mut packet, i, frame);
         let start = Instant::now();
         socket.send(&packet).map_err(io)?;
-        let mut looks = 0_u32;
-        while pipeline.published("sums").unwrap_or(0) <= i {
+        let mut polls = 0_u32;
+        while pipeline.published("sums") <= i {
             std::hint::spin_loop();
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1 << 10)
-                && (start.elapsed() > RESULT_TIMEOUT || pipeline.is_finished())
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(1 << 10)
+                && (start.elapsed() > RESULT_TIMEOUT || pipeline.is_over())
             {
-                return Err(BenchError::Thread(format!(
+                return Err(failed(format!(
                     "no result for packet {i} within {:?}",
                     start.elapsed()
                 )));
             }
         }
-        if i >= warm {
-            times.push(start.elapsed().as_secs_f64() * 1e6);
-        }
-    }
-    Ok(times)
+        Ok(())
+    })
 }

@@ -18,12 +18,12 @@ impl Bench {
     /// Measures frames per second with the given number of concurrent frames.
     pub(super) fn rate(&self, concurrent_frames: u32, window: Duration) -> Result<f64, BenchError> {
         let Fixture {
-            producer,
-            mut results,
+            ends,
             output,
             runner,
             control,
         } = self.fixture(RATE_FRAME_BYTES, concurrent_frames)?;
+        let (producer, mut results) = (ends.producer, ends.results);
         let stop = AtomicBool::new(false);
         let cores = &self.cores;
         let (rate, made) = std::thread::scope(|scope| {

@@ -1,29 +1,19 @@
 //! Measures the latency of single frames. Each frame is committed after the result of the previous one has arrived.
 
-use super::fixture::{Fixture, Output, RESULT_TIMEOUT, WARM_UP, check, fill};
+use super::fixture::{Fixture, RESULT_TIMEOUT, WARM_UP, check, fill};
 use crate::bench::BenchError;
 use crate::bench::cores::{Cores, joined};
+use crate::bench::figures::micros_since;
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
-use daq_pipelines::runtime::control::{Control, Heartbeat, Role};
-use daq_pipelines::runtime::kernel::Runner;
-use std::sync::Arc;
+use daq_pipelines::runtime::control::{Heartbeat, Role};
 use std::time::Instant;
 
-/// A started persistent kernel with the endpoints of its rings.
-pub(super) struct Running {
-    ends: Ends,
-    runner: Runner,
-    control: Arc<Control>,
-    /// The output ring, whose results are verified.
-    output: Output,
-}
-
 /// The two endpoints: frames are committed at one, and results are read at the other.
-struct Ends {
+pub(super) struct Ends {
     frame: usize,
-    producer: Producer,
-    results: Reader,
+    pub(super) producer: Producer,
+    pub(super) results: Reader,
     /// Number of frames committed so far.
     made: u64,
     /// Time from the commit of each frame until it was submitted to the kernel, in microseconds. Measured only if the
@@ -32,6 +22,17 @@ struct Ends {
 }
 
 impl Ends {
+    /// Takes the endpoints of rings for frames of `frame` bytes.
+    pub(super) const fn new(frame: usize, producer: Producer, results: Reader) -> Self {
+        Self {
+            frame,
+            producer,
+            results,
+            made: 0,
+            host: Vec::new(),
+        }
+    }
+
     /// Commits one frame and waits for its result; calls `step` while waiting. Returns the latency in microseconds.
     fn round_trip(
         &mut self,
@@ -48,7 +49,7 @@ impl Ends {
         while self.results.pending() == 0 {
             step()?;
             if looks == 0 {
-                self.host.push(start.elapsed().as_secs_f64() * 1e6);
+                self.host.push(micros_since(start));
             }
             looks = looks.wrapping_add(1);
             if looks.is_multiple_of(1 << 10) && start.elapsed() > RESULT_TIMEOUT {
@@ -58,10 +59,10 @@ impl Ends {
                 )));
             }
         }
-        let took = start.elapsed();
+        let took = micros_since(start);
         drop(self.results.poll(1));
         self.made += 1;
-        Ok(took.as_secs_f64() * 1e6)
+        Ok(took)
     }
 
     /// Measures the latency of `round_trips` frames. The warm-up frames before them are not measured.
@@ -79,23 +80,7 @@ impl Ends {
     }
 }
 
-impl Running {
-    /// Prepares frames of `frame` bytes.
-    pub(super) fn new(fixture: Fixture, frame: usize) -> Self {
-        Self {
-            ends: Ends {
-                frame,
-                producer: fixture.producer,
-                results: fixture.results,
-                made: 0,
-                host: Vec::new(),
-            },
-            runner: fixture.runner,
-            control: fixture.control,
-            output: fixture.output,
-        }
-    }
-
+impl Fixture {
     /// Returns the time from the commit of each frame until it was submitted to the kernel, in microseconds.
     pub(super) fn host(&self) -> &[f64] {
         &self.ends.host
@@ -125,9 +110,9 @@ impl Running {
     ) -> Result<Vec<f64>, BenchError> {
         let Self {
             mut ends,
+            output,
             runner,
             control,
-            output,
         } = self;
         let (times, made) = std::thread::scope(|scope| {
             let engine = scope.spawn(|| {

@@ -2,6 +2,7 @@
 
 use super::control::{ControlConnection, Reply, Request};
 use crate::bench::BenchError;
+use crate::bench::pipeline::failed;
 use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Connector, Link, Listener, Prepare, tcp};
@@ -21,10 +22,6 @@ pub(super) const WINDOW: u32 = 64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Time for which the thread polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
-
-pub(super) fn failed(error: impl std::fmt::Display) -> BenchError {
-    BenchError::Thread(error.to_string())
-}
 
 /// A connected queue pair, with memory on both sides. The order of the fields matters: the queue pair is dropped before
 /// the memory region.

@@ -2,13 +2,8 @@
 //! has the source `rdma`, a ring and the sink `null`.
 
 use super::control::{ControlConnection, Reply, Request};
-use super::fixture::{Fixture, PROGRESS_TIMEOUT, free_port};
-use super::raw::failed;
 use crate::bench::BenchError;
-use crate::bench::scratch::Scratch;
-use daq_core::staging::Profile;
-use daq_core::topology::Topology;
-use std::collections::BTreeMap;
+use crate::bench::pipeline::{Environment, PROGRESS_TIMEOUT, RunningPipeline, failed, free_port};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -18,9 +13,7 @@ const MAX_SLOTS: usize = 256;
 
 /// Options shared by all pipelines of the benchmark.
 pub(super) struct Bench {
-    pub(super) scratch: Scratch,
-    pub(super) topology: Topology,
-    pub(super) profiles: BTreeMap<u32, Profile>,
+    pub(super) environment: Environment,
     pub(super) nics: Vec<String>,
     pub(super) device: u32,
 }
@@ -65,10 +58,6 @@ impl Bench {
         )
     }
 
-    fn start(&self, text: &str) -> Result<Fixture, BenchError> {
-        Fixture::start(text, self.scratch.path(), &self.topology, &self.profiles)
-    }
-
     /// Measures the rate of frames that the source on the other side has acknowledged, in bytes per second.
     pub(super) fn send(
         &self,
@@ -76,15 +65,17 @@ impl Bench {
         to: SocketAddr,
         window: Duration,
     ) -> Result<f64, BenchError> {
-        let fixture = self.start(&self.sender(is_gpu, size, path, to))?;
-        let measured = sent(&fixture, 1).and_then(|first| {
+        let pipeline = self
+            .environment
+            .start(&self.sender(is_gpu, size, path, to))?;
+        let measured = sent(&pipeline, 1).and_then(|first| {
             let start = Instant::now();
             std::thread::sleep(window);
             // Linux may not have scheduled the sender yet, so wait for another frame.
-            let last = sent(&fixture, first + 1)?;
+            let last = sent(&pipeline, first + 1)?;
             Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
         });
-        let report = fixture.end();
+        let report = pipeline.end();
         let rate = measured?;
         report?;
         Ok(rate)
@@ -98,10 +89,11 @@ impl Bench {
         (is_gpu, size, path): (bool, usize, &str),
     ) -> Result<(), BenchError> {
         let port = free_port(here)?;
-        let fixture = self.start(&self.receiver(is_gpu, size, path, (here, port).into()))?;
+        let text = self.receiver(is_gpu, size, path, (here, port).into());
+        let pipeline = self.environment.start(&text)?;
         wire.send(&Reply::Ready { port })?;
         let end: Request = wire.receive()?;
-        let report = fixture.end()?;
+        let report = pipeline.end()?;
         if !matches!(end, Request::End) {
             return Err(failed("the other side did not send the end of its request"));
         }
@@ -115,15 +107,15 @@ impl Bench {
 }
 
 /// Waits until at least `min` frames were sent. Returns the number of frames sent.
-fn sent(fixture: &Fixture, min: u64) -> Result<u64, BenchError> {
+fn sent(pipeline: &RunningPipeline, min: u64) -> Result<u64, BenchError> {
     let start = Instant::now();
     loop {
-        let report = fixture.report();
+        let report = pipeline.report();
         let frames = report.sinks.get("far").map_or(0, |sink| sink.frames);
         if frames >= min {
             return Ok(frames);
         }
-        if fixture.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
+        if pipeline.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
             return Err(failed(format!(
                 "the sink has sent {frames} frames, but the next frame was not sent in time"
             )));

@@ -2,9 +2,8 @@
 
 use super::Setup;
 use super::checks::Found;
-use crate::bench::{Fixture, Scratch, free_port};
+use crate::bench::{Environment, Scratch, free_port};
 use crate::selftest::{Verdict, expect};
-use daq_core::topology::Topology;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
@@ -15,6 +14,10 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 fn text(nic: &str, port: u16, [near, far]: [&str; 2], path: &str) -> String {
     let packets_per_frame = FRAME / PACKET;
+    let ring = |name: &str, memory: &str| {
+        format!("[ring.{name}]\nmemory = \"{memory}\"\nslot = {FRAME}\nslots = 32")
+    };
+    let (near, far) = (ring("near", near), ring("far", far));
     format!(
         r#"
 [source.adc]
@@ -25,10 +28,7 @@ packet  = {PACKET}
 backpressure = true
 frames  = {FRAMES}
 pace    = "free"
-[ring.near]
-memory = "{near}"
-slot   = {FRAME}
-slots  = 32
+{near}
 [sink.far]
 driver = "rdma"
 input  = "near"
@@ -43,10 +43,7 @@ listen = "{HERE}:{port}"
 nics   = ["{nic}"]
 packets_per_frame = {packets_per_frame}
 path   = "{path}"
-[ring.far]
-memory = "{far}"
-slot   = {FRAME}
-slots  = 32
+{far}
 [sink.disk]
 driver = "file"
 path   = "out"
@@ -59,17 +56,12 @@ segment = "64 MiB"
 }
 
 fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
-    let scratch = Scratch::new("selftest", "", None)?;
+    let environment = Environment::new(Scratch::new("selftest", "", None)?, None)?;
     let text = text(&setup.name, free_port(HERE)?, memories, path);
-    let fixture = Fixture::start(
-        &text,
-        scratch.path(),
-        &Topology::detect(),
-        &std::collections::BTreeMap::new(),
-    )?;
-    let came = fixture.await_frames("far", FRAMES);
-    let ended = fixture.end();
-    came?;
+    let pipeline = environment.start(&text)?;
+    let arrived = pipeline.await_frames("far", FRAMES);
+    let ended = pipeline.end();
+    arrived?;
     let report = ended?;
     let (Some(source), Some(sink)) = (report.sources.get("link"), report.sinks.get("far")) else {
         return Err(Verdict::Failed(
@@ -88,7 +80,7 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
         format!("expected balanced ledgers, found {violations:?}")
     })?;
     let mut word = 0_u64;
-    for path in files(scratch.path())? {
+    for path in files(environment.scratch.path())? {
         for bytes in std::fs::read(&path)?.chunks(8) {
             expect(bytes == word.to_le_bytes(), || {
                 format!(

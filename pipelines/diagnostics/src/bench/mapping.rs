@@ -1,0 +1,58 @@
+//! Measures how long each backend takes to allocate and free CPU-mapped GPU memory, by size.
+
+use super::comparison::Comparison;
+use super::table::{Table, numbers, size};
+use super::{BenchError, Common, Publish};
+use daq_core::gpu::Backend;
+use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
+use daq_core::gpu::driver::Device;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Measures the duration of each step in milliseconds.
+pub fn mapping(common: &Common, sizes: &[usize], publish: Publish<'_>) -> Result<(), BenchError> {
+    let device = common.open()?;
+    let mut refused = BTreeMap::new();
+    let compared = Comparison::run(common.rounds, sizes, &Backend::ALL, |&bytes, &backend| {
+        let steps = measure(device, backend, bytes);
+        Ok(steps
+            .map_err(|refusal| {
+                // Report only the smallest size that cannot be allocated.
+                let smallest = refused.entry(refusal.to_string()).or_insert(bytes);
+                *smallest = bytes.min(*smallest);
+            })
+            .ok())
+    })?;
+    let title = format!(
+        "{}: milliseconds to allocate and free mapped memory; `all` includes zeroing; medians of {} rounds",
+        device.name(),
+        common.rounds
+    );
+    let columns = "backend | bytes | allocate | pin | map | all | unmap + free";
+    let rows = compared.rows().filter(|row| row.is_measured()).map(|row| {
+        let mut cells = vec![row.method.name().into(), size(*row.scenario)];
+        cells.extend(numbers(row.figures, 3));
+        cells
+    });
+    publish(Table::of(title, columns, rows));
+    if !refused.is_empty() {
+        let rows = refused
+            .into_iter()
+            .map(|(why, bytes)| vec![why.into(), size(bytes)]);
+        let columns = "reason | smallest size";
+        publish(Table::of("allocations that failed", columns, rows));
+    }
+    Ok(())
+}
+
+/// Returns the milliseconds of each step.
+fn measure(device: &'static Device, backend: Backend, bytes: usize) -> Result<[f64; 5], Refusal> {
+    let start = Instant::now();
+    let mapped = BarMapping::with(device, bytes, backend)?;
+    let all = start.elapsed();
+    let costs = mapped.costs();
+    let start = Instant::now();
+    drop(mapped);
+    let steps = [costs.allocate, costs.pin, costs.map, all, start.elapsed()];
+    Ok(steps.map(|time| time.as_secs_f64() * 1e3))
+}
