@@ -95,40 +95,25 @@ __device__ void tiles(const u8* from, u8* to, float* tile, u64 points, u32 chann
 }
 
 // blocks: x is the part of a frame, y the frame
-extern "C" __global__ void __launch_bounds__(256)
-    convert_straight(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
-                     u32 out_slots, u32 out_first, u32 scalar, u64 numbers, double factor, double offset) {
-    const u8* from = Ring{in_base, in_stride, in_slots, in_first}.frame(blockIdx.y);
-    u8* to = Ring{out_base, out_stride, out_slots, out_first}.frame(blockIdx.y);
-    Line line(factor, offset);
-    switch (scalar) {
-    case INT8: straight<signed char>(from, to, numbers, line); break;
-    case UINT8: straight<u8>(from, to, numbers, line); break;
-    case INT16: straight<short>(from, to, numbers, line); break;
-    case INT32: straight<int>(from, to, numbers, line); break;
-    case FLOAT32: straight<float>(from, to, numbers, line); break;
-    default: straight<double>(from, to, numbers, line); break;
-    }
+extern "C" __global__ void __launch_bounds__(256) convert_straight(CONVERSION_PARAMETERS) {
+    const Conversion p = CONVERSION_GIVEN;
+    const u8* from = frame_of(p.from, blockIdx.y);
+    u8* to = frame_of(p.to, blockIdx.y);
+    u64 numbers = p.points * p.channels * p.parts;
+    Line line(p.factor, p.offset);
+#define STRAIGHT(N) straight<N>(from, to, numbers, line)
+    FOR_TYPE(p.scalar, STRAIGHT)
 }
 
-// blocks: x is the range of points, y the frame, z the range of channels; `planar`: whether the output is planar or
-// interleaved
-extern "C" __global__ void __launch_bounds__(256)
-    convert_tiles(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u64 out_base, u64 out_stride,
-                  u32 out_slots, u32 out_first, u32 scalar, u64 points, u32 channels, u32 parts, u32 tile_points,
-                  u32 wide, u32 planar, double factor, double offset) {
+// blocks: x is the range of points, y the frame, z the range of channels
+extern "C" __global__ void __launch_bounds__(256) convert_tiles(CONVERSION_PARAMETERS) {
+    const Conversion p = CONVERSION_GIVEN;
     // The pitch adds at most one element per row, and a tile has at most 32 rows.
     __shared__ float tile[TILE * 2 + 32];
-    const u8* from = Ring{in_base, in_stride, in_slots, in_first}.frame(blockIdx.y);
-    u8* to = Ring{out_base, out_stride, out_slots, out_first}.frame(blockIdx.y);
-    Line line(factor, offset);
-#define TILES(N) tiles<N>(from, to, tile, points, channels, parts, tile_points, wide, planar != 0, line)
-    switch (scalar) {
-    case INT8: TILES(signed char); break;
-    case UINT8: TILES(u8); break;
-    case INT16: TILES(short); break;
-    case INT32: TILES(int); break;
-    case FLOAT32: TILES(float); break;
-    default: TILES(double); break;
-    }
+    const u8* from = frame_of(p.from, blockIdx.y);
+    u8* to = frame_of(p.to, blockIdx.y);
+    Line line(p.factor, p.offset);
+#define TILES(N) \
+    tiles<N>(from, to, tile, p.points, p.channels, p.parts, p.tile_points, p.wide, p.planar != 0, line)
+    FOR_TYPE(p.scalar, TILES)
 }

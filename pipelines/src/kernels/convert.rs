@@ -19,7 +19,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::{Keys, device, not_empty};
+use super::{Keys, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -142,26 +142,23 @@ impl JsonSchema for Scale {
 
 impl Keys for Convert {
     fn check(&self) -> Result<(), Problem> {
-        if let Scale::Factor(factor) = self.scale
-            && (!factor.is_finite() || factor == 0.0)
-        {
-            return Err(Problem::at(
+        if let Scale::Factor(factor) = self.scale {
+            require(
+                factor.is_finite() && factor != 0.0,
                 "scale",
                 format!("`scale` cannot be {factor}, because this value destroys the samples"),
-            )
-            .help("write a finite number other than 0, or \"full\""));
+                "write a finite number other than 0, or \"full\"",
+            )?;
         }
-        if !self.offset.is_finite() {
-            return Err(Problem::at(
-                "offset",
-                format!(
-                    "`offset` cannot be {}, because this value destroys the samples",
-                    self.offset
-                ),
-            )
-            .help("write a finite number"));
-        }
-        Ok(())
+        require(
+            self.offset.is_finite(),
+            "offset",
+            format!(
+                "`offset` cannot be {}, because this value destroys the samples",
+                self.offset
+            ),
+            "write a finite number",
+        )
     }
 }
 
@@ -199,12 +196,8 @@ impl KernelSpec for Convert {
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        let factor = self
-            .factor(input.scalar)
-            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
-        let output = self
-            .layout(input)
-            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
+        let factor = self.factor(input.scalar).map_err(refused)?;
+        let output = self.layout(input).map_err(refused)?;
         match context.side {
             Side::Cpu => Ok(cpu::build(input, &output, factor, self.offset)),
             Side::Cuda(ordinal) => cuda::build(ordinal, input, &output, factor, self.offset),

@@ -1,10 +1,11 @@
 //! Functions that all CUDA implementations use: they load device code and address the slots of a burst.
 
+use super::defect;
 use crate::sys::device_code;
 use daq_core::frame::FrameMeta;
-use daq_core::gpu::driver::{self, Argument, Device, Module};
-use daq_core::kernel::{KernelError, Stream};
-use daq_core::layout::{Layout, Scalar};
+use daq_core::gpu::driver::{self, Device, Module};
+use daq_core::kernel::{KernelError, Stream, Submitted};
+use daq_core::layout::Layout;
 use daq_core::ring::{Lease, Slice, SlotsMut};
 use std::sync::Arc;
 
@@ -49,33 +50,6 @@ pub(super) fn can_count(input: &Layout) -> bool {
     input.frame_bytes() < MAX_BYTES && input.channels <= MAX_CHANNELS
 }
 
-/// Returns the number that represents `scalar` in device code.
-pub(super) const fn code_of(scalar: Scalar) -> Argument {
-    Argument::U32(match scalar {
-        Scalar::Int8 => 0,
-        Scalar::Uint8 => 1,
-        Scalar::Int16 => 2,
-        Scalar::Int32 => 3,
-        Scalar::Float32 => 4,
-        Scalar::Float64 => 5,
-    })
-}
-
-/// Converts a count, which must fit into 32 bits, to `u32`.
-pub(super) fn small(count: impl TryInto<u32>) -> u32 {
-    count.try_into().unwrap_or(u32::MAX)
-}
-
-/// Returns the arguments that describe a ring's slots, starting at the first slot of `slice`.
-pub(super) fn ring(slice: &Slice) -> [Argument; 4] {
-    [
-        Argument::U64(slice.base),
-        Argument::U64(slice.stride as u64),
-        Argument::U32(small(slice.slots)),
-        Argument::U32(small(slice.first)),
-    ]
-}
-
 /// Returns the CUDA stream to which the work must be submitted.
 pub(super) fn stream(on: Stream<'_>) -> Result<&driver::Stream, KernelError> {
     match on {
@@ -103,17 +77,54 @@ pub(super) fn promise(
         return Err(not_device("output ring"));
     }
     super::check_slot(out.remaining(), out.slice().stride, bytes)?;
-    out.finish(FrameMeta {
-        length: bytes,
-        packets_per_frame: 0,
-        arrived: 0,
-        ..meta
-    });
+    super::finish(out, bytes, meta);
     Ok(())
 }
 
+/// Runs a kernel that makes one output from each frame. Calls `launch` for each run of consecutive frames, with the
+/// index of the first frame, the number of frames, and the slots of their outputs.
+///
+/// A burst has at most `max_frames` frames. Frames of less than `input_bytes` bytes fail, because their slots contain
+/// stale bytes after the end of the frame. Outputs have `output_bytes` bytes.
+pub(super) fn map_frames(
+    burst: &Lease<'_>,
+    out: &mut SlotsMut<'_>,
+    max_frames: usize,
+    [input_bytes, output_bytes]: [usize; 2],
+    mut launch: impl FnMut(usize, usize, &Slice) -> Result<(), KernelError>,
+) -> Result<Submitted, KernelError> {
+    let frames = burst.len();
+    if frames > max_frames.min(out.remaining()) {
+        return Err(defect(
+            "a burst has more frames than the announced maximum or than free output slots",
+        ));
+    }
+    super::check_slot(out.remaining(), out.slice().stride, output_bytes)?;
+    let (mut next, mut failed) = (0, 0);
+    while next < frames {
+        let first = next;
+        while next < frames && burst.length(next) >= input_bytes {
+            next += 1;
+        }
+        if next > first {
+            launch(first, next - first, &out.slice())?;
+        }
+        for i in first..next {
+            promise(out, output_bytes, *burst.frame(i).meta())?;
+        }
+        if next < frames {
+            failed += 1;
+            next += 1;
+        }
+    }
+    Ok(Submitted {
+        failed,
+        ..Submitted::done(frames as u64 - failed)
+    })
+}
+
 fn not_device(which: &str) -> KernelError {
-    KernelError::Defect(format!(
-        "the {which} is not in the memory of the GPU that runs the kernel; this is a defect in daq"
+    defect(format!(
+        "the {which} is not in the memory of the GPU that runs the kernel"
     ))
 }

@@ -30,7 +30,7 @@ mod unit;
 pub use frame::{AxisKey, FrameKeys};
 pub use params::Value;
 
-use super::{Keys, not_empty};
+use super::{Keys, defect, not_empty, require};
 use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
@@ -274,69 +274,58 @@ impl Keys for FileKernel {
                     .help("use a file whose name ends in .cu (CUDA C++), .ptx or .cubin"),
             );
         };
-        if !(1..=MAX_THREADS).contains(&self.threads) || !self.threads.is_multiple_of(WARP) {
-            return Err(
-                Problem::at("threads", format!("`threads` cannot be {}", self.threads)).help(
-                    "write a multiple of 32 from 32 to 1024; 256 is suitable for most kernels",
-                ),
-            );
-        }
-        if let Some(blocks) = self.blocks
-            && !(1..=MAX_BLOCKS).contains(&blocks)
-        {
-            return Err(
-                Problem::at("blocks", format!("`blocks` cannot be {blocks}"))
-                    .help(format!("write 1 to {MAX_BLOCKS}")),
-            );
-        }
-        if let Some(concurrent_frames) = self.concurrent_frames
-            && !(1..=MAX_CONCURRENT_FRAMES).contains(&concurrent_frames)
-        {
-            return Err(Problem::at(
+        let (file, is_source) = (&self.file, code == Code::Source);
+        require(
+            (1..=MAX_THREADS).contains(&self.threads) && self.threads.is_multiple_of(WARP),
+            "threads",
+            format!("`threads` cannot be {}", self.threads),
+            "write a multiple of 32 from 32 to 1024; 256 is suitable for most kernels",
+        )?;
+        for (key, value, max) in [
+            ("blocks", self.blocks, MAX_BLOCKS),
+            (
                 "concurrent_frames",
-                format!("`concurrent_frames` cannot be {concurrent_frames}"),
-            )
-            .help(format!("write 1 to {MAX_CONCURRENT_FRAMES}")));
+                self.concurrent_frames,
+                MAX_CONCURRENT_FRAMES,
+            ),
+        ] {
+            let value = value.unwrap_or(1);
+            require(
+                (1..=max).contains(&value),
+                key,
+                format!("`{key}` cannot be {value}"),
+                format!("write 1 to {max}"),
+            )?;
         }
-        if let Some(shared) = self.shared
-            && shared.0 > MAX_SHARED
-        {
-            return Err(Problem::at(
-                "shared",
-                format!("no GPU has {shared} of shared memory per block"),
-            )
-            .help(
-                "write at most 48 KiB, which every GPU supports; large GPUs support about 200 KiB",
-            ));
-        }
-        if code == Code::Source && self.entry.is_some() {
-            return Err(Problem::at(
+        let shared = self.shared.unwrap_or_default();
+        require(
+            shared.0 <= MAX_SHARED,
+            "shared",
+            format!("no GPU has {shared} of shared memory per block"),
+            "write at most 48 KiB, which every GPU supports; large GPUs support about 200 KiB",
+        )?;
+        require(
+            !is_source || self.entry.is_none(),
+            "entry",
+            format!(
+                "`entry` cannot be set, because daq compiles {file} and defines the entry itself"
+            ),
+            "remove `entry`; the function must be called on_frame",
+        )?;
+        if let Some(entry) = &self.entry {
+            require(
+                params::is_identifier(entry),
                 "entry",
-                format!(
-                    "`entry` cannot be set, because daq compiles {} and defines the entry itself",
-                    self.file
-                ),
-            )
-            .help("remove `entry`; the function must be called on_frame"));
+                format!("{entry:?} is not a valid kernel name"),
+                "write the name that the kernel's source code passes to DAQ_ENTRY",
+            )?;
         }
-        if let Some(entry) = &self.entry
-            && !params::is_identifier(entry)
-        {
-            return Err(
-                Problem::at("entry", format!("{entry:?} is not a valid kernel name"))
-                    .help("write the name that the kernel's source code passes to DAQ_ENTRY"),
-            );
-        }
-        if code != Code::Source && !self.options.is_empty() {
-            return Err(Problem::at(
-                "options",
-                format!(
-                    "`options` cannot be set, because {} is already compiled",
-                    self.file
-                ),
-            )
-            .help("remove `options`, or set `file` to the .cu file"));
-        }
+        require(
+            is_source || self.options.is_empty(),
+            "options",
+            format!("`options` cannot be set, because {file} is already compiled"),
+            "remove `options`, or set `file` to the .cu file",
+        )?;
         if let Some(i) = self.options.iter().position(|option| is_ours(option)) {
             return Err(Problem::at(
                 format!("options.{i}"),
@@ -379,8 +368,8 @@ impl KernelSpec for FileKernel {
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let Side::Cuda(ordinal) = context.side else {
-            return Err(KernelError::Defect(format!(
-                "{} is GPU code but was started on the CPU; this is a defect in daq",
+            return Err(defect(format!(
+                "{} is GPU code but was started on the CPU",
                 self.file
             )));
         };

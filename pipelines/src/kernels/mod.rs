@@ -15,20 +15,27 @@
 //! - A frame that is shorter than its layout is not read and counts as `failed`.
 //! - An output has the flags of all its input frames, and the epoch and the timestamp of the first one.
 //! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute
-//!   the outputs. Both use the same code to decide which input belongs to which output, and to set the metadata.
+//!   the outputs. Both use the module `grouping` to decide which input belongs to which output, and to set the
+//!   metadata.
 //! - On a GPU, each run of consecutive frames in a burst needs one set of launches. No thread waits for the launches.
-//!   The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability 7.0 (2017)
-//!   can compile. Frames of 2 GiB and more are processed on the CPU.
+//!   The module `launcher` divides runs into launches, and [`parameters`] defines the structures that host and device
+//!   code share. The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability
+//!   7.0 (2017) can compile. Frames of 2 GiB and more are processed on the CPU.
 
 mod account;
 mod blend;
 pub mod convert;
 mod device;
 pub mod file;
+mod grouping;
+mod launcher;
+pub mod parameters;
 pub mod power_spectrum;
 mod samples;
 pub mod stats;
 #[cfg(test)]
+#[path = "../../tests/gpu_kernels/trial.rs"]
+#[expect(dead_code, reason = "the tests on GPUs use the rest")]
 mod trial;
 
 use daq_core::config::{Diagnostics, Problem, Section};
@@ -38,6 +45,7 @@ use daq_core::kernel::{KernelError, KernelSpec};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
 use serde::de::DeserializeOwned;
+use std::fmt::Display;
 
 pub use convert::Convert;
 pub use file::FileKernel;
@@ -95,21 +103,24 @@ fn emit(
     check_slot(remaining, slot.len(), bytes)?;
     let slot = &mut slot[..bytes];
     fill(slot);
+    finish(out, bytes, meta);
+    Ok(())
+}
+
+/// Finishes the current slot of `out` as a frame of `bytes` bytes with the metadata `meta`.
+fn finish(out: &mut SlotsMut<'_>, bytes: usize, meta: FrameMeta) {
     out.finish(FrameMeta {
         length: bytes,
         packets_per_frame: 0,
         arrived: 0,
         ..meta
     });
-    Ok(())
 }
 
 /// Returns an error if no output slot is left (`remaining` is 0), or if the slot size `have` is smaller than `bytes`.
 fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelError> {
     if remaining == 0 {
-        return Err(KernelError::Defect(
-            "a kernel has more outputs than reserved slots; this is a defect in daq".to_owned(),
-        ));
+        return Err(defect("a kernel has more outputs than reserved slots"));
     }
     if bytes > have {
         return Err(KernelError::Defect(format!(
@@ -119,21 +130,45 @@ fn check_slot(remaining: usize, have: usize, bytes: usize) -> Result<(), KernelE
     Ok(())
 }
 
+/// Returns the error for a state that only a defect in daq can cause.
+fn defect(what: impl Display) -> KernelError {
+    KernelError::Defect(format!("{what}; this is a defect in daq"))
+}
+
 fn not_host(which: &str) -> KernelError {
     KernelError::Defect(format!(
         "the kernel runs on the CPU, but its {which} ring is not in host memory"
     ))
 }
 
+/// Returns a problem of `key` unless `is_met`.
+fn require(
+    is_met: bool,
+    key: &str,
+    message: impl Into<String>,
+    help: impl Into<String>,
+) -> Result<(), Problem> {
+    if is_met {
+        Ok(())
+    } else {
+        Err(Problem::at(key, message).help(help))
+    }
+}
+
+/// Returns the error of a kernel that cannot be built because of a configuration problem.
+#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
+fn refused(problem: Problem) -> KernelError {
+    KernelError::Refused(problem.to_string())
+}
+
 /// Rejects layouts without points.
 fn not_empty(input: &Layout) -> Result<(), Problem> {
-    if input.points == 0 || input.channels == 0 {
-        return Err(
-            Problem::at("input", "the input's frames are smaller than one point")
-                .help("raise the `slot` of the input ring"),
-        );
-    }
-    Ok(())
+    require(
+        input.points > 0 && input.channels > 0,
+        "input",
+        "the input's frames are smaller than one point",
+        "raise the `slot` of the input ring",
+    )
 }
 
 #[cfg(test)]

@@ -100,12 +100,11 @@ template <> struct Small<8> {
     }
 };
 
-// `count` transforms of `size` points, stored side by side in shared memory.
-struct Batch {
+// Transforms that are stored side by side in shared memory.
+struct Batch : Transforms {
     Complex* buffer;
-    const Complex* roots; // exp(-2 pi i k / size)
-    u64 radices;          // four bits each; the first pass is in the lowest bits
-    u32 size, count;
+
+    __device__ Batch(const Transforms& transforms, Complex* buffer) : Transforms(transforms), buffer(buffer) {}
 
     // Pads the points, so that points at a distance of a small power of two are in different shared memory banks. The
     // pitch of the transforms is odd for the same reason.
@@ -210,20 +209,12 @@ struct Batch {
     }
 };
 
-// The samples of a run of frames. Spectrum `s` of the run is spectrum `origin + s`, counted from the run's first frame.
-struct Samples {
-    Ring ring;
-    u32 scalar, complex;
-    u64 point_step, channel_step; // in samples
-    u64 hop, spectra, origin;
-
-    // Returns the address of a block's first sample.
-    __device__ const u8* start(u64 s, u32 channel) const {
-        u64 frame = (origin + s) / spectra, i = (origin + s) % spectra;
-        u64 bytes = scalar == FLOAT64 ? 8 : scalar >= INT32 ? 4 : scalar == INT16 ? 2 : 1;
-        return ring.frame(frame) + (channel * channel_step + i * hop * point_step) * (bytes << complex);
-    }
-};
+// Returns the address of the first sample of spectrum `s` of the round.
+__device__ inline const u8* start_of(const Spectra& p, u64 s, u32 channel) {
+    u64 frame = (p.origin + s) / p.spectra, i = (p.origin + s) % p.spectra;
+    u64 bytes = p.scalar == FLOAT64 ? 8 : p.scalar >= INT32 ? 4 : p.scalar == INT16 ? 2 : 1;
+    return frame_of(p.from, frame) + (channel * p.channel_step + i * p.hop * p.point_step) * (bytes << p.complex);
+}
 
 // The means to subtract from blocks; the mean of spectrum `s` of a channel is at `first[s * step]`.
 struct Means {
@@ -238,8 +229,8 @@ struct Means {
 // Fills the buffer with the blocks that begin at `starts`; a null pointer gives zeros. For real samples, each transform
 // processes two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
-__device__ void fill(const Batch& batch, const Samples& in, const u8* const* starts, Means means, const float* window,
-                     u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
+__device__ void fill(const Batch& batch, const Spectra& p, const u8* const* starts, Means means, u32 first,
+                     u32 t_step, u32 e_step, u32 count, bool columns) {
     Divider by(columns ? batch.count : batch.size);
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < batch.size * batch.count; i += blockDim.x) {
@@ -250,15 +241,15 @@ __device__ void fill(const Batch& batch, const Samples& in, const u8* const* sta
         const N *a = (const N*)starts[which], *b = (const N*)starts[which + 1];
         Complex z = {0.0f, 0.0f};
         if (t < count && a != nullptr) {
-            float w = window[point];
-            u64 at = point * in.point_step;
+            float w = p.window[point];
+            u64 at = point * p.point_step;
             Complex less = {0.0f, 0.0f};
             if (means.first != nullptr) {
-                const Complex* mean = means.first + (columns ? 0 : (in.complex ? t : 2 * t)) * means.step;
+                const Complex* mean = means.first + (columns ? 0 : (p.complex ? t : 2 * t)) * means.step;
                 less.x = mean->x;
-                less.y = in.complex ? mean->y : b != nullptr ? mean[means.step].x : 0.0f;
+                less.y = p.complex ? mean->y : b != nullptr ? mean[means.step].x : 0.0f;
             }
-            if (in.complex) {
+            if (p.complex) {
                 z = Complex{((float)a[2 * at] - less.x) * w, ((float)a[2 * at + 1] - less.y) * w};
             } else {
                 z.x = ((float)a[at] - less.x) * w;
@@ -269,26 +260,19 @@ __device__ void fill(const Batch& batch, const Samples& in, const u8* const* sta
     }
 }
 
-__device__ inline void fill_any(const Batch& batch, const Samples& in, const u8* const* starts, Means means,
-                                const float* window, u32 first, u32 t_step, u32 e_step, u32 count, bool columns) {
-#define FILL(N) fill<N>(batch, in, starts, means, window, first, t_step, e_step, count, columns)
-    switch (in.scalar) {
-    case INT8: FILL(signed char); break;
-    case UINT8: FILL(u8); break;
-    case INT16: FILL(short); break;
-    case INT32: FILL(int); break;
-    case FLOAT32: FILL(float); break;
-    default: FILL(double); break;
-    }
+__device__ inline void fill_any(const Batch& batch, const Spectra& p, const u8* const* starts, Means means, u32 first,
+                                u32 t_step, u32 e_step, u32 count, bool columns) {
+#define FILL(N) fill<N>(batch, p, starts, means, first, t_step, e_step, count, columns)
+    FOR_TYPE(p.scalar, FILL)
 }
 
 // Adds this thread's share of the `size` points of a block that begins at `start` to `x` and `y`.
 template <class N>
-__device__ void add_points(const Samples& in, const u8* start, u32 size, double& x, double& y) {
+__device__ void add_points(const Spectra& p, const u8* start, u32 size, double& x, double& y) {
     const N* a = (const N*)start;
     for (u32 i = threadIdx.x; i < size; i += blockDim.x) {
-        u64 at = i * in.point_step;
-        if (in.complex) {
+        u64 at = i * p.point_step;
+        if (p.complex) {
             x += (double)(float)a[2 * at];
             y += (double)(float)a[2 * at + 1];
         } else {
@@ -299,23 +283,13 @@ __device__ void add_points(const Samples& in, const u8* start, u32 size, double&
 
 // Computes the means of blocks of samples and writes one per spectrum and channel to `means`.
 // blocks: (spectrum, channel), the channel varies fastest; 256 threads
-extern "C" __global__ void __launch_bounds__(256)
-    power_spectrum_means(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
-                         u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u32 channels, u32 size,
-                         Complex* means) {
+extern "C" __global__ void __launch_bounds__(256) power_spectrum_means(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
     __shared__ double sums[256][2];
-    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
-                  hop, spectra, origin};
-    const u8* start = in.start(blockIdx.x / channels, blockIdx.x % channels);
+    const u8* start = start_of(p, blockIdx.x / p.channels, blockIdx.x % p.channels);
     double x = 0.0, y = 0.0;
-    switch (scalar) {
-    case INT8: add_points<signed char>(in, start, size, x, y); break;
-    case UINT8: add_points<u8>(in, start, size, x, y); break;
-    case INT16: add_points<short>(in, start, size, x, y); break;
-    case INT32: add_points<int>(in, start, size, x, y); break;
-    case FLOAT32: add_points<float>(in, start, size, x, y); break;
-    default: add_points<double>(in, start, size, x, y); break;
-    }
+#define ADD_POINTS(N) add_points<N>(p, start, p.size, x, y)
+    FOR_TYPE(p.scalar, ADD_POINTS)
     sums[threadIdx.x][0] = x;
     sums[threadIdx.x][1] = y;
     __syncthreads();
@@ -326,122 +300,112 @@ extern "C" __global__ void __launch_bounds__(256)
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0) means[blockIdx.x] = Complex{(float)(sums[0][0] / size), (float)(sums[0][1] / size)};
+    if (threadIdx.x == 0) p.means[blockIdx.x] = Complex{(float)(sums[0][0] / p.size), (float)(sums[0][1] / p.size)};
 }
 
-// Piece `q` of the `pieces` pieces of output `o`. It consists of the spectra `begin` to `end` of the run.
+// Piece `index % pieces` of output `index / pieces`. It consists of the spectra `begin` to `end` of the round.
 struct Piece {
     u64 begin, end;
 
-    __device__ Piece(Cut cut, u64 chunk, u32 pieces, u32 index) {
-        u64 o = index / pieces, q = index % pieces;
-        u64 stop = cut.end(o);
-        begin = cut.begin(o) + q * chunk;
+    __device__ Piece(const Spectra& p, u32 index) {
+        u64 o = index / p.pieces, q = index % p.pieces;
+        u64 stop = end_of(p.cut, o);
+        begin = begin_of(p.cut, o) + q * p.chunk;
         begin = begin < stop ? begin : stop;
-        end = begin + chunk < stop ? begin + chunk : stop;
+        end = begin + p.chunk < stop ? begin + p.chunk : stop;
     }
 };
 
 // Performs short transforms, from the samples to the sums. Writes `bins` numbers per piece and channel to `partial`.
 // blocks: (output, piece, channel), the channel varies fastest
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
-    power_spectrum_short(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
-                         u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
-                         u64 each, u64 chunk, u32 pieces, u32 channels, u32 size, u32 count, u64 radices,
-                         const Complex* means, const float* window, const Complex* roots, double* partial) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_short(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
     DYNAMIC_SHARED(Complex, shared);
-    Batch batch = {shared, roots, radices, size, count};
+    Batch batch(p.rows, shared);
+    const u32 size = batch.size, count = batch.count;
     const u8** starts = (const u8**)(shared + count * batch.pitch());
-    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
-                  hop, spectra, origin};
-    u32 channel = blockIdx.x % channels;
-    Piece piece(Cut{total, left, each}, chunk, pieces, blockIdx.x / channels);
+    u32 channel = blockIdx.x % p.channels;
+    Piece piece(p, blockIdx.x / p.channels);
     if (piece.begin >= piece.end) return;
     double sums[POINTS] = {};
-    u32 blocks = complex ? count : 2 * count;
+    u32 blocks = p.complex ? count : 2 * count;
     for (u64 s = piece.begin; s < piece.end; s += blocks) {
         for (u32 t = threadIdx.x; t < 2 * count; t += blockDim.x) {
-            u64 mine = s + (complex ? t / 2 : t);
-            starts[t] = mine < piece.end ? in.start(mine, channel) : nullptr;
+            u64 mine = s + (p.complex ? t / 2 : t);
+            starts[t] = mine < piece.end ? start_of(p, mine, channel) : nullptr;
         }
         __syncthreads();
-        fill_any(batch, in, starts, Means{means, channels}.of(s, channel), window, 0, 0, 1, count, false);
+        fill_any(batch, p, starts, Means{p.means, p.channels}.of(s, channel), 0, 0, 1, count, false);
         __syncthreads();
         batch.run(true, sums);
     }
     double* spread = (double*)shared;
     batch.spread(spread, sums);
     __syncthreads();
-    u32 bins = complex ? size : size / 2 + 1;
+    u32 bins = p.complex ? size : size / 2 + 1;
     for (u32 k = threadIdx.x; k < bins; k += blockDim.x) {
-        u32 mirrored = complex || k == 0 ? k : size - k;
+        u32 mirrored = p.complex || k == 0 ? k : size - k;
         double sum = 0.0;
         for (u32 t = 0; t < count; t++) sum += (spread[batch.at(t, k)] + spread[batch.at(t, mirrored)]) / 2.0;
-        partial[(u64)blockIdx.x * bins + k] = sum;
+        p.partial[(u64)blockIdx.x * bins + k] = sum;
     }
 }
 
 // Transforms the columns of long transforms. `work` has `down` * `across` points per spectrum and channel. For real
 // samples, only the points of the first spectrum of each pair are written.
 // blocks: (spectrum, channel, group of `count` columns), the group varies fastest
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
-    power_spectrum_columns(u64 in_base, u64 in_stride, u32 in_slots, u32 in_first, u32 scalar, u32 complex,
-                           u64 point_step, u64 channel_step, u64 hop, u64 spectra, u64 origin, u64 total, u64 left,
-                           u64 each, u64 chunk, u32 channels, u32 down, u32 across, u32 count, u64 radices,
-                           const Complex* means, const float* window, const Complex* roots, const Complex* all_roots, Complex* work) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_columns(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
     DYNAMIC_SHARED(Complex, shared);
-    Batch batch = {shared, roots, radices, down, count};
+    Batch batch(p.columns, shared);
+    const u32 down = p.columns.size, across = p.rows.size, count = batch.count;
     const u8** starts = (const u8**)(shared + count * batch.pitch());
-    Samples in = {{in_base, in_stride, in_slots, in_first}, scalar, complex, point_step, channel_step,
-                  hop, spectra, origin};
     u32 groups = (across + count - 1) / count;
     u32 first = blockIdx.x % groups * count;
     u32 index = blockIdx.x / groups;
-    u32 channel = index % channels;
-    u64 s = index / channels;
-    Cut cut = {total, left, each};
-    u64 o = cut.output_of(s);
-    u64 inside = (s - cut.begin(o)) % chunk;
-    if (!complex && inside % 2 == 1) return;
-    bool paired = !complex && inside + 1 < chunk && s + 1 < cut.end(o);
+    u32 channel = index % p.channels;
+    u64 s = index / p.channels;
+    u64 o = output_of(p.cut, s);
+    u64 inside = (s - begin_of(p.cut, o)) % p.chunk;
+    if (!p.complex && inside % 2 == 1) return;
+    bool paired = !p.complex && inside + 1 < p.chunk && s + 1 < end_of(p.cut, o);
     if (threadIdx.x == 0) {
-        starts[0] = in.start(s, channel);
-        starts[1] = paired ? in.start(s + 1, channel) : nullptr;
+        starts[0] = start_of(p, s, channel);
+        starts[1] = paired ? start_of(p, s + 1, channel) : nullptr;
     }
     __syncthreads();
     u32 valid = across - first < count ? across - first : count;
-    fill_any(batch, in, starts, Means{means, channels}.of(s, channel), window, first, 1, across, valid, true);
+    fill_any(batch, p, starts, Means{p.means, p.channels}.of(s, channel), first, 1, across, valid, true);
     __syncthreads();
     double none[POINTS];
     batch.run(false, none);
-    Complex* to = work + (u64)index * down * across;
+    Complex* to = p.work + (u64)index * down * across;
     Divider by(count);
     for (u32 i = threadIdx.x; i < down * count; i += blockDim.x) {
         u32 ka = by.of(i), t = i - ka * count, b = first + t;
-        if (t < valid) to[(u64)ka * across + b] = batch.buffer[batch.at(t, ka)] * all_roots[(u64)b * ka];
+        if (t < valid) to[(u64)ka * across + b] = batch.buffer[batch.at(t, ka)] * p.all_roots[(u64)b * ka];
     }
 }
 
 // Transforms the rows of long transforms. Writes `down` * `across` numbers per piece and channel to `partial`.
 // blocks: (output, piece, channel, group of `count` rows), the group varies fastest
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
-    power_spectrum_rows(u32 complex, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels, u32 down,
-                        u32 across, u32 count, u64 radices, const Complex* roots, const Complex* work,
-                        double* partial) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_rows(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
     DYNAMIC_SHARED(Complex, shared);
-    Batch batch = {shared, roots, radices, across, count};
+    Batch batch(p.rows, shared);
+    const u32 down = p.columns.size, across = p.rows.size, count = batch.count;
     u32 groups = (down + count - 1) / count;
     u32 first = blockIdx.x % groups * count;
     u32 index = blockIdx.x / groups;
-    u32 channel = index % channels;
-    Piece piece(Cut{total, left, each}, chunk, pieces, index / channels);
+    u32 channel = index % p.channels;
+    Piece piece(p, index / p.channels);
     if (piece.begin >= piece.end) return;
     u32 valid = down - first < count ? down - first : count;
     u64 size = (u64)down * across;
     double sums[POINTS] = {};
     Divider by(across);
-    for (u64 s = piece.begin; s < piece.end; s += complex ? 1 : 2) {
-        const Complex* from = work + (s * channels + channel) * size + (u64)first * across;
+    for (u64 s = piece.begin; s < piece.end; s += p.complex ? 1 : 2) {
+        const Complex* from = p.work + (s * p.channels + channel) * size + (u64)first * across;
 #pragma unroll 4
         for (u32 i = threadIdx.x; i < across * count; i += blockDim.x) {
             u32 t = by.of(i), e = i - t * across;
@@ -453,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     double* spread = (double*)shared;
     batch.spread(spread, sums);
     __syncthreads();
-    double* to = partial + (u64)index * size + first;
+    double* to = p.partial + (u64)index * size + first;
     Divider by_row(count);
     for (u32 i = threadIdx.x; i < across * count; i += blockDim.x) {
         u32 kb = by_row.of(i), t = i - kb * count;
@@ -462,26 +426,25 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 }
 
 // Adds up the pieces of each output and the sums carried over from earlier bursts. Writes complete outputs, and writes
-// the sums of an incomplete output to `carry`. A non-zero `fold` means that partial sums must still be folded.
+// the sums of an incomplete output to `carry`.
 // blocks: (output, channel, 32 bins), the bins vary fastest; 256 threads
-extern "C" __global__ void __launch_bounds__(256)
-    power_spectrum_combine(const double* partial, u64 total, u64 left, u64 each, u64 chunk, u32 pieces, u32 channels,
-                           u32 bins, u32 width, u32 fold, u32 complete, u64 carried, double* carry, u64 out_base,
-                           u64 out_stride, u32 out_slots, u32 out_first, double factor, u32 doubled, u32 shift,
-                           u32 db) {
+extern "C" __global__ void __launch_bounds__(256) power_spectrum_combine(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
     __shared__ double lanes[8][33];
+    const u32 bins = p.bins, width = p.width;
     u32 tiles = (bins + 31) / 32;
     u32 lane = threadIdx.x % 32, row = threadIdx.x / 32;
     u32 k = blockIdx.x % tiles * 32 + lane;
-    u32 channel = blockIdx.x / tiles % channels, o = blockIdx.x / tiles / channels;
-    Cut cut = {total, left, each};
-    u32 mine = (u32)((cut.end(o) - cut.begin(o) + chunk - 1) / chunk);
+    u32 channel = blockIdx.x / tiles % p.channels, o = blockIdx.x / tiles / p.channels;
+    u32 mine = (u32)((end_of(p.cut, o) - begin_of(p.cut, o) + p.chunk - 1) / p.chunk);
+    // Partial sums of more values than bins must still be folded.
+    bool fold = width != bins;
     u32 mirrored = fold && k > 0 ? width - k : k;
     double sum = 0.0;
     if (k < bins) {
 #pragma unroll 4
         for (u32 q = row; q < mine; q += 8) {
-            const double* from = partial + (((u64)o * pieces + q) * channels + channel) * width;
+            const double* from = p.partial + (((u64)o * p.pieces + q) * p.channels + channel) * width;
             sum += fold ? (from[k] + from[mirrored]) / 2.0 : from[k];
         }
     }
@@ -490,14 +453,15 @@ extern "C" __global__ void __launch_bounds__(256)
     if (row != 0 || k >= bins) return;
     for (u32 other = 1; other < 8; other++) sum += lanes[other][lane];
     u64 at = (u64)channel * bins + k;
-    if (o == 0 && carried != 0) sum += ((const double*)carried)[at];
-    if (o >= complete) {
-        carry[at] = sum;
+    if (o == 0 && p.carried != nullptr) sum += p.carried[at];
+    if (o >= p.complete) {
+        p.carry[at] = sum;
         return;
     }
-    double power = sum * factor;
-    if (k > 0 && k < doubled) power *= 2.0;
-    u32 place = shift ? (k + bins / 2) % bins : k;
-    float* to = (float*)Ring{out_base, out_stride, out_slots, out_first}.frame(o);
-    to[(u64)channel * bins + place] = (float)(db ? 10.0 * log10(power) : power);
+    double power = sum * p.factor;
+    if (k > 0 && k < p.doubled) power *= 2.0;
+    // The negative frequencies of complex samples come first.
+    u32 place = p.complex ? (k + bins / 2) % bins : k;
+    float* to = (float*)frame_of(p.to, o);
+    to[(u64)channel * bins + place] = (float)(p.db ? 10.0 * log10(power) : power);
 }

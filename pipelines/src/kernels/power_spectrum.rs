@@ -67,13 +67,13 @@
 
 mod cpu;
 mod cuda;
-mod integration;
 mod passes;
 #[cfg(test)]
 mod tests;
 mod window;
 
-use super::{Keys, device, not_empty};
+use super::grouping::{AtBoundary, Grouping, Groups};
+use super::{Keys, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -225,26 +225,25 @@ pub enum Gap {
 
 impl Keys for PowerSpectrum {
     fn check(&self) -> Result<(), Problem> {
-        if let Some(size) = self.size
-            && size < 2
-        {
-            return Err(Problem::at(
-                "size",
-                format!("`size` is {size}, but a transform must have at least 2 points"),
-            )
-            .help("write at least 2"));
-        }
-        if !(0.0..=0.9).contains(&self.overlap) {
-            return Err(
-                Problem::at("overlap", format!("`overlap` cannot be {}", self.overlap))
-                    .help("write a number from 0.0 to 0.9"),
-            );
-        }
-        if self.integrate == Some(0) {
-            return Err(Problem::at("integrate", "`integrate` cannot be 0")
-                .help("write at least 1, or remove the key to average all spectra of a frame"));
-        }
-        Ok(())
+        let size = self.size.unwrap_or(DEFAULT_SIZE);
+        require(
+            size >= 2,
+            "size",
+            format!("`size` is {size}, but a transform must have at least 2 points"),
+            "write at least 2",
+        )?;
+        require(
+            (0.0..=0.9).contains(&self.overlap),
+            "overlap",
+            format!("`overlap` cannot be {}", self.overlap),
+            "write a number from 0.0 to 0.9",
+        )?;
+        require(
+            self.integrate != Some(0),
+            "integrate",
+            "`integrate` cannot be 0",
+            "write at least 1, or remove the key to average all spectra of a frame",
+        )
     }
 }
 
@@ -269,33 +268,26 @@ impl PowerSpectrum {
     fn shape(&self, input: &Layout) -> Result<Shape, Problem> {
         not_empty(input)?;
         self.check()?;
-        if !matches!(input.axis, Axis::Time { .. }) {
-            return Err(Problem::at(
-                "input",
-                format!("the input's frames ({input}) are not samples over time"),
-            )
-            .help("use a ring that a source or a `convert` kernel fills"));
-        }
-        let size = self.size.unwrap_or(DEFAULT_SIZE.min(input.points));
-        if size > input.points {
-            return Err(Problem::at(
-                "size",
-                format!(
-                    "a transform of {size} points is longer than a frame of {} points",
-                    input.points
-                ),
-            )
-            .help(
-                "spectra cannot cross frames; lower `size`, or raise the `slot` of the input ring",
-            ));
-        }
-        if size < 2 {
-            return Err(Problem::at(
-                "input",
-                "a frame of the input has 1 point, but a spectrum needs at least 2",
-            )
-            .help("raise the `slot` of the input ring"));
-        }
+        require(
+            matches!(input.axis, Axis::Time { .. }),
+            "input",
+            format!("the input's frames ({input}) are not samples over time"),
+            "use a ring that a source or a `convert` kernel fills",
+        )?;
+        let points = input.points;
+        let size = self.size.unwrap_or(DEFAULT_SIZE.min(points));
+        require(
+            size <= points,
+            "size",
+            format!("a transform of {size} points is longer than a frame of {points} points"),
+            "spectra cannot cross frames; lower `size`, or raise the `slot` of the input ring",
+        )?;
+        require(
+            size >= 2,
+            "input",
+            "a frame of the input has 1 point, but a spectrum needs at least 2",
+            "raise the `slot` of the input ring",
+        )?;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -307,11 +299,12 @@ impl PowerSpectrum {
         let integrate = self.integrate.unwrap_or(spectra as u64);
         let bins = if input.complex { size } else { size / 2 + 1 };
         let is_one_sided = self.scaling.is_one_sided();
-        if is_one_sided && input.complex {
-            let message = "complex samples have no one-sided spectrum";
-            return Err(Problem::at("scaling", message)
-                .help("write \"power\" or \"density\": positive and negative frequencies have separate bins"));
-        }
+        require(
+            !(is_one_sided && input.complex),
+            "scaling",
+            "complex samples have no one-sided spectrum",
+            "write \"power\" or \"density\": positive and negative frequencies have separate bins",
+        )?;
         // 0 Hz has no negative counterpart. For even sizes, half the sample rate has none either.
         let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
         Ok(Shape {
@@ -397,14 +390,26 @@ impl KernelSpec for PowerSpectrum {
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        let refused = |problem: Problem| KernelError::Refused(problem.to_string());
         let shape = self.shape(input).map_err(refused)?;
         let factor = self
             .factor(shape.size, input.sample_rate())
             .map_err(refused)?;
+        let grouping = Grouping::new(Groups {
+            input_bytes: input.frame_bytes(),
+            items: shape.spectra,
+            each: shape.integrate,
+            hop: shape.hop,
+            rate: input.sample_rate().filter(|rate| *rate > 0.0),
+            skip_incomplete: self.partial == Partial::Skip,
+            at_gap: match self.gap {
+                Gap::Restart => AtBoundary::Restart,
+                Gap::Continue => AtBoundary::Continue,
+            },
+            at_epoch: AtBoundary::Restart,
+        });
         match context.side {
-            Side::Cpu => Ok(cpu::build(self, input, shape, factor)),
-            Side::Cuda(ordinal) => cuda::build(ordinal, self, input, shape, factor),
+            Side::Cpu => Ok(cpu::build(self, input, grouping, shape, factor)),
+            Side::Cuda(ordinal) => cuda::build(ordinal, self, input, grouping, shape, factor),
         }
     }
 }

@@ -12,27 +12,38 @@ typedef unsigned long long u64;
 // Number types; the values equal those of `code_of` on the host.
 enum Scalar : u32 { INT8, UINT8, INT16, INT32, FLOAT32, FLOAT64 };
 
-// Consecutive slots of a ring: frame `i` is in slot `(first + i) % slots`.
-struct Ring {
-    u64 base, stride;
-    u32 slots, first;
+// Offset of a field in bytes. NVRTC has no other expression for it.
+#ifndef OFFSET_OF
+#define OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
+#endif
 
-    __device__ u8* frame(u64 i) const { return (u8*)(base + (first + i) % slots * stride); }
-};
+#include "parameters.cuh"
 
-// Divides a run of items (spectra or frames) into outputs. The first output consists of the next `left` items, which
-// complete it. Each further output consists of `each` items; the last output may remain incomplete. Output `o` begins
-// at item `begin(o)`.
-struct Cut {
-    u64 total, left, each;
+// Returns the address of frame `i`.
+__device__ inline u8* frame_of(const RingSlots& ring, u64 i) {
+    return (u8*)(ring.base + (ring.first + i) % ring.slots * ring.stride);
+}
 
-    __device__ u64 begin(u64 o) const {
-        u64 at = o == 0 ? 0 : left + (o - 1) * each;
-        return at < total ? at : total;
+// Return the range of items of output `o`, and the output of an item.
+__device__ inline u64 begin_of(const Cut& cut, u64 o) {
+    u64 at = o == 0 ? 0 : cut.left + (o - 1) * cut.each;
+    return at < cut.total ? at : cut.total;
+}
+__device__ inline u64 end_of(const Cut& cut, u64 o) { return begin_of(cut, o + 1); }
+__device__ inline u64 output_of(const Cut& cut, u64 item) {
+    return item < cut.left ? 0 : 1 + (item - cut.left) / cut.each;
+}
+
+// Calls CALL(N) with the C++ type of the numbers.
+#define FOR_TYPE(scalar, CALL)            \
+    switch (scalar) {                     \
+    case INT8: CALL(signed char); break;  \
+    case UINT8: CALL(u8); break;          \
+    case INT16: CALL(short); break;       \
+    case INT32: CALL(int); break;         \
+    case FLOAT32: CALL(float); break;     \
+    default: CALL(double); break;         \
     }
-    __device__ u64 end(u64 o) const { return begin(o + 1); }
-    __device__ u64 output_of(u64 item) const { return item < left ? 0 : 1 + (item - left) / each; }
-};
 
 // Computes x / by for x < 2^16 and 1 <= by < 2^16 by multiplication with the inverse of `by` (Granlund and Montgomery).
 // The result is exact, because the error of the inverse is below one.

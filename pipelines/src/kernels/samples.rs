@@ -75,31 +75,14 @@ number! {
 /// Evaluates an expression in which `$N` stands for the number type of a scalar.
 macro_rules! with_number {
     ($scalar:expr, $N:ident => $value:expr) => {
+        with_number!($scalar, $N => $value, Int8 i8, Uint8 u8, Int16 i16, Int32 i32, Float32 f32, Float64 f64)
+    };
+    ($scalar:expr, $N:ident => $value:expr, $($variant:ident $type:ident),*) => {
         match $scalar {
-            daq_core::layout::Scalar::Int8 => {
-                type $N = i8;
+            $(daq_core::layout::Scalar::$variant => {
+                type $N = $type;
                 $value
-            }
-            daq_core::layout::Scalar::Uint8 => {
-                type $N = u8;
-                $value
-            }
-            daq_core::layout::Scalar::Int16 => {
-                type $N = i16;
-                $value
-            }
-            daq_core::layout::Scalar::Int32 => {
-                type $N = i32;
-                $value
-            }
-            daq_core::layout::Scalar::Float32 => {
-                type $N = f32;
-                $value
-            }
-            daq_core::layout::Scalar::Float64 => {
-                type $N = f64;
-                $value
-            }
+            })*
         }
     };
 }

@@ -29,11 +29,11 @@
 mod cpu;
 mod cuda;
 mod histogram;
-mod merging;
 #[cfg(test)]
 mod tests;
 
-use super::{Keys, device, not_empty};
+use super::grouping::{AtBoundary, Grouping, Groups};
+use super::{Keys, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -116,29 +116,33 @@ impl Default for Stats {
 
 impl Keys for Stats {
     fn check(&self) -> Result<(), Problem> {
-        if self.every == 0 {
-            return Err(Problem::at("every", "`every` cannot be 0").help("write at least 1"));
-        }
-        if self.clip.is_some_and(|clip| clip.is_nan() || clip <= 0.0) {
-            return Err(Problem::at("clip", "`clip` must be above 0")
-                .help("write the smallest magnitude that counts as clipped"));
-        }
-        if self.bins.is_some_and(|bins| bins > MAX_BINS) {
-            return Err(Problem::at(
-                "bins",
-                "`bins` is above the maximum number of bins of a histogram",
-            )
-            .help(format!("write at most {MAX_BINS}")));
-        }
-        if let Some([low, high]) = self.range
-            && !(low.is_finite() && high.is_finite() && low < high && (high - low).is_finite())
-        {
-            return Err(
-                Problem::at("range", format!("[{low}, {high}] is not a range"))
-                    .help("write two numbers, the lower one first"),
-            );
-        }
-        Ok(())
+        require(
+            self.every > 0,
+            "every",
+            "`every` cannot be 0",
+            "write at least 1",
+        )?;
+        require(
+            self.clip.is_none_or(|clip| clip > 0.0),
+            "clip",
+            "`clip` must be above 0",
+            "write the smallest magnitude that counts as clipped",
+        )?;
+        require(
+            self.bins.is_none_or(|bins| bins <= MAX_BINS),
+            "bins",
+            "`bins` is above the maximum number of bins of a histogram",
+            format!("write at most {MAX_BINS}"),
+        )?;
+        let Some([low, high]) = self.range else {
+            return Ok(());
+        };
+        require(
+            low.is_finite() && high.is_finite() && low < high && (high - low).is_finite(),
+            "range",
+            format!("[{low}, {high}] is not a range"),
+            "write two numbers, the lower one first",
+        )
     }
 }
 
@@ -238,15 +242,25 @@ impl KernelSpec for Stats {
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
         let input = &context.input;
-        let bins = self
-            .histogram(input.scalar)
-            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
+        let bins = self.histogram(input.scalar).map_err(refused)?;
         let integers = codes(input.scalar).is_some();
         let histogram = bins.map(|bins| Histogram::new(bins, integers));
-        let (every, limits) = (self.every.max(1), self.limits(input.scalar));
+        let limits = self.limits(input.scalar);
+        let grouping = Grouping::new(Groups {
+            input_bytes: input.frame_bytes(),
+            items: 1,
+            each: self.every.max(1),
+            hop: 0,
+            rate: None,
+            skip_incomplete: false,
+            at_gap: AtBoundary::Continue,
+            at_epoch: AtBoundary::Finish,
+        });
         match context.side {
-            Side::Cpu => Ok(cpu::build(input, every, limits, histogram)),
-            Side::Cuda(ordinal) => cuda::build(ordinal, input, every, limits, histogram.as_ref()),
+            Side::Cpu => Ok(cpu::build(input, grouping, limits, histogram)),
+            Side::Cuda(ordinal) => {
+                cuda::build(ordinal, input, grouping, limits, histogram.as_ref())
+            }
         }
     }
 }

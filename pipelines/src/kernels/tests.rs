@@ -1,9 +1,58 @@
+use super::trial::{Outcome, run};
 use super::*;
+use daq_core::config::Document;
 use daq_core::kernel::{KernelContext, Side};
 use daq_core::layout::Samples;
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
+
+/// Parses a kernel's section through its registry entry; errors are returned as text.
+pub(super) fn parse(text: &str) -> Result<Box<dyn KernelSpec>, String> {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("test.toml", text, &mut diagnostics);
+    let mut section = document.sections("kernel").remove(0);
+    let mut spec = None;
+    if let Some((name, _)) = section.take_string("use", &[], &mut diagnostics) {
+        for ring in ["input", "output"] {
+            section.take_string(ring, &[], &mut diagnostics);
+        }
+        let entry = KERNELS.iter().find(|entry| entry.name == name).unwrap();
+        spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
+    }
+    match spec {
+        Some(spec) if diagnostics.is_empty() => Ok(spec),
+        _ => Err(diagnostics.render(document.sources(), false)),
+    }
+}
+
+/// Returns the numbers of consumed, accumulating and failed frames after all calls, counted as in the runtime.
+pub(super) fn sums(outcome: &Outcome) -> [u64; 3] {
+    let mut sums = [0; 3];
+    for call in &outcome.calls {
+        sums[0] += call.consumed + call.released;
+        sums[1] = sums[1] + call.accumulating - call.released - call.dropped;
+        sums[2] += call.failed + call.dropped;
+    }
+    sums
+}
+
+/// Prints the throughput of the kernel `spec` for frames with the layout `input` that fit into the CPU's cache.
+pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
+    // No byte is all ones, so that no float is infinite or NaN.
+    let byte = |i: usize| u8::try_from(i * 37 % 113).unwrap();
+    let frame: Vec<u8> = (0..input.frame_bytes()).map(byte).collect();
+    let given = trial::frames(vec![frame; 4]);
+    let (mut bytes, mut busy) = (0, std::time::Duration::ZERO);
+    while busy.as_secs_f64() < 0.5 {
+        busy += run(spec, input, &given, &[4], None).busy;
+        bytes += given.len() * input.frame_bytes();
+    }
+    println!(
+        "{what}: {:.2} GB/s of input",
+        bytes as f64 / 1e9 / busy.as_secs_f64()
+    );
+}
 
 /// Returns the kernels that do not need a user's file.
 fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
@@ -21,8 +70,7 @@ fn kernel_examples_are_valid_and_show_every_key() {
     .layout(8192)
     .unwrap();
     for entry in built_in() {
-        let spec =
-            trial::parse(entry.example).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
+        let spec = parse(entry.example).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
         spec.layout(&input)
             .unwrap_or_else(|problem| panic!("{}: {problem}", entry.name));
         let schema = (entry.schema)(&Registry::default());
@@ -64,8 +112,7 @@ fn kernel_examples_uncommented_are_valid() {
                     .unwrap_or(line)
             })
             .fold(String::new(), |text, line| text + line + "\n");
-        let spec =
-            trial::parse(&opened).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
+        let spec = parse(&opened).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
         spec.layout(&input.layout(65_536).unwrap()).unwrap();
     }
 }
@@ -78,7 +125,7 @@ fn config_errors_locate_value_and_name_correction() {
             "[kernel.k]\nuse = \"{}\"\ninput = \"a\"\noutput = \"b\"\n{}\n",
             text.0, text.1
         );
-        trial::parse(&text).map(|_| ()).unwrap_err()
+        parse(&text).map(|_| ()).unwrap_err()
     };
     let unknown = says("convert\nscala = 2");
     assert!(
@@ -107,7 +154,7 @@ fn kernel_processors_match_capabilities() {
         samples.layout(1 << 31).unwrap(),
     );
     for entry in built_in() {
-        let spec = trial::parse(entry.example).unwrap();
+        let spec = parse(entry.example).unwrap();
         for (input, gpu) in [(&short, true), (&long, false)] {
             let has = (spec.has(input, Side::Cpu), spec.has(input, Side::Cuda(0)));
             assert_eq!(has, (true, gpu), "{}", entry.name);
@@ -137,7 +184,7 @@ fn missing_gpu_is_reported() {
     let input = Samples::default().layout(4096).unwrap();
     let absent = daq_core::gpu::driver::probe().map_or(0, |found| found.devices);
     for entry in built_in() {
-        let spec = trial::parse(entry.example).unwrap();
+        let spec = parse(entry.example).unwrap();
         let context = KernelContext::alone(&input, Side::Cuda(absent));
         let error = spec.build(&context).err().unwrap().to_string();
         assert!(error.contains(&format!("cuda:{absent}")), "{error}");
@@ -148,19 +195,10 @@ fn missing_gpu_is_reported() {
 fn short_frames_fail_and_later_frames_are_processed() {
     let input = Samples::default().layout(64).unwrap();
     for entry in built_in() {
-        let spec = trial::parse(entry.example).unwrap();
+        let spec = parse(entry.example).unwrap();
         let frames = trial::frames([vec![1; 64], vec![1; 63], vec![1; 64]]);
-        let outcome = trial::run(&*spec, &input, &frames, &[3]);
-        assert_eq!(
-            outcome.sums(),
-            trial::Sums {
-                consumed: 2,
-                accumulating: 0,
-                failed: 1
-            },
-            "{}",
-            entry.name
-        );
+        let outcome = run(&*spec, &input, &frames, &[3], None);
+        assert_eq!(sums(&outcome), [2, 0, 1], "{}", entry.name);
         let sequences: Vec<_> = outcome
             .outputs
             .iter()

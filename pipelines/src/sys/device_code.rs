@@ -11,10 +11,11 @@ pub(crate) fn built_in(
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). These kernels access
     // only their own shared memory and the memory that their arguments point to. Only their host sides get the module.
-    // They pass the arguments that the .cu files declare: addresses of the slots of a burst, which are leased until its
-    // event is complete, of its output slots, which are reserved as long, and of memory that the host side owns, keeps
-    // until its last event is complete, and uses on one stream. The host sides compute grids and counts so that every
-    // index is in range; tests run this code on the host.
+    // They pass the fields of the structures in `kernels::parameters`, from which the declarations of the .cu files are
+    // generated. The addresses in them are those of the slots of a burst, which are leased until its event is complete,
+    // of its output slots, which are reserved as long, and of memory that the host side owns, keeps until its last event
+    // is complete, and uses on one stream. The host sides compute grids and counts so that every index is in range;
+    // tests run this code on the host.
     unsafe { Module::load(device, name, ptx) }
 }
 

@@ -10,6 +10,7 @@
 
 #define __host__
 #define __device__
+#define OFFSET_OF(type, field) __builtin_offsetof(type, field)
 #define __global__
 #define __constant__
 #define __forceinline__ inline

@@ -3,11 +3,15 @@
 use daq_testkit::assert_contains;
 use std::process::Command;
 
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
     ("samples.cuh", include_str!("../../src/kernels/samples.cuh")),
+    (
+        "parameters.cuh",
+        include_str!("../../generated/parameters.cuh"),
+    ),
     ("convert.cu", include_str!("../../src/kernels/convert.cu")),
     (
         "power_spectrum.cu",

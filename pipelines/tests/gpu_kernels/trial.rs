@@ -1,4 +1,4 @@
-//! Runs a single kernel between two rings, on the CPU or on a GPU.
+//! Runs a single kernel between two rings, on the CPU or on a GPU. The unit tests of the kernels include this file too.
 
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::gpu::driver::{self, Device};
@@ -8,6 +8,7 @@ use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub const SCALARS: [Scalar; 6] = [
     Scalar::Int8,
@@ -25,8 +26,24 @@ pub type Record = (FrameMeta, Vec<u8>);
 #[derive(Debug)]
 pub struct Outcome {
     pub outputs: Vec<Record>,
-    /// Numbers of consumed, accumulating, failed, released and dropped frames of each call.
-    pub calls: Vec<[u64; 5]>,
+    /// The counts of each call.
+    pub calls: Vec<Submitted>,
+    /// Total duration of the calls.
+    pub busy: Duration,
+}
+
+/// Returns the numbers of consumed, accumulating, failed, released and dropped frames of each call.
+fn counts(calls: &[Submitted]) -> Vec<[u64; 5]> {
+    let each = |call: &Submitted| {
+        [
+            call.consumed,
+            call.accumulating,
+            call.failed,
+            call.released,
+            call.dropped,
+        ]
+    };
+    calls.iter().map(each).collect()
 }
 
 /// A ring with one reader, in host memory or on a GPU.
@@ -117,6 +134,7 @@ pub fn run(
     let mut outcome = Outcome {
         outputs: Vec::new(),
         calls: Vec::new(),
+        busy: Duration::ZERO,
     };
     let mut rest = frames;
     for burst in bursts.iter().copied().cycle() {
@@ -138,24 +156,21 @@ pub fn run(
             }
             None => Stream::Host,
         };
+        let start = Instant::now();
         let submitted = kernel.run(&lease, &mut out, on).unwrap();
+        outcome.busy += start.elapsed();
         if let Some(stream) = &stream {
             drop(stream.record_event().unwrap());
             stream.synchronize().unwrap();
         }
         out.publish();
         drop(lease);
-        let Submitted {
-            consumed,
-            accumulating,
-            failed,
-            released,
-            dropped,
-            ..
-        } = submitted;
-        outcome
-            .calls
-            .push([consumed, accumulating, failed, released, dropped]);
+        assert_eq!(
+            submitted.consumed + submitted.accumulating + submitted.failed,
+            now.len() as u64,
+            "{submitted:?}"
+        );
+        outcome.calls.push(submitted);
         outcome.outputs.extend(sink.read());
     }
     outcome
@@ -173,7 +188,7 @@ pub fn both(
 ) -> Vec<(Vec<u8>, Vec<u8>)> {
     let made = run(spec, input, frames, bursts, Some(device));
     let want = run(spec, input, frames, bursts, None);
-    assert_eq!(made.calls, want.calls, "{what}");
+    assert_eq!(counts(&made.calls), counts(&want.calls), "{what}");
     assert_eq!(made.outputs.len(), want.outputs.len(), "{what}");
     let pairs = made.outputs.into_iter().zip(want.outputs);
     pairs

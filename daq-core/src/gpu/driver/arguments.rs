@@ -4,7 +4,7 @@ use crate::sys::cuda::{self, Code};
 use std::fmt;
 
 /// Maximum number of kernel parameters.
-pub(super) const MAX_ARGUMENTS: usize = 32;
+pub(super) const MAX_ARGUMENTS: usize = 64;
 
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -162,7 +162,7 @@ mod tests {
             (&[8], "declared: 1, of 8 bytes;"),
             (&[8, 8], "declared: 2, of 8 and 8 bytes;"),
             (&[8, 4, 4], "declared: 3, of 8, 4 and 4 bytes;"),
-            (&[4; 40], "declared: more than 32;"),
+            (&[4; 70], "declared: more than 64;"),
         ] {
             let why = mismatch(declared(bytes).as_ref(), &TWO).unwrap();
             assert!(why.contains(expected), "{why}");

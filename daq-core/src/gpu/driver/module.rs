@@ -272,7 +272,7 @@ impl Function {
     /// [loaded](Module::load).
     ///
     /// # Errors
-    /// If there are more than 32 arguments, or if their number or sizes do not match the kernel's declaration.
+    /// If there are more than 64 arguments, or if their number or sizes do not match the kernel's declaration.
     /// Drivers before CUDA 12.4 do not report the declaration, so it is not checked. After an error, nothing is
     /// submitted.
     pub fn launch(

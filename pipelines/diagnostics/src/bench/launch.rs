@@ -5,8 +5,9 @@ use super::figures::{micros_since, percentiles, times};
 use super::table::{Cell, Table, numbers};
 use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
-use daq_core::gpu::driver::{Argument, CudaError, Device, Function, Grid, Memory, Stream};
+use daq_core::gpu::driver::{CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::BaselineCopy;
+use daq_pipelines::kernels::parameters::{Conversion, RingSlots};
 use std::time::Instant;
 
 /// PTX of the built-in kernel `convert`. The frames are so small that almost all time is spent on the launch.
@@ -23,8 +24,8 @@ const WARM_UP: usize = 16;
 struct Work {
     stream: Stream,
     function: Function,
-    arguments: [Argument; 12],
-    /// Memory of the input and the output, to which the arguments point.
+    parameters: Conversion,
+    /// Memory of the input and the output, to which the parameters point.
     _memory: Memory,
 }
 
@@ -36,30 +37,35 @@ impl Work {
         Ok(Self {
             stream: Stream::new(device, 2)?,
             function: module.function(ENTRY)?,
-            // The input ring and the output ring have one slot each. Each is given as address, stride, number of slots
-            // and first slot. Then follow the sample type int8, the number of samples, the scale and the offset.
-            arguments: [
-                Argument::U64(base),
-                Argument::U64(FRAME),
-                Argument::U32(1),
-                Argument::U32(0),
-                Argument::U64(base + FRAME),
-                Argument::U64(FRAME * 4),
-                Argument::U32(1),
-                Argument::U32(0),
-                Argument::U32(0),
-                Argument::U64(FRAME),
-                Argument::F64(1.0),
-                Argument::F64(0.0),
-            ],
+            // The input ring and the output ring have one slot each. The samples have the type int8.
+            parameters: Conversion {
+                from: RingSlots {
+                    base,
+                    stride: FRAME,
+                    slots: 1,
+                    first: 0,
+                },
+                to: RingSlots {
+                    base: base + FRAME,
+                    stride: FRAME * 4,
+                    slots: 1,
+                    first: 0,
+                },
+                factor: 1.0,
+                points: FRAME,
+                channels: 1,
+                parts: 1,
+                ..Conversion::default()
+            },
             _memory: memory,
         })
     }
 
     fn launch(&self, kernels: usize) -> Result<(), CudaError> {
         let grid = Grid::line(1, THREADS);
+        let arguments = self.parameters.arguments();
         for _ in 0..kernels {
-            self.function.launch(&self.stream, &grid, &self.arguments)?;
+            self.function.launch(&self.stream, &grid, &arguments)?;
         }
         Ok(())
     }

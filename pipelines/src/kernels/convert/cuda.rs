@@ -1,8 +1,8 @@
 //! The CUDA implementation of `convert`.
 
-use super::super::account::Account;
-use super::super::device::{self, code_of, promise, ring, slots, small};
-use daq_core::gpu::driver::{self, Argument, Function, Grid};
+use super::super::device::{self, slots};
+use super::super::parameters::{Conversion, code_of, small};
+use daq_core::gpu::driver::{self, Function, Grid};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, Slice, SlotsMut};
@@ -26,44 +26,63 @@ pub(super) fn build(
     offset: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::CONVERT.load(ordinal)?;
-    let reordered = input.order != output.order && input.channels > 1;
-    let name = if reordered {
+    let is_reordered = input.order != output.order && input.channels > 1;
+    let function = module.function(if is_reordered {
         "convert_tiles"
     } else {
         "convert_straight"
-    };
-    let function = module.function(name)?;
+    })?;
+    let channels = input.channels as usize;
+    let wide = channels.min(MAX_WIDE);
+    let tile_points = TILE / wide;
+    let parts = if input.complex { 2 } else { 1 };
+    let numbers = input.points * channels * parts;
     let processors = device.attributes().multiprocessors.max(1).cast_unsigned();
-    let occupancy = function.occupancy(&Grid::line(1, THREADS))?;
+    let blocks = if is_reordered {
+        Blocks::Tiles {
+            along: small(input.points.div_ceil(tile_points)),
+            across: small(channels.div_ceil(wide)),
+        }
+    } else {
+        Blocks::Straight {
+            max: small(numbers.div_ceil(THREADS as usize * WIDTH)).max(1),
+            sufficient: processors * BLOCKS,
+        }
+    };
     Ok(Box::new(Converter {
-        scalar: code_of(input.scalar),
         input_bytes: input.frame_bytes(),
         output_bytes: output.frame_bytes(),
-        points: input.points,
-        channels: input.channels as usize,
-        parts: if input.complex { 2 } else { 1 },
-        reordered: reordered.then_some(output.order),
-        factor,
-        offset,
-        blocks: processors * BLOCKS,
+        parameters: Conversion {
+            factor,
+            offset,
+            points: input.points as u64,
+            channels: input.channels,
+            parts: small(parts),
+            scalar: code_of(input.scalar),
+            tile_points: small(tile_points),
+            wide: small(wide),
+            planar: u32::from(output.order == Order::Planar),
+            ..Conversion::default()
+        },
+        blocks,
+        occupancy: function.occupancy(&Grid::line(1, THREADS))?,
         function,
-        occupancy,
     }))
 }
 
+/// Numbers of blocks per frame.
+enum Blocks {
+    /// The order changes: one block per tile, in both directions.
+    Tiles { along: u32, across: u32 },
+    /// The order does not change: at most `max` blocks. `sufficient` blocks of all frames keep the device busy.
+    Straight { max: u32, sufficient: u32 },
+}
+
 struct Converter {
-    scalar: Argument,
     input_bytes: usize,
     output_bytes: usize,
-    points: usize,
-    channels: usize,
-    parts: usize,
-    /// Order of the output, if it differs from the order of the input.
-    reordered: Option<Order>,
-    factor: f64,
-    offset: f64,
-    /// Number of blocks that are sufficient to keep the device busy.
-    blocks: u32,
+    parameters: Conversion,
+    blocks: Blocks,
     function: Function,
     occupancy: f64,
 }
@@ -85,25 +104,20 @@ impl Kernel for Converter {
     ) -> Result<Submitted, KernelError> {
         let stream = device::stream(on)?;
         let from = slots(burst)?;
-        let mut account = Account::default();
-        let (mut first, mut to) = (0, out.slice());
-        for (i, frame) in burst.iter().enumerate() {
-            if frame.meta().length < self.input_bytes {
-                account.fail();
-                self.launch(stream, &from.after(first), &to, i - first)?;
-                (first, to) = (i + 1, out.slice());
-                continue;
+        let bytes = [self.input_bytes, self.output_bytes];
+        let launch = |first, frames, to: &Slice| {
+            for done in (0..frames).step_by(MAX_FRAMES) {
+                let now = (frames - done).min(MAX_FRAMES);
+                self.launch(stream, &from.after(first + done), &to.after(done), now)?;
             }
-            promise(out, self.output_bytes, *frame.meta())?;
-            account.take();
-        }
-        self.launch(stream, &from.after(first), &to, burst.len() - first)?;
-        Ok(account.submit())
+            Ok(())
+        };
+        device::map_frames(burst, out, usize::MAX, bytes, launch)
     }
 }
 
 impl Converter {
-    /// Converts frames whose slots are contiguous in both rings.
+    /// Converts at most [`MAX_FRAMES`] frames whose slots are consecutive in both rings.
     fn launch(
         &self,
         stream: &driver::Stream,
@@ -111,80 +125,24 @@ impl Converter {
         to: &Slice,
         frames: usize,
     ) -> Result<(), KernelError> {
-        let mut done = 0;
-        while done < frames {
-            let now = (frames - done).min(MAX_FRAMES);
-            self.launch_some(stream, &from.after(done), &to.after(done), now)?;
-            done += now;
-        }
-        Ok(())
-    }
-
-    fn launch_some(
-        &self,
-        stream: &driver::Stream,
-        from: &Slice,
-        to: &Slice,
-        frames: usize,
-    ) -> Result<(), KernelError> {
-        let [in_base, in_stride, in_slots, in_first] = ring(from);
-        let [out_base, out_stride, out_slots, out_first] = ring(to);
-        let (factor, offset) = (Argument::F64(self.factor), Argument::F64(self.offset));
-        let across = small(frames);
-        if let Some(order) = self.reordered {
-            let wide = self.channels.min(MAX_WIDE);
-            let tile_points = TILE / wide;
-            let grid = Grid {
-                blocks: [
-                    small(self.points.div_ceil(tile_points)),
-                    across,
-                    small(self.channels.div_ceil(wide)),
-                ],
-                ..Grid::line(1, THREADS)
-            };
-            let arguments = [
-                in_base,
-                in_stride,
-                in_slots,
-                in_first,
-                out_base,
-                out_stride,
-                out_slots,
-                out_first,
-                self.scalar,
-                Argument::U64(self.points as u64),
-                Argument::U32(small(self.channels)),
-                Argument::U32(small(self.parts)),
-                Argument::U32(small(tile_points)),
-                Argument::U32(small(wide)),
-                Argument::U32(u32::from(order == Order::Planar)),
-                factor,
-                offset,
-            ];
-            self.function.launch(stream, &grid, &arguments)?;
-        } else {
-            let numbers = self.points * self.channels * self.parts;
-            let max = small(numbers.div_ceil(THREADS as usize * WIDTH)).max(1);
-            let grid = Grid {
-                blocks: [max.min(self.blocks.div_ceil(across)), across, 1],
-                ..Grid::line(1, THREADS)
-            };
-            let arguments = [
-                in_base,
-                in_stride,
-                in_slots,
-                in_first,
-                out_base,
-                out_stride,
-                out_slots,
-                out_first,
-                self.scalar,
-                Argument::U64(numbers as u64),
-                factor,
-                offset,
-            ];
-            self.function.launch(stream, &grid, &arguments)?;
-        }
-        Ok(())
+        let frames = small(frames);
+        let blocks = match self.blocks {
+            Blocks::Tiles { along, across } => [along, frames, across],
+            Blocks::Straight { max, sufficient } => {
+                [max.min(sufficient.div_ceil(frames)), frames, 1]
+            }
+        };
+        let grid = Grid {
+            blocks,
+            ..Grid::line(1, THREADS)
+        };
+        let parameters = Conversion {
+            from: from.into(),
+            to: to.into(),
+            ..self.parameters
+        };
+        Ok(self
+            .function
+            .launch(stream, &grid, &parameters.arguments())?)
     }
 }

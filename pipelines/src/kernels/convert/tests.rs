@@ -1,4 +1,5 @@
-use super::super::trial::{as_f32, frames, run};
+use super::super::tests::figure;
+use super::super::trial::{SCALARS, as_f32, frames, run};
 use super::*;
 use daq_core::frame::Flags;
 use daq_core::layout::Samples;
@@ -30,15 +31,6 @@ fn expected(bytes: &[u8], scalar: Scalar, factor: f64, offset: f64) -> Vec<f64> 
         .collect()
 }
 
-const SCALARS: [Scalar; 6] = [
-    Scalar::Int8,
-    Scalar::Uint8,
-    Scalar::Int16,
-    Scalar::Int32,
-    Scalar::Float32,
-    Scalar::Float64,
-];
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -69,7 +61,7 @@ proptest! {
             _ => random().to_le_bytes()[..scalar.bytes()].to_vec(),
         }).collect();
         let input = samples(scalar, complex, channels, order(planar)).layout(bytes.len()).unwrap();
-        let outcome = run(&spec, &input, &frames([bytes.clone()]), &[1]);
+        let outcome = run(&spec, &input, &frames([bytes.clone()]), &[1], None);
         let made = as_f32(&outcome.outputs[0].1);
         let want = expected(&bytes, scalar, factor, offset);
         prop_assert_eq!(made.len(), want.len());
@@ -82,7 +74,7 @@ proptest! {
             for point in 0..points {
                 for part in 0..parts {
                     let want = want[at(planar, channel, point, part)];
-                    let made = f64::from(made[at(planar_out, channel, point, part)]);
+                    let made = made[at(planar_out, channel, point, part)];
                     let scale = (want - offset).abs() + offset.abs();
                     prop_assert!((made - want).abs() <= 3e-7 * scale, "{} is not {}", made, want);
                 }
@@ -104,7 +96,7 @@ fn convert_full_scale_is_one() {
         .iter()
         .flat_map(|x| x.to_le_bytes())
         .collect();
-    let outcome = run(&spec, &input, &frames([bytes]), &[1]);
+    let outcome = run(&spec, &input, &frames([bytes]), &[1], None);
     assert_eq!(
         as_f32(&outcome.outputs[0].1),
         [-1.0, 0.0, 32_767.0 / 32_768.0]
@@ -126,7 +118,7 @@ fn convert_keeps_frame_records() {
     let mut given = frames([vec![1, 2], vec![3, 4]]);
     given[1].0.flags = Flags::INCOMPLETE.with(Flags::EPOCH);
     given[1].0.epoch = 3;
-    let outcome = run(&Convert::default(), &input, &given, &[2]);
+    let outcome = run(&Convert::default(), &input, &given, &[2], None);
     for (made, given) in outcome.outputs.iter().zip(&given) {
         assert_eq!(
             made.0,
@@ -150,11 +142,7 @@ fn convert_throughput() {
                 order,
                 ..Convert::default()
             };
-            super::super::trial::figure(
-                &format!("convert {scalar}, order {order:?}"),
-                &spec,
-                &input,
-            );
+            figure(&format!("convert {scalar}, order {order:?}"), &spec, &input);
         }
     }
 }

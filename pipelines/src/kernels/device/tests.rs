@@ -1,3 +1,4 @@
+use crate::kernels::parameters::tests::header;
 use daq_core::gpu::driver::{Compiler, Source, Target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,9 @@ const VERSION: (i32, i32) = (12, 0);
 const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
-const HEADERS: [(&str, &str); 1] = [("samples.cuh", include_str!("../samples.cuh"))];
+const SAMPLES: &str = include_str!("../samples.cuh");
+/// The committed header with the parameters.
+const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
 /// Name, source text and committed PTX of each file.
 const SOURCES: [(&str, &str, &[u8]); 5] = [
     ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
@@ -45,6 +48,21 @@ fn in_python() -> Option<PathBuf> {
         .find(|library| library.is_file())
 }
 
+/// Compares the committed header with the structures; `DAQ_UPDATE=1` rewrites it.
+#[test]
+fn generated_header_is_current() {
+    let header = header();
+    if std::env::var_os("DAQ_UPDATE").is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated/parameters.cuh");
+        std::fs::write(path, &header).unwrap();
+    } else {
+        assert!(
+            header == PARAMETERS,
+            "parameters.cuh does not match parameters.rs; run the tests once with DAQ_UPDATE=1"
+        );
+    }
+}
+
 /// Compares the committed PTX with the compiled sources; `DAQ_UPDATE=1` rewrites it.
 #[test]
 fn generated_code_is_current() {
@@ -77,12 +95,14 @@ fn generated_code_is_current() {
             return;
         }
     };
+    let parameters = header();
+    let headers = [("samples.cuh", SAMPLES), ("parameters.cuh", &parameters)];
     for (name, text, committed) in SOURCES {
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
             text,
-            headers: &HEADERS,
+            headers: &headers,
         };
         let mut made = compiler
             .compile(&source, TARGET, &OPTIONS)

@@ -51,9 +51,7 @@ impl Code {
         entry: &str,
     ) -> Result<Self, KernelError> {
         let file = &keys.file;
-        let output = keys
-            .layout(&context.input)
-            .map_err(|problem| KernelError::Refused(problem.to_string()))?;
+        let output = keys.layout(&context.input).map_err(super::super::refused)?;
         let module = device_code::user_code(device, file, image).map_err(|error| {
             let (major, minor) = device.attributes().capability;
             match error.code {

@@ -4,7 +4,6 @@ use super::super::device as gpu;
 use super::FileKernel;
 use super::code::Code;
 use super::record;
-use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{Argument, CudaError, Device, Grid};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::region::{RegionError, SharedWords};
@@ -73,38 +72,36 @@ impl FileCode {
         (record, frames): (usize, usize),
         stream: &daq_core::gpu::driver::Stream,
     ) -> Result<(), CudaError> {
-        let word = |value: usize| Argument::U64(value as u64);
         let Code {
             input,
             output,
             grid,
             ..
         } = &self.code;
-        self.code.function.launch(
-            stream,
-            &Grid {
-                blocks: [grid.blocks[0], u32::try_from(frames).unwrap_or(u32::MAX), 1],
-                ..*grid
-            },
-            &[
-                Argument::U64(source.base),
-                word(source.stride),
-                word(source.slots),
-                word((source.first + first) % source.slots),
-                Argument::U64(target.base),
-                word(target.stride),
-                word(target.slots),
-                word(target.first),
-                Argument::U64(self.records.address() + 8 * (record * self.record.len()) as u64),
-                word(self.record.len()),
-                word(input.bytes),
-                Argument::U64(input.channels.into()),
-                word(input.points),
-                word(output.bytes),
-                Argument::U64(output.channels.into()),
-                word(output.points),
-            ],
-        )
+        let grid = Grid {
+            blocks: [grid.blocks[0], u32::try_from(frames).unwrap_or(u32::MAX), 1],
+            ..*grid
+        };
+        let arguments = [
+            source.base,
+            source.stride as u64,
+            source.slots as u64,
+            ((source.first + first) % source.slots) as u64,
+            target.base,
+            target.stride as u64,
+            target.slots as u64,
+            target.first as u64,
+            self.records.address() + 8 * (record * self.record.len()) as u64,
+            self.record.len() as u64,
+            input.bytes as u64,
+            input.channels.into(),
+            input.points as u64,
+            output.bytes as u64,
+            output.channels.into(),
+            output.points as u64,
+        ];
+        let arguments = arguments.map(Argument::U64);
+        self.code.function.launch(stream, &grid, &arguments)
     }
 }
 
@@ -123,57 +120,16 @@ impl Kernel for FileCode {
         out: &mut SlotsMut<'_>,
         on: Stream<'_>,
     ) -> Result<Submitted, KernelError> {
-        let defect = |what: &str| KernelError::Defect(format!("{what}; this is a defect in daq"));
         let stream = gpu::stream(on)?;
         let source = gpu::slots(burst)?;
-        let frames = burst.len();
-        if frames > self.burst || frames > out.remaining() {
-            return Err(defect(
-                "a burst has more frames than the announced maximum or than free output slots",
-            ));
-        }
-        if self.code.input.bytes > source.stride || self.code.output.bytes > out.slice().stride {
-            return Err(defect("a frame is larger than a slot of its ring"));
-        }
         let table = self.turn * self.burst;
         self.turn = (self.turn + 1) % TABLES;
-        let (mut next, mut failed) = (0, 0);
-        while next < frames {
-            // Frames that are shorter than expected are skipped, because their slots contain stale bytes after the end
-            // of the frame.
-            let first = next;
-            while next < frames {
-                let frame = burst.frame(next);
-                if frame.meta().length < self.code.input.bytes {
-                    break;
-                }
-                self.describe(table + next, &frame)?;
-                next += 1;
+        let bytes = [self.code.input.bytes, self.code.output.bytes];
+        gpu::map_frames(burst, out, self.burst, bytes, |first, count, target| {
+            for i in first..first + count {
+                self.describe(table + i, &burst.frame(i))?;
             }
-            if next > first {
-                self.launch(
-                    (&source, first),
-                    &out.slice(),
-                    (table + first, next - first),
-                    stream,
-                )?;
-            }
-            for i in first..next {
-                out.finish(FrameMeta {
-                    length: self.code.output.bytes,
-                    packets_per_frame: 0,
-                    arrived: 0,
-                    ..*burst.frame(i).meta()
-                });
-            }
-            if next < frames {
-                failed += 1;
-                next += 1;
-            }
-        }
-        Ok(Submitted {
-            failed,
-            ..Submitted::done(frames as u64 - failed)
+            Ok(self.launch((&source, first), target, (table + first, count), stream)?)
         })
     }
 }

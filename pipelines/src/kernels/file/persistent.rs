@@ -10,12 +10,11 @@
 //! frames are done. Records, doorbell and shifts are in GPU memory if the CPU can store there. Credits are in host
 //! memory. So neither the host nor the GPU polls over the bus.
 
-use super::super::device as gpu;
+use super::super::{defect, device as gpu};
 use super::FileKernel;
 use super::code::Code;
 use super::record;
 use daq_core::doorbell::{Credits, Doorbell};
-use daq_core::frame::FrameMeta;
 use daq_core::gpu::Event;
 use daq_core::gpu::Writer;
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Stores, Unmappable};
@@ -60,12 +59,7 @@ pub(super) struct PersistentKernel {
     credits: Arc<Credits>,
     input: Slice,
     output: Slice,
-    /// Distance between records in words.
-    record_words: usize,
-    /// Number of records, a power of two and at least the number of frames in flight.
-    records: usize,
-    /// Buffer for the records of one burst.
-    scratch: Vec<u64>,
+    records: Records,
     /// Doorbell that the device of the input rings after each frame that the device has written; `None` if only the
     /// host rings the doorbell.
     rung: Option<DeviceDoorbell>,
@@ -84,16 +78,16 @@ struct Running {
 }
 
 /// The records in the memory that the kernel reads.
-struct Records<'a> {
+struct Records {
     /// Distance between records in words.
     words: usize,
-    /// Number of records, a power of two.
+    /// Number of records, a power of two and at least the number of frames in flight.
     count: usize,
     /// Buffer for the records of one burst.
-    scratch: &'a mut [u64],
+    scratch: Vec<u64>,
 }
 
-impl Records<'_> {
+impl Records {
     /// Writes the records of `frames` frames starting at frame number `number`. `make` writes the content of each
     /// record.
     fn write(
@@ -113,9 +107,7 @@ impl Records<'_> {
                 make(done + i, record)?;
             }
             let offset = RECORDS + at * self.words * size_of::<u64>();
-            stores
-                .words(offset, records)
-                .map_err(|error| lost(&error))?;
+            stores.words(offset, records).map_err(lost)?;
             done += run;
         }
         Ok(())
@@ -149,12 +141,9 @@ fn no_memory(error: RegionError) -> KernelError {
     }
 }
 
-fn lost(error: &BarMappingError) -> KernelError {
+#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
+fn lost(error: BarMappingError) -> KernelError {
     KernelError::Unavailable(format!("cannot write to the doorbell: {error}"))
-}
-
-fn defect(what: &str) -> KernelError {
-    KernelError::Defect(format!("{what}; this is a defect in daq"))
 }
 
 impl PersistentKernel {
@@ -199,15 +188,17 @@ impl PersistentKernel {
         Ok(Self {
             rung,
             stream: driver::Stream::new(device, 1)?,
-            bell: Doorbell::new(board.clone(), 0).map_err(|error| lost(&error))?,
+            bell: Doorbell::new(board.clone(), 0).map_err(lost)?,
             board,
             credits: Credits::new(device, concurrent_frames, code.grid.blocks[0])
                 .map_err(no_memory)?,
             input: context.slots,
             output: context.output,
-            record_words,
-            records,
-            scratch: vec![0; context.burst.max(1) * record_words],
+            records: Records {
+                words: record_words,
+                count: records,
+                scratch: vec![0; context.burst.max(1) * record_words],
+            },
             posted: 0,
             generation: 0,
             next: [0; 2],
@@ -279,24 +270,21 @@ impl PersistentKernel {
             }
             self.shift(slots)?;
         }
-        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
-        let mut records = Records {
-            words: self.record_words,
-            count: self.records,
-            scratch: &mut self.scratch,
-        };
+        let mut stores = self.board.stores().map_err(lost)?;
         // If the device rang for a frame, the kernel has already processed it with its pre-published record.
         let has_rung = |rung: &DeviceDoorbell| rung.rings_for(self.posted);
         if !self.rung.as_ref().is_some_and(has_rung) {
-            records.write(&mut stores, self.posted, frames, |i, record| {
-                record::describe(&burst.frame(first + i), record)
-            })?;
+            self.records
+                .write(&mut stores, self.posted, frames, |i, record| {
+                    record::describe(&burst.frame(first + i), record)
+                })?;
         }
         if self.rung.as_ref().is_some_and(DeviceDoorbell::may_ring) {
             // The device may ring for a frame before the host detects it. So the records of the next frames in the same
             // slots are written before the slots are released.
             let ahead = self.input.slots as u64;
-            records.write(&mut stores, self.posted + ahead, frames, |i, record| {
+            let next = self.posted + ahead;
+            self.records.write(&mut stores, next, frames, |i, record| {
                 let frame = burst.frame(first + i);
                 let meta = frame.meta();
                 record::prepublish(meta.sequence + ahead, meta.epoch, record);
@@ -310,9 +298,7 @@ impl PersistentKernel {
         ];
         // Ring only after all stores of this thread and of the input's producer.
         let word = word(self.posted, self.generation);
-        self.bell
-            .ring_with(&mut stores, word)
-            .map_err(|error| lost(&error))
+        self.bell.ring_with(&mut stores, word).map_err(lost)
     }
 
     /// Writes the records of the first frames before a device writes these frames.
@@ -320,23 +306,19 @@ impl PersistentKernel {
         if self.rung.is_none() {
             return Ok(());
         }
-        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
-        let mut records = Records {
-            words: self.record_words,
-            count: self.records,
-            scratch: &mut self.scratch,
-        };
-        records.write(&mut stores, 0, self.input.slots, |i, record| {
-            record::prepublish(i as u64, 0, record);
-            Ok(())
-        })
+        let mut stores = self.board.stores().map_err(lost)?;
+        self.records
+            .write(&mut stores, 0, self.input.slots, |i, record| {
+                record::prepublish(i as u64, 0, record);
+                Ok(())
+            })
     }
 
     /// Publishes new shifts. Called if the next frame is not in the slots that follow the slots of the last frame.
     fn shift(&mut self, slots: [usize; 2]) -> Result<(), KernelError> {
         // The kernel locates frames in flight with the current shifts, so wait for them first.
         self.settle()?;
-        let mut stores = self.board.stores().map_err(|error| lost(&error))?;
+        let mut stores = self.board.stores().map_err(lost)?;
         for (i, (slot, ring)) in slots
             .into_iter()
             .zip([&self.input, &self.output])
@@ -346,7 +328,7 @@ impl PersistentKernel {
             let shift = (slot as u64 + count - self.posted % count) % count;
             stores
                 .word(SHIFTS + i * size_of::<u64>(), shift)
-                .map_err(|error| lost(&error))?;
+                .map_err(lost)?;
         }
         self.generation = (self.generation + 1) % GENERATIONS;
         Ok(())
@@ -427,35 +409,31 @@ impl Kernel for PersistentKernel {
         }
         self.prepublish_first()?;
         let Code { input, output, .. } = &self.code;
-        let count = |value: usize| Argument::U64(value as u64);
-        self.code.function.launch(
-            &self.stream,
-            &self.grid(),
-            &[
-                Argument::U64(self.bell.address()),
-                count(
-                    self.rung
-                        .as_ref()
-                        .map_or(0, |rung| rung.region().address().as_ptr().addr()),
-                ),
-                Argument::U64(self.credits.address()),
-                Argument::U64(self.input.base),
-                count(self.input.stride),
-                count(self.input.slots),
-                Argument::U64(self.output.base),
-                count(self.output.stride),
-                count(self.output.slots),
-                Argument::U64(self.board.address() + RECORDS as u64),
-                count(self.record_words),
-                count(self.records),
-                count(input.bytes),
-                Argument::U64(input.channels.into()),
-                count(input.points),
-                count(output.bytes),
-                Argument::U64(output.channels.into()),
-                count(output.points),
-            ],
-        )?;
+        let rung = self.rung.as_ref();
+        let rung = rung.map_or(0, |rung| rung.region().address().as_ptr().addr());
+        let arguments = [
+            self.bell.address(),
+            rung as u64,
+            self.credits.address(),
+            self.input.base,
+            self.input.stride as u64,
+            self.input.slots as u64,
+            self.output.base,
+            self.output.stride as u64,
+            self.output.slots as u64,
+            self.board.address() + RECORDS as u64,
+            self.records.words as u64,
+            self.records.count as u64,
+            input.bytes as u64,
+            input.channels.into(),
+            input.points as u64,
+            output.bytes as u64,
+            output.channels.into(),
+            output.points as u64,
+        ];
+        let arguments = arguments.map(Argument::U64);
+        let function = &self.code.function;
+        function.launch(&self.stream, &self.grid(), &arguments)?;
         match self.stream.record_event() {
             Ok(end) => {
                 self.running = Some(Running { end, _stay: stay });
@@ -529,49 +507,22 @@ impl Kernel for PersistentKernel {
             return Err(defect("a kernel received frames before it was started"));
         }
         let source = gpu::slots(burst)?;
-        let frames = burst.len();
-        if frames * self.record_words > self.scratch.len() || frames > out.remaining() {
-            return Err(defect(
-                "a burst has more frames than the announced maximum or than free output slots",
-            ));
-        }
         if let Some(rung) = &self.rung
             && rung.rings_for(self.posted)
         {
             self.check_rung(burst)?;
         }
-        let bytes = self.code.output.bytes;
-        let (mut next, mut failed) = (0, 0);
-        while next < frames {
-            // Frames that are shorter than expected are skipped, because their slots contain stale bytes after the end
-            // of the frame.
-            let first = next;
-            while next < frames && burst.length(next) >= self.code.input.bytes {
-                next += 1;
-            }
-            if next > first {
-                self.post(burst, (&source, first), &out.slice(), next - first)?;
-            }
-            for i in first..next {
-                out.finish(FrameMeta {
-                    length: bytes,
-                    packets_per_frame: 0,
-                    arrived: 0,
-                    ..*burst.frame(i).meta()
-                });
-            }
-            if next < frames {
-                failed += 1;
-                next += 1;
-            }
-        }
+        let max_frames = self.records.scratch.len() / self.records.words;
+        let bytes = [self.code.input.bytes, self.code.output.bytes];
+        let launch =
+            |first, count, target: &Slice| self.post(burst, (&source, first), target, count);
+        let submitted = gpu::map_frames(burst, out, max_frames, bytes, launch)?;
         Ok(Submitted {
-            failed,
             completion: Completion::Credit {
                 credits: self.credits.clone(),
                 at: self.posted,
             },
-            ..Submitted::done(frames as u64 - failed)
+            ..submitted
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Encodes the metadata of an input frame for device code as a record of words, as defined in daq.cuh.
 
+use super::super::defect;
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::KernelError;
 use daq_core::ring::Frame;
@@ -23,8 +24,8 @@ pub(super) fn describe(frame: &Frame<'_>, record: &mut [u64]) -> Result<(), Kern
         .get(..(packets_per_frame as usize).div_ceil(64))
         .unwrap_or(words);
     let Some(bitmap) = bitmap.get_mut(..words.len()) else {
-        return Err(KernelError::Defect(format!(
-            "a frame has {packets_per_frame} packet slots, more than the announced maximum of {}; this is a defect in daq",
+        return Err(defect(format!(
+            "a frame has {packets_per_frame} packet slots, more than the announced maximum of {}",
             64 * bitmap.len()
         )));
     };

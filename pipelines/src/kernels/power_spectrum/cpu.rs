@@ -4,14 +4,11 @@
 //! their transforms, |A[k]|² + |B[k]|² = (|Z[k]|² + |Z[N-k]|²) / 2. If both blocks belong to the same sum, |Z|² is
 //! summed as for complex samples, and the finished sum is folded once.
 
+use super::super::grouping::{CpuKernel, Grouping, Sums};
 use super::super::samples::{Number, Walk, with_number};
-use super::super::{emit, whole};
-use super::integration::{Integration, Sums};
 use super::{Detrend, PowerSpectrum, Scaling, Shape};
-use daq_core::frame::FrameMeta;
-use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::kernel::Kernel;
 use daq_core::layout::Layout;
-use daq_core::ring::{Frame, Lease, SlotsMut};
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::marker::PhantomData;
@@ -20,6 +17,7 @@ use std::sync::Arc;
 pub(super) fn build(
     keys: &PowerSpectrum,
     input: &Layout,
+    grouping: Grouping,
     shape: Shape,
     factor: f64,
 ) -> Box<dyn Kernel> {
@@ -44,23 +42,20 @@ pub(super) fn build(
     let sums = vec![0.0; shape.size * input.channels as usize].into();
     let plan = Plan {
         shape,
-        input_bytes: input.frame_bytes(),
         walk: Walk::through(input),
         complex: input.complex,
         factor: factor / shape.integrate as f64,
         db: keys.scaling == Scaling::Db,
     };
-    let integration = Integration::new(keys, input, shape);
-    with_number!(input.scalar, N => Box::new(Averager::<N> {
-        integration,
-        summer: Summer { plan, transform, sums, number: PhantomData },
+    with_number!(input.scalar, N => Box::new(CpuKernel {
+        grouping,
+        sums: Summer::<N> { plan, transform, sums, number: PhantomData },
     }))
 }
 
 /// Values that are computed once and do not change from block to block.
 struct Plan {
     shape: Shape,
-    input_bytes: usize,
     walk: Walk,
     complex: bool,
     /// Factor by which a finished sum is multiplied.
@@ -152,57 +147,6 @@ fn mean(samples: impl ExactSizeIterator<Item = f32>) -> f32 {
     (samples.map(f64::from).sum::<f64>() / count) as f32
 }
 
-struct Averager<N> {
-    integration: Integration,
-    summer: Summer<N>,
-}
-
-impl<N: Number> Kernel for Averager<N> {
-    fn outputs(&self, frames: usize) -> usize {
-        self.integration.outputs(frames)
-    }
-
-    fn run(
-        &mut self,
-        burst: &Lease<'_>,
-        out: &mut SlotsMut<'_>,
-        _: Stream<'_>,
-    ) -> Result<Submitted, KernelError> {
-        let summer = &mut self.summer;
-        self.integration.run(burst, &mut Writing { summer, out })
-    }
-}
-
-/// The sums, and the output slots to which the averages are written.
-struct Writing<'a, 'b, N> {
-    summer: &'a mut Summer<N>,
-    out: &'a mut SlotsMut<'b>,
-}
-
-impl<N: Number> Sums for Writing<'_, '_, N> {
-    fn add(
-        &mut self,
-        _: usize,
-        frame: &Frame<'_>,
-        first: usize,
-        count: usize,
-    ) -> Result<(), KernelError> {
-        if let Some(bytes) = whole(frame, self.summer.plan.input_bytes)? {
-            self.summer.sum(N::cut(bytes), first, count);
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError> {
-        self.summer.finish(meta, self.out)
-    }
-
-    fn clear(&mut self) -> Result<(), KernelError> {
-        self.summer.sums.fill(0.0);
-        Ok(())
-    }
-}
-
 struct Summer<N> {
     plan: Plan,
     transform: Transform,
@@ -211,9 +155,13 @@ struct Summer<N> {
     number: PhantomData<fn() -> N>,
 }
 
-impl<N: Number> Summer<N> {
-    /// Adds `count` spectra of every channel to the sums, starting with spectrum number `first`.
-    fn sum(&mut self, numbers: &[N::Raw], first: usize, count: usize) {
+impl<N: Number> Sums for Summer<N> {
+    fn output_bytes(&self) -> usize {
+        self.sums.len() / self.plan.shape.size * self.plan.shape.bins * 4
+    }
+
+    fn add(&mut self, frame: &[u8], first: usize, count: usize) {
+        let numbers = N::cut(frame);
         let Shape { size, hop, .. } = self.plan.shape;
         let (walk, transform) = (self.plan.walk, &mut self.transform);
         let pairs = numbers.as_chunks::<2>().0;
@@ -239,8 +187,7 @@ impl<N: Number> Summer<N> {
         }
     }
 
-    /// Writes the averages as one output frame and resets the sums.
-    fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
+    fn write(&self, slot: &mut [u8]) {
         let Plan {
             shape,
             complex,
@@ -248,31 +195,30 @@ impl<N: Number> Summer<N> {
             db,
             ..
         } = self.plan;
-        let channels = self.sums.len() / shape.size;
-        let sums = &self.sums;
-        emit(out, channels * shape.bins * 4, meta, |slot| {
-            for (sums, slot) in sums
-                .chunks_exact(shape.size)
-                .zip(slot.chunks_exact_mut(shape.bins * 4))
-            {
-                let places = slot.as_chunks_mut::<4>().0;
-                if complex {
-                    // The second half of the transform contains the negative frequencies.
-                    let (from_zero, negative) = sums.split_at(shape.size.div_ceil(2));
-                    let ordered = negative.iter().chain(from_zero).copied();
-                    write(places, ordered, factor, db);
-                } else {
-                    let mirrored = sums[..1].iter().chain(sums.iter().rev());
-                    let folded = sums.iter().zip(mirrored).enumerate().map(|(k, (a, b))| {
-                        let is_doubled = (1..shape.doubled).contains(&k);
-                        if is_doubled { a + b } else { (a + b) / 2.0 }
-                    });
-                    write(places, folded, factor, db);
-                }
+        for (sums, slot) in self
+            .sums
+            .chunks_exact(shape.size)
+            .zip(slot.chunks_exact_mut(shape.bins * 4))
+        {
+            let places = slot.as_chunks_mut::<4>().0;
+            if complex {
+                // The second half of the transform contains the negative frequencies.
+                let (from_zero, negative) = sums.split_at(shape.size.div_ceil(2));
+                let ordered = negative.iter().chain(from_zero).copied();
+                write(places, ordered, factor, db);
+            } else {
+                let mirrored = sums[..1].iter().chain(sums.iter().rev());
+                let folded = sums.iter().zip(mirrored).enumerate().map(|(k, (a, b))| {
+                    let is_doubled = (1..shape.doubled).contains(&k);
+                    if is_doubled { a + b } else { (a + b) / 2.0 }
+                });
+                write(places, folded, factor, db);
             }
-        })?;
+        }
+    }
+
+    fn clear(&mut self) {
         self.sums.fill(0.0);
-        Ok(())
     }
 }
 

@@ -3,16 +3,15 @@
 //! Numbers are processed in tiles that stay in the L1 cache. For 8-bit types only the codes are counted; the fields are
 //! computed from the number of occurrences of each of the 256 codes.
 
+use super::super::grouping::{CpuKernel, Grouping, Sums};
+use super::super::parameters::Tally;
 use super::super::samples::{Number, Walk, with_number};
-use super::super::{emit, whole};
 use super::FIELDS;
 use super::histogram::Histogram;
-use super::merging::{Merging, Tallies};
-use daq_core::frame::FrameMeta;
-use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
+use daq_core::kernel::Kernel;
 use daq_core::layout::Layout;
-use daq_core::ring::{Frame, Lease, SlotsMut};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Number of samples per channel that are processed together.
 const TILE: usize = 512;
@@ -29,7 +28,7 @@ pub(super) const WORK_BYTES: usize = TILE * 18 + TABLES * 256 * 4;
 
 pub(super) fn build(
     input: &Layout,
-    every: u64,
+    grouping: Grouping,
     limits: (f64, f64),
     histogram: Option<Histogram>,
 ) -> Box<dyn Kernel> {
@@ -38,19 +37,19 @@ pub(super) fn build(
         .map_or(0, |histogram| histogram.bins.count);
     let channels = input.channels as usize;
     let state = State {
-        input_bytes: input.frame_bytes(),
-        walk: Walk::through(input),
-        points: input.points,
-        complex: input.complex,
+        source: Source {
+            walk: Walk::through(input),
+            points: input.points,
+            complex: input.complex,
+        },
         limits,
         histogram,
-        channels: (0..channels).map(|_| Tally::default()).collect(),
+        channels: (0..channels).map(|_| Tally::EMPTY).collect(),
         counts: vec![0; channels * count].into(),
     };
-    let merging = Merging::new(input, every);
-    with_number!(input.scalar, N => Box::new(Merger::<N> {
-        merging,
-        counter: Counter {
+    with_number!(input.scalar, N => Box::new(CpuKernel {
+        grouping,
+        sums: Counter::<N> {
             state,
             tile: Box::new([0.0; TILE * 2]),
             bytes: Box::new([0; TILE * 2]),
@@ -60,35 +59,36 @@ pub(super) fn build(
     }))
 }
 
-/// The statistics of one channel, as sums.
-#[derive(Clone, Copy, Debug)]
-struct Tally {
-    count: u64,
-    min: f64,
-    max: f64,
-    sum: f64,
-    squares: f64,
-    clip: u64,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            count: 0,
-            min: f64::INFINITY,
-            max: f64::NEG_INFINITY,
-            sum: 0.0,
-            squares: 0.0,
-            clip: 0,
-        }
-    }
-}
-
 impl Tally {
+    /// A tally of no values.
+    const EMPTY: Self = Self {
+        count: 0,
+        clip: 0,
+        min: f64::INFINITY,
+        max: f64::NEG_INFINITY,
+        sum: 0.0,
+        squares: 0.0,
+    };
+
+    /// Returns the bytes of an empty tally for device code.
+    pub(super) fn empty_bytes() -> Vec<u8> {
+        let Self {
+            count,
+            clip,
+            min,
+            max,
+            sum,
+            squares,
+        } = Self::EMPTY;
+        let counts = [count, clip].map(u64::to_le_bytes);
+        let values = [min, max, sum, squares].map(f64::to_le_bytes);
+        [counts.as_flattened(), values.as_flattened()].concat()
+    }
+
     /// Adds `numbers`; skips NaNs.
     fn add(&mut self, numbers: &[f64], limits: (f64, f64)) {
         let (chunks, rest) = numbers.as_chunks::<LANES>();
-        let mut lanes = [Self::default(); LANES];
+        let mut lanes = [Self::EMPTY; LANES];
         for chunk in chunks {
             for (lane, x) in lanes.iter_mut().zip(chunk) {
                 lane.add_one(*x, limits);
@@ -146,10 +146,7 @@ impl Tally {
 
 /// The state that does not depend on the type of the numbers.
 struct State {
-    input_bytes: usize,
-    walk: Walk,
-    points: usize,
-    complex: bool,
+    source: Source,
     /// Numbers at or below the first value, or at or above the second, are clipped.
     limits: (f64, f64),
     histogram: Option<Histogram>,
@@ -158,26 +155,36 @@ struct State {
     counts: Box<[u64]>,
 }
 
-impl State {
-    /// Writes the counters as one output frame and resets the counters.
-    fn finish(&mut self, meta: FrameMeta, out: &mut SlotsMut<'_>) -> Result<(), KernelError> {
-        let bins = self.counts.len() / self.channels.len();
-        let fields = FIELDS.len() + bins;
-        let (channels, counts) = (&self.channels, &self.counts);
-        emit(out, channels.len() * fields * 8, meta, |slot| {
-            let mut places = slot.as_chunks_mut::<8>().0.iter_mut();
-            for (c, tally) in channels.iter().enumerate() {
-                let histogram = counts[c * bins..][..bins].iter().map(|count| *count as f64);
-                let values = tally.fields().into_iter().chain(histogram);
-                // The other fields precede the histogram.
-                for (value, place) in values.zip(places.by_ref()) {
-                    *place = value.to_le_bytes();
-                }
-            }
-        })?;
-        self.channels.fill(Tally::default());
-        self.counts.fill(0);
-        Ok(())
+/// Location of the numbers in a frame.
+struct Source {
+    walk: Walk,
+    points: usize,
+    complex: bool,
+}
+
+impl Source {
+    /// Fills `tile` with the converted numbers of a range of points of `channel`, and returns them.
+    #[inline]
+    fn gather<'a, T: Copy, U>(
+        &self,
+        numbers: &[T],
+        channel: usize,
+        points: Range<usize>,
+        tile: &'a mut [U],
+        convert: impl Fn(T) -> U,
+    ) -> &'a [U] {
+        let (first, samples) = (points.start, points.len());
+        if self.complex {
+            let pairs = &mut tile.as_chunks_mut::<2>().0[..samples];
+            let source = numbers.as_chunks::<2>().0;
+            self.walk
+                .gather(source, channel, first, pairs, |pair| pair.map(&convert));
+            pairs.as_flattened()
+        } else {
+            let target = &mut tile[..samples];
+            self.walk.gather(numbers, channel, first, target, convert);
+            target
+        }
     }
 }
 
@@ -189,43 +196,37 @@ struct Counter<N> {
     number: PhantomData<fn() -> N>,
 }
 
-struct Merger<N> {
-    merging: Merging,
-    counter: Counter<N>,
-}
-
-impl<N: Number> Kernel for Merger<N> {
-    fn outputs(&self, frames: usize) -> usize {
-        Merging::outputs(frames)
+impl<N: Number> Sums for Counter<N> {
+    fn output_bytes(&self) -> usize {
+        let State {
+            channels, counts, ..
+        } = &self.state;
+        (channels.len() * FIELDS.len() + counts.len()) * 8
     }
 
-    fn run(
-        &mut self,
-        burst: &Lease<'_>,
-        out: &mut SlotsMut<'_>,
-        _: Stream<'_>,
-    ) -> Result<Submitted, KernelError> {
-        let counter = &mut self.counter;
-        self.merging.run(burst, &mut Writing { counter, out })
+    fn add(&mut self, frame: &[u8], _: usize, _: usize) {
+        self.count(N::cut(frame));
     }
-}
 
-/// The counters, and the output slots to which the statistics are written.
-struct Writing<'a, 'b, N> {
-    counter: &'a mut Counter<N>,
-    out: &'a mut SlotsMut<'b>,
-}
-
-impl<N: Number> Tallies for Writing<'_, '_, N> {
-    fn add(&mut self, _: usize, frame: &Frame<'_>) -> Result<(), KernelError> {
-        if let Some(bytes) = whole(frame, self.counter.state.input_bytes)? {
-            self.counter.count(N::cut(bytes));
+    fn write(&self, slot: &mut [u8]) {
+        let State {
+            channels, counts, ..
+        } = &self.state;
+        let bins = counts.len() / channels.len();
+        let mut places = slot.as_chunks_mut::<8>().0.iter_mut();
+        for (c, tally) in channels.iter().enumerate() {
+            let histogram = counts[c * bins..][..bins].iter().map(|count| *count as f64);
+            let values = tally.fields().into_iter().chain(histogram);
+            // The other fields precede the histogram.
+            for (value, place) in values.zip(places.by_ref()) {
+                *place = value.to_le_bytes();
+            }
         }
-        Ok(())
     }
 
-    fn finish(&mut self, meta: FrameMeta) -> Result<(), KernelError> {
-        self.counter.state.finish(meta, self.out)
+    fn clear(&mut self) {
+        self.state.channels.fill(Tally::EMPTY);
+        self.state.counts.fill(0);
     }
 }
 
@@ -244,22 +245,15 @@ impl<N: Number> Counter<N> {
         let Self { state, tile, .. } = self;
         let bins = state.counts.len() / state.channels.len();
         let counts = &mut state.counts[channel * bins..][..bins];
-        for first in (0..state.points).step_by(TILE) {
-            let samples = TILE.min(state.points - first);
-            let values = if state.complex {
-                let pairs = tile.as_chunks_mut::<2>().0;
-                let convert = |[re, im]: [N::Raw; 2]| [N::f64(re), N::f64(im)];
-                let source = numbers.as_chunks::<2>().0;
-                state
-                    .walk
-                    .gather(source, channel, first, &mut pairs[..samples], convert);
-                &tile[..samples * 2]
-            } else {
-                state
-                    .walk
-                    .gather(numbers, channel, first, &mut tile[..samples], N::f64);
-                &tile[..samples]
-            };
+        for first in (0..state.source.points).step_by(TILE) {
+            let samples = TILE.min(state.source.points - first);
+            let values = state.source.gather(
+                numbers,
+                channel,
+                first..first + samples,
+                &mut **tile,
+                N::f64,
+            );
             state.channels[channel].add(values, state.limits);
             if let Some(histogram) = &state.histogram {
                 for x in values {
@@ -280,24 +274,14 @@ impl<N: Number> Counter<N> {
         } = self;
         let bins = state.counts.len() / state.channels.len();
         let counts = &mut state.counts[channel * bins..][..bins];
-        for part in (0..state.points).step_by(MAX_COUNTED) {
-            let end = state.points.min(part + MAX_COUNTED);
+        for part in (0..state.source.points).step_by(MAX_COUNTED) {
+            let end = state.source.points.min(part + MAX_COUNTED);
             for first in (part..end).step_by(TILE) {
                 let samples = TILE.min(end - first);
-                let values = if state.complex {
-                    let pairs = bytes.as_chunks_mut::<2>().0;
-                    let convert = |[re, im]: [N::Raw; 2]| [N::code(re), N::code(im)];
-                    let source = numbers.as_chunks::<2>().0;
-                    state
-                        .walk
-                        .gather(source, channel, first, &mut pairs[..samples], convert);
-                    &bytes[..samples * 2]
-                } else {
-                    state
-                        .walk
-                        .gather(numbers, channel, first, &mut bytes[..samples], N::code);
-                    &bytes[..samples]
-                };
+                let points = first..first + samples;
+                let values = state
+                    .source
+                    .gather(numbers, channel, points, &mut **bytes, N::code);
                 let (chunks, rest) = values.as_chunks::<TABLES>();
                 for chunk in chunks {
                     for (table, code) in codes.iter_mut().zip(chunk) {

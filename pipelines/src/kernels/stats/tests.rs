@@ -1,17 +1,9 @@
-use super::super::trial::{Record, Sums, as_f64, figure, frames, run};
+use super::super::tests::{figure, sums};
+use super::super::trial::{Record, SCALARS, as_f64, frames, run};
 use super::*;
 use daq_core::frame::Flags;
 use daq_core::layout::Samples;
 use proptest::prelude::*;
-
-const SCALARS: [Scalar; 6] = [
-    Scalar::Int8,
-    Scalar::Uint8,
-    Scalar::Int16,
-    Scalar::Int32,
-    Scalar::Float32,
-    Scalar::Float64,
-];
 
 /// Computes the fields as the documentation defines them, one number at a time.
 fn reference(
@@ -130,8 +122,8 @@ proptest! {
         // A float type has no codes, so use a range with numbers at its edges.
         let range = range.map(|(low, width)| [low, low + width]).or(natural.is_none().then_some([-1.0, 1.0]));
         let spec = Stats { bins: Some(bins), range, clip, ..Stats::default() };
-        let outcome = run(&spec, &input, &frames([bytes]), &[1]);
-        prop_assert_eq!(outcome.sums(), Sums { consumed: 1, ..Sums::default() });
+        let outcome = run(&spec, &input, &frames([bytes]), &[1], None);
+        prop_assert_eq!(sums(&outcome), [1, 0, 0]);
         let made = as_f64(&outcome.outputs[0].1);
         let clipped = |x: f64| match (clip, codes(scalar)) {
             (Some(clip), _) => x.abs() >= clip,
@@ -168,11 +160,11 @@ proptest! {
             meta.epoch = epoch;
         }
         let spec = Stats { every, bins: Some(0), ..Stats::default() };
-        let one = run(&spec, &input, &given, &[1]);
-        let many = run(&spec, &input, &given, &bursts);
+        let one = run(&spec, &input, &given, &[1], None);
+        let many = run(&spec, &input, &given, &bursts, None);
         prop_assert_eq!(&one.outputs, &many.outputs);
-        prop_assert_eq!(one.sums(), many.sums());
-        let Sums { consumed, accumulating, failed } = many.sums();
+        prop_assert_eq!(sums(&one), sums(&many));
+        let [consumed, accumulating, failed] = sums(&many);
         prop_assert_eq!(consumed + accumulating + failed, count as u64);
         let counted: f64 = many.outputs.iter().map(|(_, bytes)| as_f64(bytes)[0]).sum();
         prop_assert_eq!(counted, 4.0 * consumed as f64, "every number of a consumed frame must be counted");
@@ -214,7 +206,7 @@ fn values_at_bin_edges_are_binned_as_by_numpy() {
                 range: Some([low, high]),
                 ..Stats::default()
             };
-            let made = as_f64(&run(&spec, &input, &frames([bytes]), &[1]).outputs[0].1);
+            let made = as_f64(&run(&spec, &input, &frames([bytes]), &[1], None).outputs[0].1);
             assert_same(&made, &reference(&x, f64::is_infinite, bins, [low, high]));
         }
     }
@@ -234,7 +226,7 @@ fn merged_frames_are_counted_as_accumulating() {
         bins: Some(0),
         ..Stats::default()
     };
-    let outcome = run(&spec, &input, &given, &[2]);
+    let outcome = run(&spec, &input, &given, &[2], None);
     let settled: Vec<_> = outcome
         .calls
         .iter()
@@ -264,15 +256,8 @@ fn new_epoch_ends_output_early_and_gap_is_flagged() {
         bins: Some(0),
         ..Stats::default()
     };
-    let outcome = run(&spec, &input, &given, &[6]);
-    assert_eq!(
-        outcome.sums(),
-        Sums {
-            consumed: 6,
-            accumulating: 0,
-            failed: 0
-        }
-    );
+    let outcome = run(&spec, &input, &given, &[6], None);
+    assert_eq!(sums(&outcome), [6, 0, 0]);
     let message: Vec<_> = outcome
         .outputs
         .iter()
@@ -293,7 +278,7 @@ fn frame_without_finite_values_is_reported() {
     .layout(8)
     .unwrap();
     let given = frames([[f32::NAN.to_le_bytes(); 2].concat()]);
-    let made = as_f64(&run(&Stats::default(), &input, &given, &[1]).outputs[0].1);
+    let made = as_f64(&run(&Stats::default(), &input, &given, &[1], None).outputs[0].1);
     assert_eq!((made[0], made[5]), (0.0, 0.0));
     assert!(made[1..5].iter().all(|value| value.is_nan()), "{made:?}");
 }

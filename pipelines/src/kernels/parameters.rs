@@ -1,0 +1,324 @@
+//! The parameters of the built-in kernels: structures that host and device code share.
+//!
+//! From the definitions here, a test writes the header `generated/parameters.cuh`, which the device code includes. When
+//! the device code is compiled, the header checks the size of each structure and the offset of each field.
+//!
+//! A kernel declares the fields of its structure as separate parameters, because the compiler specialises loops for the
+//! values of such parameters, but not for the fields of a structure. The header defines both macros for that:
+//! `STRUCTURE_PARAMETERS` is the list of parameters, and `STRUCTURE_GIVEN` is the structure made from them.
+
+use daq_core::gpu::driver::Argument;
+use daq_core::layout::Scalar;
+use daq_core::ring::Slice;
+use std::slice::IterMut;
+
+/// A part of a kernel's parameters: a number, or a structure.
+trait Parameter {
+    /// Number of arguments.
+    const COUNT: usize;
+
+    /// Writes the arguments to the next places.
+    fn write(&self, places: &mut IterMut<'_, Argument>);
+}
+
+macro_rules! number {
+    ($($kind:ident $variant:ident),*) => {$(
+        impl Parameter for $kind {
+            const COUNT: usize = 1;
+
+            fn write(&self, places: &mut IterMut<'_, Argument>) {
+                if let Some(place) = places.next() {
+                    *place = Argument::$variant(*self);
+                }
+            }
+        }
+    )*};
+}
+
+number! { u32 U32, u64 U64, f64 F64 }
+
+/// Defines structures, and their descriptions for the header. `as` gives the type of an address in device code.
+macro_rules! parameters {
+    ($(
+        $(#[doc = $about:literal])*
+        $name:ident {
+            $($(#[doc = $purpose:literal])* $field:ident: $kind:ident $(as $pointer:literal)?,)*
+        }
+    )*) => {
+        $(
+            $(#[doc = $about])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq)]
+            #[repr(C)]
+            pub struct $name {
+                $($(#[doc = $purpose])* pub $field: $kind,)*
+            }
+
+            impl Parameter for $name {
+                const COUNT: usize = 0 $(+ <$kind>::COUNT)*;
+
+                fn write(&self, places: &mut IterMut<'_, Argument>) {
+                    $(self.$field.write(places);)*
+                }
+            }
+
+            impl $name {
+                /// Returns the arguments of a launch: all fields in order.
+                pub fn arguments(&self) -> [Argument; <Self as Parameter>::COUNT] {
+                    let mut arguments = [Argument::U32(0); <Self as Parameter>::COUNT];
+                    self.write(&mut arguments.iter_mut());
+                    arguments
+                }
+            }
+        )*
+
+        /// Descriptions of all structures, in the order of their definition.
+        #[cfg(test)]
+        const STRUCTURES: &[tests::Structure] = &[$(tests::Structure {
+            about: &[$($about),*],
+            name: stringify!($name),
+            bytes: size_of::<$name>(),
+            fields: &[$(tests::Field {
+                purpose: &[$($purpose),*],
+                // An address has the type that `as` gives.
+                types: &[stringify!($kind) $(, $pointer)?],
+                name: stringify!($field),
+                offset: std::mem::offset_of!($name, $field),
+            }),*],
+        }),*];
+    };
+}
+
+parameters! {
+    /// Consecutive slots of a ring: frame `i` is in slot `(first + i) % slots`.
+    RingSlots {
+        /// Address of the first slot of the ring.
+        base: u64,
+        /// Distance between slots in bytes.
+        stride: u64,
+        /// Number of slots of the ring.
+        slots: u32,
+        /// Slot of frame 0.
+        first: u32,
+    }
+
+    /// Divides a run of items (spectra or frames) into outputs. The first output consists of the next `left` items,
+    /// which complete it. Each further output consists of `each` items; the last output may remain incomplete.
+    Cut {
+        /// Number of items of the run.
+        total: u64,
+        /// Number of items that complete the first output.
+        left: u64,
+        /// Number of items per further output.
+        each: u64,
+    }
+
+    /// Parameters of `convert_straight` and `convert_tiles`.
+    Conversion {
+        /// The input.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// Factor for every value.
+        factor: f64,
+        /// Offset that is added to every product.
+        offset: f64,
+        /// Number of points per channel and frame.
+        points: u64,
+        /// Number of channels.
+        channels: u32,
+        /// Number of values per sample: 2 for complex samples, otherwise 1.
+        parts: u32,
+        /// Type of the values of the input.
+        scalar: u32,
+        /// Number of points of a tile.
+        tile_points: u32,
+        /// Number of channels of a tile.
+        wide: u32,
+        /// 1 if the output is planar, 0 if it is interleaved.
+        planar: u32,
+    }
+
+    /// Statistics of the values of one channel, as sums.
+    Tally {
+        /// Number of values without NaNs.
+        count: u64,
+        /// Number of clipped values.
+        clip: u64,
+        /// Smallest value.
+        min: f64,
+        /// Largest value.
+        max: f64,
+        /// Sum of all values.
+        sum: f64,
+        /// Sum of the squares of all values.
+        squares: f64,
+    }
+
+    /// Bins of equal width, with the same edges as in numpy.histogram.
+    Bins {
+        /// Lower edge of the first bin.
+        low: f64,
+        /// Upper edge of the last bin.
+        high: f64,
+        /// Number of bins per unit.
+        per_unit: f64,
+        /// Lower edge of each bin, and the upper edge of the last bin.
+        edges: u64 as "const double*",
+        /// Number of bins; 0 without a histogram.
+        count: u32,
+        /// 1 if rounding can assign a value close to an edge to the wrong bin, so that the bin must be checked.
+        rounds: u32,
+    }
+
+    /// Parameters of `stats_numbers`, `stats_codes` and `stats_finish`.
+    Statistics {
+        /// The input.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// Division of the frames into outputs.
+        cut: Cut,
+        /// The histogram.
+        bins: Bins,
+        /// Number of points per channel and frame.
+        points: u64,
+        /// Distance between two points in samples.
+        point_step: u64,
+        /// Distance between two channels in samples.
+        channel_step: u64,
+        /// Number of values per part of a channel of a frame.
+        chunk: u64,
+        /// Values at or below `low`, or at or above `high`, are clipped.
+        low: f64,
+        /// See `low`.
+        high: f64,
+        /// Tallies of all parts of the round.
+        partial: u64 as "Tally*",
+        /// Tallies of the outputs in progress, one set per buffer.
+        kept: u64 as "Tally*",
+        /// Histograms of the outputs in progress, one set per buffer.
+        counts: u64 as "u64*",
+        /// Number of buffers.
+        buffers: u32,
+        /// Buffer of the first output.
+        buffer: u32,
+        /// Number of parts per channel of a frame.
+        pieces: u32,
+        /// Number of channels.
+        channels: u32,
+        /// Number of values per sample: 2 for complex samples, otherwise 1.
+        parts: u32,
+        /// Type of the values.
+        scalar: u32,
+        /// 1 if histograms are first counted in shared memory.
+        in_shared: u32,
+        /// Number of outputs that the round completes.
+        complete: u32,
+    }
+
+    /// Transforms of one length that a block performs side by side.
+    Transforms {
+        /// The roots of unity `exp(-2 pi i k / size)`.
+        roots: u64 as "const Complex*",
+        /// The radices of the passes with four bits each; the first pass is in the lowest bits.
+        radices: u64,
+        /// Number of points.
+        size: u32,
+        /// Number of transforms per block.
+        count: u32,
+    }
+
+    /// Parameters of all kernels of `power-spectrum`. Spectrum `s` of a round is spectrum `origin + s`, counted from
+    /// the first frame of `from`.
+    Spectra {
+        /// The input.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// Division of the spectra into outputs.
+        cut: Cut,
+        /// The transforms of whole blocks or, for long transforms, of the rows.
+        rows: Transforms,
+        /// The transforms of the columns of long transforms.
+        columns: Transforms,
+        /// The roots of unity of long transforms.
+        all_roots: u64 as "const Complex*",
+        /// The window.
+        window: u64 as "const float*",
+        /// Memory for the means to subtract; null if no mean is subtracted.
+        means: u64 as "Complex*",
+        /// Memory for the transformed columns.
+        work: u64 as "Complex*",
+        /// Memory for the sums of the pieces.
+        partial: u64 as "double*",
+        /// Sums of earlier rounds for the first output; null without such sums.
+        carried: u64 as "const double*",
+        /// Memory for the sums of an output that remains incomplete.
+        carry: u64 as "double*",
+        /// Distance between two points in samples.
+        point_step: u64,
+        /// Distance between two channels in samples.
+        channel_step: u64,
+        /// Distance between the starts of two blocks in points.
+        hop: u64,
+        /// Number of spectra per channel and frame.
+        spectra: u64,
+        /// Spectrum of the first frame with which the round begins.
+        origin: u64,
+        /// Number of spectra per piece.
+        chunk: u64,
+        /// Factor by which a finished sum is multiplied.
+        factor: f64,
+        /// Maximum number of pieces per output.
+        pieces: u32,
+        /// Number of channels.
+        channels: u32,
+        /// Type of the values.
+        scalar: u32,
+        /// 1 for complex samples.
+        complex: u32,
+        /// Number of points of a whole transform.
+        size: u32,
+        /// Number of points per channel in an output.
+        bins: u32,
+        /// Number of values per set of partial sums.
+        width: u32,
+        /// Number of outputs that the round completes.
+        complete: u32,
+        /// Bins 1 to `doubled` - 1 are doubled.
+        doubled: u32,
+        /// 1 if the output is in decibels.
+        db: u32,
+    }
+}
+
+impl From<&Slice> for RingSlots {
+    fn from(slice: &Slice) -> Self {
+        Self {
+            base: slice.base,
+            stride: slice.stride as u64,
+            slots: small(slice.slots),
+            first: small(slice.first),
+        }
+    }
+}
+
+/// Returns the number that represents `scalar` in device code.
+pub(super) const fn code_of(scalar: Scalar) -> u32 {
+    match scalar {
+        Scalar::Int8 => 0,
+        Scalar::Uint8 => 1,
+        Scalar::Int16 => 2,
+        Scalar::Int32 => 3,
+        Scalar::Float32 => 4,
+        Scalar::Float64 => 5,
+    }
+}
+
+/// Converts a count, which must fit into 32 bits, to `u32`.
+pub(super) fn small(count: impl TryInto<u32>) -> u32 {
+    count.try_into().unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+pub(super) mod tests;
