@@ -73,12 +73,17 @@ pub(super) fn promise(
     bytes: usize,
     meta: FrameMeta,
 ) -> Result<(), KernelError> {
+    check_out(out, bytes)?;
+    super::finish(out, bytes, meta);
+    Ok(())
+}
+
+/// Checks that a device can write an output of `bytes` bytes to the current slot of `out`.
+fn check_out(out: &mut SlotsMut<'_>, bytes: usize) -> Result<(), KernelError> {
     if out.bytes_mut().is_some() {
         return Err(not_device("output ring"));
     }
-    super::check_slot(out.remaining(), out.slice().stride, bytes)?;
-    super::finish(out, bytes, meta);
-    Ok(())
+    super::check_slot(out.remaining(), out.slice().stride, bytes)
 }
 
 /// Runs a kernel that makes one output from each frame. Calls `launch` for each run of consecutive frames, with the
@@ -99,7 +104,7 @@ pub(super) fn map_frames(
             "a burst has more frames than the announced maximum or than free output slots",
         ));
     }
-    super::check_slot(out.remaining(), out.slice().stride, output_bytes)?;
+    check_out(out, output_bytes)?;
     let (mut next, mut failed) = (0, 0);
     while next < frames {
         let first = next;
@@ -110,7 +115,7 @@ pub(super) fn map_frames(
             launch(first, next - first, &out.slice())?;
         }
         for i in first..next {
-            promise(out, output_bytes, *burst.frame(i).meta())?;
+            super::finish(out, output_bytes, *burst.frame(i).meta());
         }
         if next < frames {
             failed += 1;

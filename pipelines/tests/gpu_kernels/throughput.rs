@@ -78,110 +78,71 @@ fn publish(source: &mut Producer, sequence: &mut u64, bytes: usize) {
 fn kernels_throughput() {
     let Some(device) = device() else { return };
     println!("{}", device.name());
-    let samples = |scalar, complex, channels, order| Samples {
-        scalar,
-        complex,
-        channels,
-        order,
-        rate: None,
-    };
-    let inter = Order::Interleaved;
-    let one = |scalar| samples(scalar, false, 1, inter);
-    let spectrum = |size, integrate| PowerSpectrum {
-        size: Some(size),
-        integrate,
-        ..PowerSpectrum::default()
+    let rate = |what: &str, spec: &dyn KernelSpec, scalar, complex, channels| {
+        let samples = Samples {
+            scalar,
+            complex,
+            channels,
+            order: Order::Interleaved,
+            rate: None,
+        };
+        rate(device, what, spec, &samples);
     };
     let full = |order| Convert {
         scale: Scale::Full,
         offset: 0.0,
         order,
     };
-    for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Int32] {
-        rate(
-            device,
-            &format!("convert {scalar}"),
-            &full(None),
-            &one(scalar),
-        );
+    let spectrum = |size, integrate, overlap| PowerSpectrum {
+        size: Some(size),
+        integrate,
+        overlap,
+        ..PowerSpectrum::default()
+    };
+    let integers = [Scalar::Int8, Scalar::Int16, Scalar::Int32];
+    for scalar in integers {
+        rate(&format!("convert {scalar}"), &full(None), scalar, false, 1);
     }
     for channels in [2, 64] {
-        let planar = full(Some(Order::Planar));
         let what = format!("convert int16, {channels} channels to planar");
-        rate(
-            device,
-            &what,
-            &planar,
-            &samples(Scalar::Int16, false, channels, inter),
-        );
+        let planar = full(Some(Order::Planar));
+        rate(&what, &planar, Scalar::Int16, false, channels);
     }
     for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Float32] {
         for complex in [false, true] {
             let kind = if complex { "complex " } else { "" };
             let what = format!("power-spectrum 4096, {kind}{scalar}");
-            let input = samples(scalar, complex, 1, inter);
-            rate(device, &what, &spectrum(4096, None), &input);
+            rate(&what, &spectrum(4096, None, 0.0), scalar, complex, 1);
         }
     }
     for size in [64, 256, 1000, 1024, 2048, 8192, 16_384, 65_536, 1 << 20] {
         let what = format!("power-spectrum {size}, int16");
-        rate(device, &what, &spectrum(size, None), &one(Scalar::Int16));
+        rate(&what, &spectrum(size, None, 0.0), Scalar::Int16, false, 1);
     }
     for integrate in [1, 8, 1000] {
         let what = format!("power-spectrum 1024, int16, integrate {integrate}");
-        rate(
-            device,
-            &what,
-            &spectrum(1024, Some(integrate)),
-            &one(Scalar::Int16),
-        );
+        let spec = spectrum(1024, Some(integrate), 0.0);
+        rate(&what, &spec, Scalar::Int16, false, 1);
     }
-    let half = PowerSpectrum {
-        overlap: 0.5,
-        ..spectrum(4096, None)
-    };
-    rate(
-        device,
-        "power-spectrum 4096, int16, overlap 0.5",
-        &half,
-        &one(Scalar::Int16),
-    );
-    let wide = samples(Scalar::Int16, true, 8, inter);
-    rate(
-        device,
-        "power-spectrum 4096, 8 channels",
-        &spectrum(4096, None),
-        &wide,
-    );
-    for scalar in [Scalar::Int8, Scalar::Int16, Scalar::Int32] {
-        rate(
-            device,
-            &format!("stats {scalar}"),
-            &Stats::default(),
-            &one(scalar),
-        );
+    let what = "power-spectrum 4096, int16, overlap 0.5";
+    rate(what, &spectrum(4096, None, 0.5), Scalar::Int16, false, 1);
+    let what = "power-spectrum 4096, 8 channels";
+    rate(what, &spectrum(4096, None, 0.0), Scalar::Int16, true, 8);
+    let stats = Stats::default();
+    for scalar in integers {
+        rate(&format!("stats {scalar}"), &stats, scalar, false, 1);
     }
     let range = Stats {
         range: Some([-1.0, 1.0]),
         ..Stats::default()
     };
+    rate("stats float32, 256 bins", &range, Scalar::Float32, false, 1);
+    rate("stats float32, no bins", &stats, Scalar::Float32, false, 1);
     rate(
-        device,
-        "stats float32, 256 bins",
-        &range,
-        &one(Scalar::Float32),
-    );
-    rate(
-        device,
-        "stats float32, no bins",
-        &Stats::default(),
-        &one(Scalar::Float32),
-    );
-    let wide = samples(Scalar::Int16, true, 8, inter);
-    rate(
-        device,
         "stats complex int16, 8 channels",
-        &Stats::default(),
-        &wide,
+        &stats,
+        Scalar::Int16,
+        true,
+        8,
     );
 }

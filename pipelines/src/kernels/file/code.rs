@@ -6,6 +6,7 @@ use crate::sys::device_code;
 use daq_core::gpu::driver::{Device, Function, Grid, Module};
 use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;
+use daq_core::region::RegionError;
 
 /// Name of the variable that stores the header version with which code was compiled, and the current header version.
 const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
@@ -96,6 +97,14 @@ impl Code {
             input: (&context.input).into(),
             output: (&output).into(),
         })
+    }
+}
+
+/// Returns the function that makes the error for memory `what` that cannot be allocated.
+pub(super) fn no_memory(what: &str) -> impl Fn(RegionError) -> KernelError {
+    move |error| match error {
+        RegionError::Cuda(error) => KernelError::Cuda(error),
+        other => KernelError::Unavailable(format!("cannot allocate {what}: {other}")),
     }
 }
 

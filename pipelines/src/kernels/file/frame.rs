@@ -1,5 +1,6 @@
 //! Describes output frames.
 
+use super::super::require;
 use daq_core::config::Problem;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::units::Frequency;
@@ -47,65 +48,61 @@ pub struct FrameKeys {
 impl FrameKeys {
     /// Checks everything that does not depend on the input.
     pub(super) fn check(&self) -> Result<(), Problem> {
-        let none = |key: &str, what: &str| {
-            Err(
-                Problem::at(key, format!("a frame must have at least one {what}"))
-                    .help("write at least 1, or remove the key to use the input's value"),
-            )
-        };
-        if self.channels == Some(0) {
-            return none("frame.channels", "channel");
+        for (key, count, what) in [
+            (
+                "frame.channels",
+                self.channels.map(|count| count as usize),
+                "channel",
+            ),
+            ("frame.points", self.points, "point"),
+            ("frame.fields", self.fields.as_ref().map(Vec::len), "value"),
+        ] {
+            require(
+                count != Some(0),
+                key,
+                format!("a frame must have at least one {what}"),
+                "write at least 1, or remove the key to use the input's value",
+            )?;
         }
-        if self.points == Some(0) {
-            return none("frame.points", "point");
-        }
-        if let Some(fields) = &self.fields {
-            if fields.is_empty() {
-                return none("frame.fields", "value");
-            }
-            if let Some(points) = self.points
-                && points != fields.len()
-            {
-                return Err(Problem::at(
-                    "frame.points",
-                    format!(
-                        "`points` is {points}, but `fields` has {} names",
-                        fields.len()
-                    ),
-                )
-                .help("remove `points`; each name is one point"));
-            }
+        if let (Some(points), Some(fields)) = (self.points, &self.fields) {
+            let names = fields.len();
+            require(
+                points == names,
+                "frame.points",
+                format!("`points` is {points}, but `fields` has {names} names"),
+                "remove `points`; each name is one point",
+            )?;
         }
         // Only the keys of one axis are allowed.
-        let (rate, start, step) = (
-            self.rate.is_some(),
-            self.start.is_some(),
-            self.step.is_some(),
-        );
+        let (rate, start) = (self.rate.is_some(), self.start.is_some());
+        let is_frequency = start || self.step.is_some();
         let over = |axis| self.axis.is_none_or(|given| given == axis);
-        let clash = if self.fields.is_some() && (self.axis.is_some() || rate || start || step) {
-            Some((
+        for (clashes, key, why) in [
+            (
+                self.fields.is_some() && (self.axis.is_some() || rate || is_frequency),
                 "frame.fields",
                 "`fields` cannot be combined with `axis`, `rate`, `start` or `step`",
-            ))
-        } else if rate && (start || step || !over(AxisKey::Time)) {
-            Some((
+            ),
+            (
+                rate && (is_frequency || !over(AxisKey::Time)),
                 "frame.rate",
                 "`rate` requires axis = \"time\", without `start` and `step`",
-            ))
-        } else if (start || step) && !over(AxisKey::Frequency) {
-            let key = if start { "frame.start" } else { "frame.step" };
-            Some((key, "`start` and `step` require axis = \"frequency\""))
-        } else {
-            None
-        };
-        match clash {
-            Some((key, why)) => Err(Problem::at(key, why).help(
+            ),
+            (
+                is_frequency && !over(AxisKey::Frequency),
+                if start { "frame.start" } else { "frame.step" },
+                "`start` and `step` require axis = \"frequency\"",
+            ),
+        ] {
+            require(
+                !clashes,
+                key,
+                why,
                 "write either `rate` (axis = \"time\"), or `start` and `step` (axis = \"frequency\"), or `fields` \
                  (without `axis`)",
-            )),
-            None => Ok(()),
+            )?;
         }
+        Ok(())
     }
 
     /// Returns the layout of an output frame for `input`.

@@ -2,11 +2,11 @@
 
 use super::super::device as gpu;
 use super::FileKernel;
-use super::code::Code;
+use super::code::{Code, no_memory};
 use super::record;
 use daq_core::gpu::driver::{Argument, CudaError, Device, Grid};
 use daq_core::kernel::{Kernel, KernelContext, KernelError, Stream, Submitted};
-use daq_core::region::{RegionError, SharedWords};
+use daq_core::region::SharedWords;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
 /// Number of record tables. It is larger than the number of bursts in flight, so that no table is overwritten while the
@@ -38,14 +38,8 @@ impl FileCode {
         let words = record::words(context.packets_per_frame);
         let burst = context.burst.max(1);
         let records =
-            SharedWords::pinned(device, 8 * TABLES * burst * words).map_err(
-                |error| match error {
-                    RegionError::Cuda(error) => KernelError::Cuda(error),
-                    other => {
-                        KernelError::Unavailable(format!("cannot allocate frame records: {other}"))
-                    }
-                },
-            )?;
+            SharedWords::pinned(device, 8 * TABLES * burst * words)
+                .map_err(no_memory("frame records"))?;
         Ok(Self {
             code,
             records,

@@ -12,7 +12,7 @@
 
 use super::super::{defect, device as gpu};
 use super::FileKernel;
-use super::code::Code;
+use super::code::{Code, no_memory};
 use super::record;
 use daq_core::doorbell::{Credits, Doorbell};
 use daq_core::gpu::Event;
@@ -23,7 +23,6 @@ use daq_core::gpu::driver::{
 };
 use daq_core::kernel::{DeviceDoorbell, Kernel, KernelContext, KernelError, Stream, Submitted};
 use daq_core::leak::leak;
-use daq_core::region::RegionError;
 use daq_core::ring::{Completion, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -134,13 +133,6 @@ fn unmappable(error: &Unmappable) -> KernelError {
     ))
 }
 
-fn no_memory(error: RegionError) -> KernelError {
-    match error {
-        RegionError::Cuda(error) => KernelError::Cuda(error),
-        other => KernelError::Unavailable(format!("cannot allocate the kernel's credits: {other}")),
-    }
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
 fn lost(error: BarMappingError) -> KernelError {
     KernelError::Unavailable(format!("cannot write to the doorbell: {error}"))
@@ -184,14 +176,14 @@ impl PersistentKernel {
             .device_rings_doorbell
             .then(|| DeviceDoorbell::new(device, &context.backends))
             .transpose()
-            .map_err(no_memory)?;
+            .map_err(no_memory("the kernel's credits"))?;
         Ok(Self {
             rung,
             stream: driver::Stream::new(device, 1)?,
             bell: Doorbell::new(board.clone(), 0).map_err(lost)?,
             board,
             credits: Credits::new(device, concurrent_frames, code.grid.blocks[0])
-                .map_err(no_memory)?,
+                .map_err(no_memory("the kernel's credits"))?,
             input: context.slots,
             output: context.output,
             records: Records {

@@ -110,108 +110,73 @@ fn parameters_of_every_type_are_parsed() {
 /// Checks that every error is reported with its location and a remedy.
 #[test]
 fn wrong_keys_are_reported_with_location() {
-    for (keys, place, says) in [
+    let whole = [
         ("threads = 32", "1:", "missing key `file`"),
         ("file = \"my.c\"", "4:8", "ends in .cu"),
-        (
-            "file = \"my.cu\"\nthreads = 100",
-            "5:11",
-            "a multiple of 32",
-        ),
-        (
-            "file = \"my.cu\"\nthreads = 2048",
-            "5:11",
-            "a multiple of 32",
-        ),
-        ("file = \"my.cu\"\nthreads = 0", "5:11", "a multiple of 32"),
-        ("file = \"my.cu\"\nblocks = 0", "5:10", "1 to 65535"),
-        (
-            "file = \"my.cu\"\nshared = \"1 GiB\"",
-            "5:10",
-            "no GPU has 1 GiB",
-        ),
-        ("file = \"my.cu\"\nentry = \"f\"", "5:9", "remove `entry`"),
         ("file = \"my.ptx\"\nentry = \"f()\"", "5:9", "DAQ_ENTRY"),
         (
             "file = \"my.ptx\"\noptions = [\"-G\"]",
             "5:11",
             "already compiled",
         ),
+    ];
+    let keys = [
+        ("threads = 100", "5:11", "a multiple of 32"),
+        ("threads = 2048", "5:11", "a multiple of 32"),
+        ("threads = 0", "5:11", "a multiple of 32"),
+        ("blocks = 0", "5:10", "1 to 65535"),
+        ("shared = \"1 GiB\"", "5:10", "no GPU has 1 GiB"),
+        ("entry = \"f\"", "5:9", "remove `entry`"),
         (
-            "file = \"my.cu\"\noptions = [\"-G\", \"-arch=sm_80\"]",
+            "options = [\"-G\", \"-arch=sm_80\"]",
             "5:18",
             "remove this option",
         ),
         (
-            "file = \"my.cu\"\nparams = { \"a-b\" = 1 }",
+            "params = { \"a-b\" = 1 }",
             "5:20",
             "not a valid C++ member name",
         ),
         (
-            "file = \"my.cu\"\nparams = { a = \"x\" }",
+            "params = { a = \"x\" }",
             "5:16",
             "a number, a boolean or an array",
         ),
+        ("params = { a = [1, [2]] }", "5:20", "in one list"),
+        ("param = { a = 1 }", "5:1", "did you mean `params`?"),
+        ("frame = { typ = \"int8\" }", "5:11", "did you mean `type`?"),
+        ("frame = { type = \"int9\" }", "5:18", "int8"),
+        ("frame = { points = 0 }", "5:20", "at least 1"),
+        ("frame = { channels = 0 }", "5:22", "at least 1"),
+        ("frame = { fields = [] }", "5:20", "at least 1"),
         (
-            "file = \"my.cu\"\nparams = { a = [1, [2]] }",
-            "5:20",
-            "in one list",
-        ),
-        (
-            "file = \"my.cu\"\nparam = { a = 1 }",
-            "5:1",
-            "did you mean `params`?",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { typ = \"int8\" }",
-            "5:11",
-            "did you mean `type`?",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { type = \"int9\" }",
-            "5:18",
-            "int8",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { points = 0 }",
-            "5:20",
-            "at least 1",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { channels = 0 }",
-            "5:22",
-            "at least 1",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { fields = [] }",
-            "5:20",
-            "at least 1",
-        ),
-        (
-            "file = \"my.cu\"\nframe = { points = 3, fields = [\"a\"] }",
+            "frame = { points = 3, fields = [\"a\"] }",
             "5:20",
             "remove `points`",
         ),
         (
-            "file = \"my.cu\"\nframe = { rate = \"1 Hz\", step = \"1 Hz\" }",
+            "frame = { rate = \"1 Hz\", step = \"1 Hz\" }",
             "5:18",
             "either `rate`",
         ),
         (
-            "file = \"my.cu\"\nframe = { axis = \"time\", start = \"1 Hz\" }",
+            "frame = { axis = \"time\", start = \"1 Hz\" }",
             "5:34",
             "either `rate`",
         ),
         (
-            "file = \"my.cu\"\nframe = { axis = \"time\", fields = [\"a\"] }",
+            "frame = { axis = \"time\", fields = [\"a\"] }",
             "5:35",
             "either `rate`",
         ),
-    ] {
-        let message = parse(keys).unwrap_err();
+    ];
+    let whole = whole.map(|(text, place, says)| (text.to_owned(), place, says));
+    let keys = keys.map(|(key, place, says)| (format!("file = \"my.cu\"\n{key}"), place, says));
+    for (text, place, says) in whole.into_iter().chain(keys) {
+        let message = parse(&text).unwrap_err();
         assert!(
             message.contains(&format!("test.toml:{place}")) && message.contains(says),
-            "{keys}\n{message}"
+            "{text}\n{message}"
         );
         assert_eq!(message.matches("error: ").count(), 1, "{message}");
     }

@@ -51,7 +51,7 @@ struct Scratch {
 impl Scratch {
     fn new(keys: &PowerSpectrum, passes: &Passes, input: &Layout, shape: &Shape) -> Self {
         let channels = input.channels as usize;
-        let is_long = matches!(passes, Passes::Long { .. });
+        let is_long = passes.columns.is_some();
         let width = if is_long { shape.size } else { shape.bins };
         let pair = if input.complex { 1 } else { 2 };
         let fit = WORK_BYTES / (shape.size * 8 * channels) / pair * pair;
@@ -122,29 +122,22 @@ pub(super) fn build(
     };
     let plain = |bytes: usize| Memory::with(device, bytes, Backing::Plain);
     let tables = Tables::new(device, keys, shape.size, &passes)?;
-    let [short, columns, whole] = tables.roots;
-    let (work, transforms) = match passes {
-        Passes::Short(batch) => {
-            let sum = function("power_spectrum_short", &batch)?;
-            let transforms = [Transforms::default(), transforms(&batch, short)];
-            (Work::Short { batch, sum }, transforms)
-        }
-        Passes::Long {
-            columns: down,
-            rows: across,
-        } => {
-            let transforms = [transforms(&down, short), transforms(&across, columns)];
-            let work = Work::Long {
-                column_sums: function("power_spectrum_columns", &down)?,
-                row_sums: function("power_spectrum_rows", &across)?,
-                columns: down,
-                rows: across,
-            };
-            (work, transforms)
-        }
+    let [column_roots, row_roots, all_roots] = tables.roots;
+    let rows = (
+        passes.rows,
+        function(
+            match passes.columns {
+                None => "power_spectrum_short",
+                Some(_) => "power_spectrum_rows",
+            },
+            &passes.rows,
+        )?,
+    );
+    let columns = match passes.columns {
+        None => None,
+        Some(columns) => Some((columns, function("power_spectrum_columns", &columns)?)),
     };
-    let (sum, batch) = work.last();
-    let occupancy = sum.occupancy(&grid(1, batch))?;
+    let occupancy = rows.1.occupancy(&grid(1, &rows.0))?;
     let attributes = device.attributes();
     let processors = usize::try_from(attributes.multiprocessors.max(1)).unwrap_or(1);
     let resident_threads = f64::from(attributes.threads_per_multiprocessor) * occupancy;
@@ -153,7 +146,7 @@ pub(super) fn build(
         clippy::cast_sign_loss,
         reason = "the number of threads of a multiprocessor fits into a usize"
     )]
-    let resident_blocks = (resident_threads as usize / batch.threads).max(1);
+    let resident_blocks = (resident_threads as usize / rows.0.threads).max(1);
     let space = match scratch.work {
         0 => None,
         _ => Some(plain(scratch.work_bytes(shape.size, channels))?),
@@ -170,9 +163,11 @@ pub(super) fn build(
     let walk = Walk::through(input);
     let summer = Summer {
         parameters: Spectra {
-            columns: transforms[0],
-            rows: transforms[1],
-            all_roots: whole,
+            columns: passes.columns.map_or_else(Transforms::default, |columns| {
+                transforms(&columns, column_roots)
+            }),
+            rows: transforms(&passes.rows, row_roots),
+            all_roots,
             window: tables.window,
             means: means.as_ref().map_or(0, |(_, memory)| memory.address()),
             work: space.as_ref().map_or(0, Memory::address),
@@ -198,7 +193,8 @@ pub(super) fn build(
         scratch,
         carry: [carry()?, carry()?],
         means,
-        work,
+        columns,
+        rows,
         combine: module.function("power_spectrum_combine")?,
         _memory: [Some(tables.memory), Some(partial), space],
     };
@@ -227,7 +223,7 @@ struct Tables {
     memory: Memory,
     /// Address of the window.
     window: u64,
-    /// Addresses of the roots: of a short transform, or of the columns, the rows and the whole transform.
+    /// Addresses of the roots: of the columns, the rows and the whole transform.
     roots: [u64; 3],
 }
 
@@ -238,9 +234,9 @@ impl Tables {
         size: usize,
         passes: &Passes,
     ) -> Result<Self, KernelError> {
-        let sizes = match passes {
-            Passes::Short(_) => [size, 0, 0],
-            Passes::Long { columns, rows } => [columns.size, rows.size, size],
+        let sizes = match passes.columns {
+            None => [0, size, 0],
+            Some(columns) => [columns.size, passes.rows.size, size],
         };
         let mut bytes = Vec::new();
         let offsets = sizes.map(|size| {
@@ -264,30 +260,6 @@ impl Tables {
     }
 }
 
-/// The kernels that transform and sum spectra.
-enum Work {
-    Short {
-        batch: Batch,
-        sum: Function,
-    },
-    Long {
-        columns: Batch,
-        rows: Batch,
-        column_sums: Function,
-        row_sums: Function,
-    },
-}
-
-impl Work {
-    /// Returns the kernel that makes the sums, and its batch.
-    const fn last(&self) -> (&Function, &Batch) {
-        match self {
-            Self::Short { batch, sum } => (sum, batch),
-            Self::Long { rows, row_sums, .. } => (row_sums, rows),
-        }
-    }
-}
-
 struct Summer {
     /// The parameters of the next round.
     parameters: Spectra,
@@ -301,20 +273,30 @@ struct Summer {
     carry: [Memory; 2],
     /// The function that computes the means to subtract, and the memory of the means.
     means: Option<(Function, Memory)>,
-    work: Work,
+    /// The kernel that transforms the columns of long transforms.
+    columns: Option<(Batch, Function)>,
+    /// The kernel that transforms the rows or the whole transforms, and sums them.
+    rows: (Batch, Function),
     combine: Function,
     /// Memory to which the parameters point.
     _memory: [Option<Memory>; 3],
 }
 
 impl Summer {
+    /// Returns the number of blocks per transform.
+    fn row_groups(&self) -> usize {
+        let columns = self.columns.as_ref();
+        columns.map_or(1, |(columns, _)| columns.size.div_ceil(self.rows.0.count))
+    }
+
     /// Returns the number of spectra per piece and the maximum number of pieces per output.
     fn pieces(&self, round: &Round) -> (u64, usize) {
         let pair = if self.parameters.complex == 1 { 1 } else { 2 };
-        let (step, groups) = match &self.work {
-            Work::Short { batch, .. } => (pair * batch.count, 1),
-            Work::Long { rows, columns, .. } => (pair, columns.size.div_ceil(rows.count)),
+        let step = match self.columns {
+            None => pair * self.rows.0.count,
+            Some(_) => pair,
         };
+        let groups = self.row_groups();
         let all = round.items * self.channels * groups;
         let mut chunk = all.div_ceil(self.blocks).next_multiple_of(step) as u64;
         let cut = round.cut;
@@ -363,7 +345,7 @@ impl DeviceSums for Summer {
         };
         let arguments = parameters.arguments();
         let transforms = round.items * self.channels;
-        let sets = round.outputs * pieces * self.channels;
+        let sets = round.outputs * pieces * self.channels * self.row_groups();
         if let Some((means, _)) = &self.means {
             means.launch(
                 stream,
@@ -371,20 +353,12 @@ impl DeviceSums for Summer {
                 &arguments,
             )?;
         }
-        match &self.work {
-            Work::Short { batch, sum } => sum.launch(stream, &grid(sets, batch), &arguments)?,
-            Work::Long {
-                columns,
-                rows,
-                column_sums,
-                row_sums,
-            } => {
-                let groups = rows.size.div_ceil(columns.count);
-                column_sums.launch(stream, &grid(transforms * groups, columns), &arguments)?;
-                let groups = columns.size.div_ceil(rows.count);
-                row_sums.launch(stream, &grid(sets * groups, rows), &arguments)?;
-            }
+        if let Some((columns, function)) = &self.columns {
+            let groups = self.rows.0.size.div_ceil(columns.count);
+            function.launch(stream, &grid(transforms * groups, columns), &arguments)?;
         }
+        let (rows, function) = &self.rows;
+        function.launch(stream, &grid(sets, rows), &arguments)?;
         let tiles = self.bins.div_ceil(COMBINE_BINS);
         let blocks = tiles * self.channels * round.outputs;
         self.combine.launch(

@@ -117,11 +117,11 @@ impl Batch {
 
 /// How transforms of one size are performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passes {
-    /// The whole transforms fit into shared memory.
-    Short(Batch),
-    /// The columns are transformed first, then the rows.
-    Long { columns: Batch, rows: Batch },
+pub(super) struct Passes {
+    /// The columns of long transforms, which are transformed first; `None` if whole transforms fit into shared memory.
+    pub(super) columns: Option<Batch>,
+    /// The rows of long transforms, or whole transforms.
+    pub(super) rows: Batch,
 }
 
 impl Passes {
@@ -131,8 +131,11 @@ impl Passes {
         if !has(size) {
             return None;
         }
-        if let Some(batch) = Batch::of(size, SHORT_POINTS, max, max_shared) {
-            return Some(Self::Short(batch));
+        if let Some(rows) = Batch::of(size, SHORT_POINTS, max, max_shared) {
+            return Some(Self {
+                columns: None,
+                rows,
+            });
         }
         // Choose columns and rows of similar length.
         (2..=size.isqrt())
@@ -140,8 +143,8 @@ impl Passes {
             .filter(|down| size.is_multiple_of(*down))
             .find_map(|down| {
                 let across = size / down;
-                Some(Self::Long {
-                    columns: Batch::of(down, LONG_POINTS, across, max_shared)?,
+                Some(Self {
+                    columns: Some(Batch::of(down, LONG_POINTS, across, max_shared)?),
                     rows: Batch::of(across, LONG_POINTS, down, max_shared)?,
                 })
             })

@@ -34,23 +34,17 @@ fn passes_of_every_size_fit_one_block() {
     let smooth = (2..=MAX_SIZE).filter(|size| has(*size));
     // 48 KiB on every GPU, 64 KiB on Turing and 227 KiB on Hopper.
     for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {
-        let batches = match Passes::new(size, 7, shared) {
-            Some(Passes::Short(batch)) => {
-                assert_eq!(batch.size, size);
-                vec![batch]
-            }
-            Some(Passes::Long { columns, rows }) => {
-                assert_eq!(columns.size * rows.size, size);
-                vec![columns, rows]
-            }
-            None => panic!("no passes for {size} points with {shared} bytes of shared memory"),
-        };
-        for batch in batches {
+        let passes = Passes::new(size, 7, shared).unwrap_or_else(|| {
+            panic!("no passes for {size} points with {shared} bytes of shared memory")
+        });
+        let columns = passes.columns.map_or(1, |columns| columns.size);
+        assert_eq!(columns * passes.rows.size, size);
+        for batch in passes.columns.into_iter().chain([passes.rows]) {
             assert!(batch.threads <= MAX_THREADS && batch.shared <= shared);
             // The device code divides by numbers below 2^16.
             assert!(batch.size * batch.count < 1 << 16);
         }
     }
-    let short = |size, shared| matches!(Passes::new(size, 1, shared), Some(Passes::Short(_)));
+    let short = |size, shared| Passes::new(size, 1, shared).unwrap().columns.is_none();
     assert!(short(4096, 48 << 10) && short(8192, 227 << 10) && !short(8192, 48 << 10));
 }
