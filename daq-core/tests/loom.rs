@@ -179,9 +179,9 @@ fn writers_and_sequencer_share_one_window() {
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
         let put = |window: &mut ReorderWindow, sequence: u64| {
-            window
-                .batch()
-                .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
+            window.with_batch(|batch| {
+                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
+            });
         };
         // Start the epoch before the other thread begins.
         put(&mut sequencer, 0);
@@ -221,9 +221,9 @@ fn long_gap_while_other_thread_writes_is_handled() {
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
         let put = |window: &mut ReorderWindow, sequence: u64| {
-            window
-                .batch()
-                .put(PacketId::of(sequence), &[1; 4], Timestamp::default())
+            window.with_batch(|batch| {
+                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
+            })
         };
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));
@@ -257,9 +257,9 @@ fn packet_from_two_writers_is_placed_once() {
         let mut writer = windows.pop().unwrap();
         let mut sequencer = windows.pop().unwrap();
         let put = |window: &mut ReorderWindow, sequence: u64| {
-            window
-                .batch()
-                .put(PacketId::of(sequence), &[1; 4], Timestamp::default());
+            window.with_batch(|batch| {
+                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
+            });
         };
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));

@@ -174,19 +174,20 @@ fn window_copy() -> Result<f64> {
         let mut sequence = 0;
         while sequence < (BYTES / PACKET) as u64 {
             let mut batch = window.batch();
-            if !batch.has_room_for(PacketId::of(sequence + 31)) {
-                drop(batch);
+            if !batch.has_room(PacketId::of(sequence + 31), None) {
+                batch.commit();
                 window.wait(Wait::Busy, Duration::from_millis(1));
                 continue;
             }
             for _ in 0..32 {
-                batch.put(
+                batch.place(
                     PacketId::of(sequence),
                     black_box(&packet),
                     Timestamp::default(),
                 );
                 sequence += 1;
             }
+            batch.commit();
         }
         let passed = start.elapsed().as_secs_f64();
         drop(window);

@@ -59,16 +59,20 @@ impl PacketSlot {
 
 /// A batch of packets. While it exists, the sequencer closes no frame that was open when the batch began.
 ///
+/// [`commit`](Self::commit) ends a batch and publishes the frames that it completed. A batch that is dropped instead
+/// loses no packet: its complete frames are published at the next commit or [tick](super::ReorderWindow::tick).
+///
 /// A thread has one batch at a time and cannot finish the window while the batch exists:
 ///
 /// ```compile_fail,E0499
 /// fn under_it(window: &mut daq_core::reorder::ReorderWindow) {
 ///     let mut batch = window.batch();
 ///     window.finish();
-///     batch.reject_unreadable(1);
+///     batch.commit();
 /// }
 /// ```
 #[derive(Debug)]
+#[must_use = "a batch must be committed"]
 pub struct Batch<'a> {
     shared: &'a Shared,
     state: &'a mut WriterState,
@@ -129,10 +133,10 @@ impl<'a> Batch<'a> {
 
     /// Copies `payload` to the packet slot of packet `id`.
     #[inline]
-    pub fn put(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
-        let outcome = self.put_with(id, payload.len(), time, |memory| {
+    pub fn place(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
+        let outcome = self.place_with(id, payload.len(), time, |memory| {
             // SAFETY:
-            // - `put_with` provides `payload.len()` writable bytes of an open slot. Nothing else refers to them,
+            // - `place_with` provides `payload.len()` writable bytes of an open slot. Nothing else refers to them,
             //   because the packet has not arrived before and the batch keeps its frame open.
             // - The ring's memory and the caller's payload are different allocations.
             // - `flush` executes a fence before other threads may read the bytes.
@@ -147,7 +151,7 @@ impl<'a> Batch<'a> {
     /// `write` is called at most once, and only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the
     /// address of `bytes` writable bytes.
     #[inline]
-    pub fn put_with(
+    pub fn place_with(
         &mut self,
         id: PacketId,
         bytes: usize,
@@ -156,7 +160,7 @@ impl<'a> Batch<'a> {
     ) -> Outcome {
         let (frame, index) = match self.find(id, Some(bytes)) {
             Found::Open { frame, index } => (frame, index),
-            Found::Closed { frame, index } => return self.put_late(frame, index),
+            Found::Closed { frame, index } => return self.place_late(frame, index),
             Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
             Found::Reject => return self.reject(),
         };
@@ -164,7 +168,7 @@ impl<'a> Batch<'a> {
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
             Memory::RingFull => None,
-            Memory::Closed => return self.put_late(frame, index),
+            Memory::Closed => return self.place_late(frame, index),
             Memory::Reject => return self.reject(),
         };
         let exclusive = self.shared.is_exclusive();
@@ -193,7 +197,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Records that packet `id` arrived damaged.
-    pub fn put_bad(&mut self, id: PacketId) -> Outcome {
+    pub fn place_bad(&mut self, id: PacketId) -> Outcome {
         match self.find(id, None) {
             Found::Open { frame, index } => {
                 let record = self.shared.record(frame);
@@ -207,7 +211,7 @@ impl<'a> Batch<'a> {
                 }
                 Outcome::Placed
             }
-            Found::Closed { frame, index } => self.put_late(frame, index),
+            Found::Closed { frame, index } => self.place_late(frame, index),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(),
         }
@@ -258,9 +262,9 @@ impl<'a> Batch<'a> {
             }
             candidates.pop();
             if kept.content == Content::Damaged {
-                self.put_bad(kept.id);
+                self.place_bad(kept.id);
             } else {
-                self.put(kept.id, candidates.payload(&kept), kept.time);
+                self.place(kept.id, candidates.payload(&kept), kept.time);
             }
         }
         self.state.candidates = candidates;
@@ -334,7 +338,7 @@ impl<'a> Batch<'a> {
                     return;
                 }
                 let extent = geometry.extent(index);
-                // SAFETY: `extent` is inside the slot that starts at `memory`, as in `put_with`.
+                // SAFETY: `extent` is inside the slot that starts at `memory`, as in `place_with`.
                 let memory = unsafe { memory.add(extent.start) };
                 slots.push(PacketSlot {
                     id,
@@ -352,32 +356,20 @@ impl<'a> Batch<'a> {
     }
 
     /// Returns whether packet `id` can be placed without refusing a slot to any frame: its frame, and every frame that
-    /// it causes the window to publish, can have a slot. Also true for a packet that needs no slot, because it is late
-    /// or implausible.
+    /// it causes the window to publish, can have a slot. Also true for a packet that needs no slot, because it is late,
+    /// implausible, or has the wrong size: not `bytes` bytes of payload. `None` is the expected size, or a packet that
+    /// is [placed as damaged](Self::place_bad).
     ///
-    /// For sources that apply backpressure: if this returns false, end the batch, [wait](super::ReorderWindow::wait),
-    /// and query the same packet again. The call advances the window as the packet itself would, as far as slots are
-    /// free. So query only the packet that is placed next. For such sources, the window must not have more frames than
-    /// the ring has slots; otherwise the source could wait forever. Only exclusive windows can answer; other windows
-    /// return true.
-    ///
-    /// This assumes a packet of the expected length or a packet that is [put as damaged](Self::put_bad). If the length
-    /// may be wrong, call [`has_room_for_bytes`](Self::has_room_for_bytes).
-    pub fn has_room_for(&mut self, id: PacketId) -> bool {
-        self.has_room(id, None)
-    }
-
-    /// Returns the same as [`has_room_for`](Self::has_room_for) for a packet with `bytes` bytes of payload. A packet of
-    /// the wrong size needs no slot and does not move the window.
-    pub fn has_room_for_bytes(&mut self, id: PacketId, bytes: usize) -> bool {
-        self.has_room(id, Some(bytes))
-    }
-
-    fn has_room(&mut self, id: PacketId, bytes: Option<usize>) -> bool {
+    /// For sources that apply backpressure: if this returns false, commit the batch,
+    /// [wait](super::ReorderWindow::wait), and query the same packet again. The call advances the window as the packet
+    /// itself would, as far as slots are free. So query only the packet that is placed next. For such sources, the
+    /// window must not have more frames than the ring has slots; otherwise the source could wait forever. Only
+    /// exclusive windows can answer; other windows return true.
+    pub fn has_room(&mut self, id: PacketId, bytes: Option<usize>) -> bool {
         if !self.shared.is_exclusive() {
             return true;
         }
-        if let Some((frame, _)) = self.follows(id, bytes)
+        if let Some((frame, _)) = self.expected(id, bytes)
             && self.shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
         {
             return true;
@@ -462,6 +454,20 @@ impl<'a> Batch<'a> {
         self.state.ledger.duplicates.add_shared(packets);
     }
 
+    /// Ends the batch: passes its packets to the sequencer, and publishes every complete frame at the front of the
+    /// window if this thread is the sequencer.
+    pub fn commit(mut self) {
+        self.flush();
+        // The old numbering continues. Candidates that only wait for slots are already confirmed and stay.
+        if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
+            self.state.reject_candidates(self.shared);
+        }
+        self.shared.unpin(self.state.writer);
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.close_complete(self.shared, self.state.writer);
+        }
+    }
+
     fn reject(&mut self) -> Outcome {
         self.state.ledger.rejected.add_shared(1);
         Outcome::Rejected
@@ -472,7 +478,7 @@ impl<'a> Batch<'a> {
         Outcome::Duplicate
     }
 
-    fn put_late(&mut self, frame: u64, index: u32) -> Outcome {
+    fn place_late(&mut self, frame: u64, index: u32) -> Outcome {
         let record = self.shared.record(frame);
         if record.is_present(index) {
             return self.duplicate();
@@ -511,17 +517,17 @@ impl<'a> Batch<'a> {
     /// Finds the position of `id`, a packet of `bytes` bytes. Advances the window or opens an epoch if necessary.
     #[inline]
     fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        if let Some((frame, index)) = self.follows(id, bytes) {
+        if let Some((frame, index)) = self.expected(id, bytes) {
             self.follow(id, frame, index);
             return Found::Open { frame, index };
         }
-        self.search(id, bytes)
+        self.find_unexpected(id, bytes)
     }
 
     /// Returns the position of `id` if it is the next expected packet and its frame is open. This is the path of most
     /// packets, so it avoids a division.
     #[inline]
-    fn follows(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
+    fn expected(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
         let (next, frame, index) = self.state.next?;
         let geometry = &self.shared.geometry;
         (next == id
@@ -530,7 +536,7 @@ impl<'a> Batch<'a> {
         .then_some((frame, index))
     }
 
-    fn search(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
+    fn find_unexpected(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
         if self.state.opens_epoch() && !self.open_epoch(id) {
             return Found::Reject;
         }
@@ -541,45 +547,45 @@ impl<'a> Batch<'a> {
             self.state.reject_candidates(self.shared);
         }
         self.state.candidate = candidate;
-        let window = self.geometry().window as u64;
-        match class {
-            Classification::Reject => Found::Reject,
-            Classification::Undecided => Found::Undecided,
-            Classification::NewEpoch => self.begin(id),
-            Classification::InWindow { frame, index } => {
-                if frame >= self.base + window && !self.slide(frame) {
-                    return Found::Reject;
-                }
-                if frame < self.base {
-                    return Found::Closed { frame, index };
-                }
-                self.follow(id, frame, index);
-                Found::Open { frame, index }
-            }
-            Classification::Gap { frame, index } => {
-                let first = self.state.lowest_candidate(self.geometry(), id);
-                let first = self.state.locate(self.geometry(), first);
-                let first = first.map_or(frame, |(first, _)| first.min(frame));
-                if !self.slide(first) {
-                    return Found::Reject;
-                }
-                self.place_candidates(false);
-                if frame >= self.base + window && !self.slide(frame) || frame < self.base {
-                    return Found::Reject;
-                }
-                self.follow(id, frame, index);
-                Found::Open { frame, index }
-            }
+        let found = match class {
+            Classification::Reject => return Found::Reject,
+            Classification::Undecided => return Found::Undecided,
+            Classification::InWindow { frame, index } => return self.enter(id, frame, index),
+            Classification::NewEpoch => self.begin_epoch(id),
+            Classification::Gap { frame, index } => self.cross_gap(id, frame, index),
+        };
+        // The candidates, or packets of other threads, can advance the window past the packet.
+        match found {
+            Found::Closed { .. } => Found::Reject,
+            found => found,
         }
     }
 
-    fn classify(&self, id: PacketId, bytes: Option<usize>) -> (Classification, Option<Candidate>) {
-        self.state
-            .classify(self.shared, (self.base, self.horizon), id, bytes)
+    /// Advances the window until `frame`, the frame of packet `id`, is open.
+    fn enter(&mut self, id: PacketId, frame: u64, index: u32) -> Found {
+        if frame >= self.base + self.geometry().window as u64 && !self.slide(frame) {
+            return Found::Reject;
+        }
+        if frame < self.base {
+            return Found::Closed { frame, index };
+        }
+        self.follow(id, frame, index);
+        Found::Open { frame, index }
+    }
+
+    /// Advances the window over the gap that `id` confirms. The candidates are placed before `id`.
+    fn cross_gap(&mut self, id: PacketId, frame: u64, index: u32) -> Found {
+        let first = self.state.lowest_candidate(self.geometry(), id);
+        let first = self.state.locate(self.geometry(), first);
+        if !self.slide(first.map_or(frame, |(first, _)| first.min(frame))) {
+            return Found::Reject;
+        }
+        self.place_candidates(false);
+        self.enter(id, frame, index)
     }
 
     /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
-    fn begin(&mut self, id: PacketId) -> Found {
+    fn begin_epoch(&mut self, id: PacketId) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
         if !self.open_epoch(first) {
             self.state.candidate = None;
@@ -588,23 +594,16 @@ impl<'a> Batch<'a> {
         }
         self.place_candidates(false);
         // Packets of another thread may have opened the epoch at another position.
+        let near = self.base..self.base + 2 * self.geometry().window as u64;
         match self.state.locate(self.geometry(), id) {
-            Some((frame, index)) if self.is_near(frame) => {
-                if frame >= self.base + self.geometry().window as u64 && !self.slide(frame)
-                    || frame < self.base
-                {
-                    return Found::Reject;
-                }
-                self.follow(id, frame, index);
-                Found::Open { frame, index }
-            }
+            Some((frame, index)) if near.contains(&frame) => self.enter(id, frame, index),
             _ => Found::Reject,
         }
     }
 
-    /// Returns whether a frame is open, or so close after the open frames that the window can advance to it.
-    fn is_near(&self, frame: u64) -> bool {
-        (self.base..self.base + 2 * self.geometry().window as u64).contains(&frame)
+    fn classify(&self, id: PacketId, bytes: Option<usize>) -> (Classification, Option<Candidate>) {
+        self.state
+            .classify(self.shared, (self.base, self.horizon), id, bytes)
     }
 
     /// Requests an epoch at `id` from the sequencer. Returns whether an epoch was opened.
@@ -624,8 +623,14 @@ impl<'a> Batch<'a> {
             since,
         };
         if let Some(sequencer) = &mut self.state.sequencer {
-            sequencer.follow(self.state.epoch);
-            sequencer.confirm_epoch(shared, self.state.writer, request, self.state.restarts);
+            let restarts = self.state.restarts;
+            sequencer.confirm_epoch(
+                shared,
+                self.state.writer,
+                self.state.epoch,
+                request,
+                restarts,
+            );
         } else {
             let refusals = shared.refusals.load(Ordering::Acquire);
             let mut requests = shared.requests();
@@ -756,18 +761,12 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Releases the frames, so that other threads do not wait for a batch that was abandoned after an error. After
+/// [`commit`](Batch::commit), there is nothing left to release.
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         self.flush();
-        // The old numbering continues. Candidates that only wait for slots are already confirmed and stay.
-        if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
-            self.state.reject_candidates(self.shared);
-        }
         self.shared.unpin(self.state.writer);
-        if let Some(sequencer) = &mut self.state.sequencer {
-            sequencer.follow(self.state.epoch);
-            sequencer.close_batch(self.shared, self.state.writer);
-        }
     }
 }
 

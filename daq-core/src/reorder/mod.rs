@@ -154,7 +154,7 @@ pub struct ReorderWindow {
 #[derive(Debug)]
 struct WriterState {
     writer: usize,
-    /// The epoch as last seen by this thread. Its reference follows the packets of this thread.
+    /// The epoch that this thread has adopted. Its reference follows the packets of this thread.
     epoch: Epoch,
     candidate: Option<Candidate>,
     /// The packets that belong to the candidate.
@@ -302,9 +302,17 @@ impl ReorderWindow {
             .map_or(Fill::ZERO, |sequencer| sequencer.producer().options().fill)
     }
 
-    /// Begins a batch. Open frames stay open until the batch is dropped.
+    /// Begins a batch. Open frames stay open until the batch is committed.
     pub fn batch(&mut self) -> Batch<'_> {
         Batch::new(&self.shared, &mut self.state)
+    }
+
+    /// Calls `place` with a batch, and commits the batch.
+    pub fn with_batch<R>(&mut self, place: impl FnOnce(&mut Batch<'_>) -> R) -> R {
+        let mut batch = self.batch();
+        let result = place(&mut batch);
+        batch.commit();
+        result
     }
 
     /// Waits until a slot is freed or about `limit` has passed.
@@ -386,8 +394,9 @@ impl ReorderWindow {
         if !state.candidates.is_empty() && state.candidates.is_too_old(now) {
             state.reject_candidates(shared);
         }
+        let epoch = state.current_epoch(shared);
         if let Some(sequencer) = &mut state.sequencer {
-            sequencer.tick(shared, state.writer, now);
+            sequencer.tick(shared, state.writer, epoch, now);
         } else {
             shared.rounds[state.writer].fetch_add(1, Ordering::AcqRel);
         }
@@ -407,10 +416,7 @@ impl ReorderWindow {
 impl WriterState {
     /// Adopts the epoch that the sequencer opened.
     fn refresh(&mut self, shared: &Shared) {
-        self.epoch = *shared
-            .epoch
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.epoch = shared.epoch();
         if !shared.is_exclusive() {
             shared.requests().firsts[self.writer] = None;
         }
@@ -420,10 +426,21 @@ impl WriterState {
         self.candidate = None;
     }
 
+    /// Returns the current epoch. Its reference follows the packets of this thread once this thread has adopted the
+    /// epoch.
+    fn current_epoch(&self, shared: &Shared) -> Epoch {
+        if shared.epoch_number.load(Ordering::Acquire) == self.epoch.number {
+            self.epoch
+        } else {
+            shared.epoch()
+        }
+    }
+
     /// Requests to skip `unit`, which intentionally contains no data, see [`ReorderWindow::skip`].
     fn skip(&mut self, shared: &Shared, unit: u64) {
+        let epoch = self.current_epoch(shared);
         if let Some(sequencer) = &mut self.sequencer {
-            sequencer.skip(shared, self.writer, unit);
+            sequencer.skip(shared, self.writer, epoch, unit);
             return;
         }
         let mut requests = shared.requests();

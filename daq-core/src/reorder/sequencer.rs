@@ -72,8 +72,6 @@ pub(super) struct Sequencer {
     /// Reusable buffer for the units of skip requests.
     skips: Vec<u64>,
     closed: Vec<Closed>,
-    /// The current epoch; its reference follows the packets of this thread.
-    epoch: Epoch,
     /// The epoch request of another thread.
     pending_epoch: Option<PendingEpoch>,
     /// Number of polls of each thread when the epoch was requested.
@@ -103,7 +101,6 @@ impl Sequencer {
             drops: 0,
             skips: Vec::with_capacity(64),
             closed: Vec::with_capacity(shared.records.len()),
-            epoch: Epoch::default(),
             pending_epoch: None,
             rounds: vec![0; shared.rounds.len()].into(),
             flags: Flags::default(),
@@ -132,11 +129,6 @@ impl Sequencer {
 
     pub(super) fn await_times(&mut self) {
         self.awaits_times = true;
-    }
-
-    /// Records the position of this thread's packets, so that the next epoch can count how many were skipped.
-    pub(super) fn follow(&mut self, epoch: Epoch) {
-        self.epoch = epoch;
     }
 
     /// Assigns slots in order to every open frame up to `frame` that needs one. Returns false if too few slots are
@@ -182,12 +174,12 @@ impl Sequencer {
         true
     }
 
-    /// Updates the ledger after a batch, and closes every complete frame at the front.
-    pub(super) fn close_batch(&mut self, shared: &Shared, writer: usize) {
-        self.close_complete(shared, writer, self.awaits_times);
+    /// Updates the ledger, and closes and publishes every complete frame at the front.
+    pub(super) fn close_complete(&mut self, shared: &Shared, writer: usize) {
+        self.close_while_complete(shared, writer, self.awaits_times);
     }
 
-    fn close_complete(&mut self, shared: &Shared, writer: usize, with_time: bool) {
+    fn close_while_complete(&mut self, shared: &Shared, writer: usize, with_time: bool) {
         self.account(shared);
         loop {
             let base = shared.base.load(Ordering::Relaxed);
@@ -203,12 +195,12 @@ impl Sequencer {
         }
     }
 
-    pub(super) fn tick(&mut self, shared: &Shared, writer: usize, now: Instant) {
+    pub(super) fn tick(&mut self, shared: &Shared, writer: usize, epoch: Epoch, now: Instant) {
         if shared.has_requests.load(Ordering::Acquire) != 0 {
-            self.read_requests(shared, writer, now);
+            self.read_requests(shared, writer, epoch, now);
         }
         if self.pending_epoch.is_some() {
-            self.resolve_epoch_request(shared, writer, now);
+            self.resolve_epoch_request(shared, writer, epoch, now);
         }
         let base = shared.base.load(Ordering::Relaxed);
         let window = shared.geometry.window as u64;
@@ -227,7 +219,7 @@ impl Sequencer {
                 );
             }
         }
-        self.close_batch(shared, writer);
+        self.close_complete(shared, writer);
         self.close_stale(shared, writer, now);
         if self.gaps.0 > 0 && shared.readings.load(Ordering::Acquire) > self.gaps.1 {
             self.decide(shared);
@@ -263,7 +255,7 @@ impl Sequencer {
             writer,
             seen / u64::from(shared.geometry.packets_per_frame),
         );
-        self.close_complete(shared, writer, false);
+        self.close_while_complete(shared, writer, false);
         if silent >= FINALISE_AFTER {
             shared.silent.store(horizon, Ordering::Release);
         }
@@ -277,22 +269,22 @@ impl Sequencer {
         }
     }
 
-    fn read_requests(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        let (epoch, skips) = {
+    fn read_requests(&mut self, shared: &Shared, writer: usize, epoch: Epoch, now: Instant) {
+        let (request, skips) = {
             let mut requests: std::sync::MutexGuard<'_, Requests> = shared.requests();
             shared.has_requests.store(0, Ordering::Relaxed);
             std::mem::swap(&mut requests.skips, &mut self.skips);
             (requests.epoch.take(), std::mem::take(&mut self.skips))
         };
         for unit in &skips {
-            self.skip(shared, writer, *unit);
+            self.skip(shared, writer, epoch, *unit);
         }
         // Keep the buffer, so that the next request needs no allocation.
         self.skips = skips;
         self.skips.clear();
         // A request made before the last epoch was opened is outdated.
-        if let Some(request) = epoch
-            && request.known == self.epoch.number
+        if let Some(request) = request
+            && request.known == epoch.number
             && self.pending_epoch.is_none()
         {
             self.record_poll_rounds(shared);
@@ -637,7 +629,7 @@ impl Sequencer {
     }
 
     pub(super) fn finish(&mut self, shared: &Shared, writer: usize) {
-        if self.epoch.number == 0 {
+        if shared.epoch_number.load(Ordering::Relaxed) == 0 {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);

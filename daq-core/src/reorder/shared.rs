@@ -245,7 +245,8 @@ pub(super) struct Shared {
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
     /// Number of the epoch, readable without a lock.
     pub(super) epoch_number: AtomicU64,
-    pub(super) epoch: Mutex<Epoch>,
+    /// The epoch at its start. Each writer adopts it and moves its own reference.
+    opened: Mutex<Epoch>,
     /// Offset that is added to a frame's own number to obtain its position in frames.
     pub(super) epoch_offset: AtomicU64,
     /// The first frame of the epoch; earlier frames were never expected.
@@ -290,7 +291,7 @@ impl Shared {
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
             epoch_number: AtomicU64::new(0),
-            epoch: Mutex::new(Epoch::default()),
+            opened: Mutex::new(Epoch::default()),
             epoch_offset: AtomicU64::new(0),
             floor: AtomicU64::new(FIRST),
             finalised: AtomicU64::new(FIRST),
@@ -312,6 +313,16 @@ impl Shared {
             pinned: OnceLock::new(),
             geometry,
         }
+    }
+
+    /// Returns the epoch that the sequencer opened last.
+    pub(super) fn epoch(&self) -> Epoch {
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores the epoch that writers adopt once [`epoch_number`](Self::epoch_number) changes.
+    pub(super) fn set_epoch(&self, epoch: Epoch) {
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
     }
 
     /// Returns whether no packet has arrived since the stream became silent.

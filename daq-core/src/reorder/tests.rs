@@ -63,11 +63,13 @@ fn payload(sequence: u64) -> [u8; BYTES] {
 
 impl Bench {
     fn put(&mut self, sequence: u64) -> Outcome {
-        self.window.batch().put(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        )
+        self.window.with_batch(|batch| {
+            batch.place(
+                PacketId::of(sequence),
+                &payload(sequence),
+                Timestamp::default(),
+            )
+        })
     }
 
     fn report(&self) -> SourceReport {
@@ -192,7 +194,9 @@ fn damaged_packets_are_counted_separately() {
     for sequence in 0..8 {
         if sequence == 6 {
             assert_eq!(
-                bench.window.batch().put_bad(PacketId::of(6)),
+                bench
+                    .window
+                    .with_batch(|batch| batch.place_bad(PacketId::of(6))),
                 Outcome::Placed
             );
         } else {
@@ -397,10 +401,11 @@ fn packet_of_wrong_length_is_rejected() {
     let mut bench = bench(8, geometry());
     bench.put(0);
     assert_eq!(
-        bench
-            .window
-            .batch()
-            .put(PacketId::of(1), &[0; 7], Timestamp::default()),
+        bench.window.with_batch(|batch| batch.place(
+            PacketId::of(1),
+            &[0; 7],
+            Timestamp::default()
+        )),
         Outcome::Rejected
     );
     assert_eq!(bench.report().expected, 1);
@@ -460,8 +465,7 @@ fn frame_that_ended_is_closed_in_silence() {
     assert!(
         bench
             .window
-            .batch()
-            .end(PacketId::of(3), Timestamp::default())
+            .with_batch(|batch| batch.end(PacketId::of(3), Timestamp::default()))
     );
     listen(&mut bench, Instant::now(), 500);
     assert_eq!(bench.read(), [(0, 1, vec![0])]);
@@ -481,7 +485,7 @@ fn closed_frames_are_known_while_late_packets_are_counted() {
         .filter(|frame| batch.knows(first_of(*frame)))
         .collect();
     assert_eq!(known, [8, 9, 10, 11]);
-    drop(batch);
+    batch.commit();
     for (frame, outcome) in [(8, Outcome::Duplicate), (7, Outcome::Kept)] {
         assert_eq!(bench.put(4 * frame), outcome, "{frame}");
     }
@@ -489,6 +493,22 @@ fn closed_frames_are_known_while_late_packets_are_counted() {
     let mut batch = bench.window.batch();
     let ends = [7, 11, 12].map(|frame| batch.end(first_of(frame), Timestamp::default()));
     assert_eq!(ends, [true, true, false]);
+    batch.commit();
+}
+
+#[test]
+fn packets_of_a_dropped_batch_are_published_later() {
+    let mut bench = bench(8, geometry());
+    let mut batch = bench.window.batch();
+    for sequence in 0..4 {
+        let id = PacketId::of(sequence);
+        batch.place(id, &payload(sequence), Timestamp::default());
+    }
+    drop(batch);
+    assert_eq!(bench.read(), []);
+    bench.put(4);
+    assert_eq!(bench.read(), [(0, 1, vec![0, 1, 2, 3])]);
+    assert_eq!(bench.report().expected, 5);
 }
 
 #[test]
@@ -515,7 +535,7 @@ fn predicted_packet_slots_receive_without_copy() {
             assert!(batch.accept(PacketId::of(sequence), slot, Timestamp::default()));
         }
     }
-    drop(batch);
+    batch.commit();
     bench.window.finish();
     assert_eq!(
         bench.read(),
@@ -539,10 +559,11 @@ fn skipped_units_are_not_expected() {
             let sequence = unit * u64::from(PACKETS_PER_FRAME) + u64::from(sub);
             let id = PacketId { unit, sub };
             assert_eq!(
-                bench
-                    .window
-                    .batch()
-                    .put(id, &payload(sequence), Timestamp::default()),
+                bench.window.with_batch(|batch| batch.place(
+                    id,
+                    &payload(sequence),
+                    Timestamp::default()
+                )),
                 Outcome::Placed
             );
         }
@@ -617,7 +638,9 @@ fn frame_with_missing_first_packets_has_start_time() {
             };
             if sequence >= 2 {
                 let id = PacketId::of(sequence);
-                bench.window.batch().put(id, &payload(sequence), time);
+                bench
+                    .window
+                    .with_batch(|batch| batch.place(id, &payload(sequence), time));
             }
         }
         bench.window.finish();
@@ -628,11 +651,13 @@ fn frame_with_missing_first_packets_has_start_time() {
 
 impl Bench {
     fn put_as(&mut self, number: u64, sequence: u64) -> Outcome {
-        self.window.batch().put(
-            PacketId::of(number),
-            &payload(sequence),
-            Timestamp::default(),
-        )
+        self.window.with_batch(|batch| {
+            batch.place(
+                PacketId::of(number),
+                &payload(sequence),
+                Timestamp::default(),
+            )
+        })
     }
 }
 
@@ -761,11 +786,9 @@ fn complete_frame_without_time_waits_for_time() {
     let id = |unit, sub| PacketId { unit, sub };
     let put = |bench: &mut Bench, unit, subs: std::ops::Range<u32>| {
         for sub in subs {
-            let outcome =
-                bench
-                    .window
-                    .batch()
-                    .put(id(unit, sub), &[0; BYTES], Timestamp::default());
+            let outcome = bench
+                .window
+                .with_batch(|batch| batch.place(id(unit, sub), &[0; BYTES], Timestamp::default()));
             assert_eq!(outcome, Outcome::Placed);
         }
     };
@@ -778,11 +801,11 @@ fn complete_frame_without_time_waits_for_time() {
     };
     put(&mut bench, 0, 0..PACKETS_PER_FRAME);
     assert_eq!(stamps(&mut bench), []);
-    bench.window.batch().end(id(0, 0), time);
+    bench.window.with_batch(|batch| batch.end(id(0, 0), time));
     assert_eq!(stamps(&mut bench), [time]);
     // A frame without its time is published when the window advances past it. Its missing packets are expected then.
     put(&mut bench, 1, 0..1);
-    bench.window.batch().end(id(1, 0), time);
+    bench.window.with_batch(|batch| batch.end(id(1, 0), time));
     assert_eq!((bench.report().expected, bench.report().pending), (5, 1));
     put(&mut bench, 2, 0..PACKETS_PER_FRAME);
     assert_eq!(stamps(&mut bench), []);

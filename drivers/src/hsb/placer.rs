@@ -147,7 +147,7 @@ impl Placer {
 
     /// Counts the packets that are still kept, because no more packets will arrive to confirm them.
     pub fn finish(&mut self, window: &mut ReorderWindow) {
-        self.discard_kept(&mut window.batch());
+        window.with_batch(|batch| self.discard_kept(batch));
     }
 
     /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, or `None` if no
@@ -168,7 +168,7 @@ impl Placer {
                 }
                 put == Put::Restart
             });
-            drop(batch);
+            batch.commit();
             match confirms {
                 Some((_, datagram)) => self.begin_epoch(window, datagram),
                 None => return duplicate,
@@ -191,11 +191,11 @@ impl Placer {
 
     /// Places one datagram; opens an epoch if `begins` is true or the datagram confirms a restart.
     fn put_alone(&mut self, window: &mut ReorderWindow, datagram: &[u8], begins: bool) {
-        if !begins && self.put(&mut window.batch(), datagram, false) != Put::Restart {
+        if !begins && window.with_batch(|batch| self.put(batch, datagram, false)) != Put::Restart {
             return;
         }
         window.restart();
-        self.put(&mut window.batch(), datagram, true);
+        window.with_batch(|batch| self.put(batch, datagram, true));
     }
 
     /// Places one datagram. `begins` is true if the window is prepared for an epoch that begins with this datagram.
@@ -246,7 +246,7 @@ impl Placer {
             sub: position.index,
         };
         let time = metadata.map_or_else(Timestamp::default, |metadata| metadata.time());
-        let outcome = batch.put(id, &payload[..position.bytes], time);
+        let outcome = batch.place(id, &payload[..position.bytes], time);
         match outcome {
             Outcome::Rejected | Outcome::Kept => self.log_far(frame),
             outcome => {

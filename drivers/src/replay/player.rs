@@ -205,7 +205,7 @@ impl RecordingPlayer {
         // All packets of the piece belong to one frame.
         first.is_none_or(|first| {
             let position = self.position + u64::from(first - piece.first);
-            batch.has_room_for(PacketId::of(position))
+            batch.has_room(PacketId::of(position), None)
         })
     }
 
@@ -265,6 +265,7 @@ impl Filler for RecordingPlayer {
         }
         let mut batch = window.batch();
         if self.backpressure && !self.has_room(&mut batch, &piece) {
+            batch.commit();
             return Ok(Polled::Full);
         }
         self.read(&piece)?;
@@ -277,11 +278,12 @@ impl Filler for RecordingPlayer {
             let extent = self.geometry.extent(packet);
             if !self.lacks(&piece, packet) {
                 let bytes = &self.buffer[extent.start - start..extent.end - start];
-                batch.put(PacketId::of(self.position), bytes, time);
+                batch.place(PacketId::of(self.position), bytes, time);
                 self.has_brought = true;
             }
             self.position += 1;
         }
+        batch.commit();
         self.done += piece.bytes as u64;
         Ok(Polled::Busy)
     }

@@ -82,13 +82,13 @@ impl Simulator {
     /// Places `arrival`. Returns false if it must wait for a free slot.
     fn put(&self, batch: &mut Batch<'_>, arrival: &Arrival) -> bool {
         let id = PacketId::of(arrival.packet.sequence & self.mask);
-        if self.backpressure && arrival.state != State::BadHeader && !batch.has_room_for(id) {
+        if self.backpressure && arrival.state != State::BadHeader && !batch.has_room(id, None) {
             return false;
         }
         match arrival.state {
             State::BadHeader => batch.reject_unreadable(1),
             State::BadPayload => {
-                batch.put_bad(id);
+                batch.place_bad(id);
             }
             State::Intact => {
                 let frame = arrival.packet.sequence / self.packets_per_frame();
@@ -139,16 +139,17 @@ impl Filler for Simulator {
         };
         // Delayed packets must be placed in the same batch as the packet that they waited for. Between batches, the
         // window advances past complete frames and discards older frames.
-        let mut batch = window.batch();
-        loop {
-            if !self.put(&mut batch, &arrival) {
-                self.waiting = Some(arrival);
-                return Ok(Polled::Full);
+        Ok(window.with_batch(|batch| {
+            loop {
+                if !self.put(batch, &arrival) {
+                    self.waiting = Some(arrival);
+                    return Polled::Full;
+                }
+                match self.next(due) {
+                    Some(next) => arrival = next,
+                    None => return Polled::Busy,
+                }
             }
-            match self.next(due) {
-                Some(next) => arrival = next,
-                None => return Ok(Polled::Busy),
-            }
-        }
+        }))
     }
 }

@@ -42,7 +42,7 @@ pub fn put(
     time: Timestamp,
     write: impl FnOnce(&mut PayloadWriter),
 ) -> Outcome {
-    batch.put_with(id, bytes, time, |memory| {
+    batch.place_with(id, bytes, time, |memory| {
         let mut payload = PayloadWriter {
             next: memory,
             left: bytes,

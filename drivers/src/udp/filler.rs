@@ -180,6 +180,7 @@ impl Receiver {
         let Some(mut received) =
             scatter.receive(&mut batch, &self.socket, messages, segments, header)?
         else {
+            batch.commit();
             return Ok(None);
         };
         self.rest.clear();
@@ -238,7 +239,7 @@ impl Receiver {
                 });
             }
         }
-        drop(batch);
+        batch.commit();
         self.tune.saw(seen);
         let moved = self
             .rest

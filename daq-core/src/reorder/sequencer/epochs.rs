@@ -1,16 +1,21 @@
 //! Opens and ends epochs.
 
+use super::super::PacketId;
 use super::super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
-use super::super::{Numbering, PacketId};
 use super::{Closed, POLL_ROUND, PendingEpoch, Sequencer};
 use crate::frame::Flags;
 use crate::sync::Ordering;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 impl Sequencer {
     /// Opens or refuses the epoch that another thread requested, once all threads have polled for packets.
-    pub(super) fn resolve_epoch_request(&mut self, shared: &Shared, writer: usize, now: Instant) {
+    pub(super) fn resolve_epoch_request(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        epoch: Epoch,
+        now: Instant,
+    ) {
         let Some(asked) = &mut self.pending_epoch else {
             return;
         };
@@ -23,8 +28,8 @@ impl Sequencer {
         let have_polled = ticks > 2 && self.have_polled(shared, writer) || now >= deadline;
         if have_polled || cfg!(loom) {
             self.pending_epoch = None;
-            if request.known == self.epoch.number {
-                self.decide_epoch(shared, writer, request, false);
+            if request.known == epoch.number {
+                self.decide_epoch(shared, writer, epoch, request, false);
             }
         }
     }
@@ -44,11 +49,12 @@ impl Sequencer {
         })
     }
 
-    /// Opens the epoch that this thread's packets confirm, or refuses it.
+    /// Opens the epoch after `epoch` that this thread's packets confirm, or refuses it.
     pub(in super::super) fn confirm_epoch(
         &mut self,
         shared: &Shared,
         writer: usize,
+        epoch: Epoch,
         request: EpochRequest,
         restarts: bool,
     ) {
@@ -57,13 +63,14 @@ impl Sequencer {
             let start = Instant::now();
             wait_until(|| self.have_polled(shared, writer) || start.elapsed() >= POLL_ROUND);
         }
-        self.decide_epoch(shared, writer, request, restarts);
+        self.decide_epoch(shared, writer, epoch, request, restarts);
     }
 
     fn decide_epoch(
         &mut self,
         shared: &Shared,
         writer: usize,
+        epoch: Epoch,
         request: EpochRequest,
         restarts: bool,
     ) {
@@ -87,25 +94,34 @@ impl Sequencer {
             });
             first = geometry.numbering.lowest(first, others);
         }
-        self.open_epoch(shared, writer, first, restarts);
+        self.open_epoch(shared, writer, epoch, first, restarts);
     }
 
-    /// Ends the current epoch, if any, and opens the next at `id`.
+    /// Ends the epoch `last`, if its number is not 0, and opens the next at `id`.
     ///
     /// `restarts` is true if the sender is known to restart its numbering, so that a higher number is not counted as
     /// skipped packets.
-    fn open_epoch(&mut self, shared: &Shared, writer: usize, id: PacketId, restarts: bool) {
+    fn open_epoch(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        last: Epoch,
+        id: PacketId,
+        restarts: bool,
+    ) {
         let numbering = shared.geometry.numbering;
         let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
         let mut absolute = numbering.absolute(id);
-        if self.epoch.number > 0
+        // `None` for a backward step or a partial step.
+        let ahead = numbering.packets_between(last.unit, id);
+        if last.number > 0
             && !restarts
-            && let Some(ahead) = self.skipped_ahead(numbering, id)
+            && let Some(ahead) = ahead.and_then(|distance| u64::try_from(distance).ok())
         {
             let horizon = shared.horizon.load(Ordering::Acquire);
-            let position = self.epoch.position.wrapping_add(ahead);
+            let position = last.position.wrapping_add(ahead);
             self.ledger.skipped.add(position.saturating_sub(horizon));
             // A forward step keeps the upper bits of the frame number.
             absolute = position.wrapping_sub(
@@ -123,7 +139,7 @@ impl Sequencer {
         self.closed.clear();
         self.closed.resize(shared.records.len(), Closed::default());
         let epoch = Epoch {
-            number: self.epoch.number + 1,
+            number: last.number + 1,
             unit: id.unit,
             position: front * packets_per_frame + absolute % packets_per_frame - u64::from(id.sub),
         };
@@ -136,21 +152,12 @@ impl Sequencer {
         shared.wanted.store(0, Ordering::Relaxed);
         shared.finalised.store(front, Ordering::Relaxed);
         shared.floor.store(front, Ordering::Relaxed);
-        *shared.epoch.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
-        self.epoch = epoch;
+        shared.set_epoch(epoch);
         self.flags = Flags::EPOCH;
         self.ledger.epochs.set(epoch.number);
         self.account(shared);
         shared.epoch_number.store(epoch.number, Ordering::Release);
         shared.base.store(front, Ordering::SeqCst);
-    }
-
-    /// Returns the number of packets from the last packet's unit forward to `id`, or `None` for a backward step or a
-    /// partial step.
-    fn skipped_ahead(&self, numbering: Numbering, id: PacketId) -> Option<u64> {
-        numbering
-            .packets_between(self.epoch.unit, id)
-            .and_then(|distance| u64::try_from(distance).ok())
     }
 
     /// Closes and finalises all frames from `base` while no thread fills frames. Returns the next frame.

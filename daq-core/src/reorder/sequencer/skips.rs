@@ -1,7 +1,7 @@
 //! Skips units that a control packet marks as containing no data.
 
 use super::super::PacketId;
-use super::super::shared::{BLOCKED, Shared, state};
+use super::super::shared::{BLOCKED, Epoch, Shared, state};
 use super::Sequencer;
 use crate::sync::Ordering;
 
@@ -9,8 +9,14 @@ impl Sequencer {
     /// Skips the frame of `unit`, which contains no data. If payload of the frame arrives before payload of a later
     /// frame, the skip is cancelled. If packets of later frames have already arrived, the frame is skipped immediately,
     /// unless it has payload. If the frame is closed, the request is too late.
-    pub(in super::super) fn skip(&mut self, shared: &Shared, writer: usize, unit: u64) {
-        if self.epoch.number == 0 {
+    pub(in super::super) fn skip(
+        &mut self,
+        shared: &Shared,
+        writer: usize,
+        epoch: Epoch,
+        unit: u64,
+    ) {
+        if epoch.number == 0 {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
@@ -19,8 +25,8 @@ impl Sequencer {
         let position = shared
             .geometry
             .numbering
-            .packets_between(self.epoch.unit, PacketId::of(unit))
-            .and_then(|distance| self.epoch.position.checked_add_signed(distance));
+            .packets_between(epoch.unit, PacketId::of(unit))
+            .and_then(|distance| epoch.position.checked_add_signed(distance));
         // Before the first packet, it is unknown whether the numbering starts before or after the unit.
         if let Some(frame) = position.map(|position| position / packets_per_frame)
             && shared.horizon.load(Ordering::Acquire) > 0

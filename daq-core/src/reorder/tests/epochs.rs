@@ -88,7 +88,9 @@ fn damaged_candidate_keeps_its_packet_slot() {
         bench.put(sequence);
     }
     bench.put(0);
-    let outcome = bench.window.batch().put_bad(PacketId::of(1));
+    let outcome = bench
+        .window
+        .with_batch(|batch| batch.place_bad(PacketId::of(1)));
     assert_eq!(outcome, Outcome::Kept);
     bench.put(2);
     bench.put(3);
@@ -139,8 +141,7 @@ fn first_frame_of_epoch_has_time_of_its_first_packet() {
         };
         bench
             .window
-            .batch()
-            .put(PacketId::of(sequence), &payload(sequence), time);
+            .with_batch(|batch| batch.place(PacketId::of(sequence), &payload(sequence), time));
     }
     bench.window.finish();
     let metas = metas(&mut bench);
@@ -182,12 +183,15 @@ fn candidates_with_backpressure_wait_for_slots() {
             loop {
                 let mut batch = window.batch();
                 let id = PacketId::of(sequence);
-                if batch.has_room_for(id) {
-                    let outcome = batch.put(id, &payload(sequence), Timestamp::default());
+                let has_room = batch.has_room(id, None);
+                if has_room {
+                    let outcome = batch.place(id, &payload(sequence), Timestamp::default());
                     assert!(matches!(outcome, Outcome::Placed | Outcome::Kept));
+                }
+                batch.commit();
+                if has_room {
                     break;
                 }
-                drop(batch);
                 waited += 1;
                 assert!(waited < 100, "packet {sequence} was never placed");
                 while let Some(lease) = reader.poll(1) {
@@ -294,11 +298,13 @@ fn candidates_of_all_threads_after_restart_are_placed() {
     let mut other = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
     let put = |window: &mut ReorderWindow, sequence: u64| {
-        window.batch().put(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        )
+        window.with_batch(|batch| {
+            batch.place(
+                PacketId::of(sequence),
+                &payload(sequence),
+                Timestamp::default(),
+            )
+        })
     };
     for sequence in 1000..1010 {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
@@ -310,7 +316,7 @@ fn candidates_of_all_threads_after_restart_are_placed() {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Kept);
     }
     assert_eq!(put(&mut sequencer, 5), Outcome::Placed);
-    drop(other.batch());
+    other.batch().commit();
     sequencer.finish();
     let report = SourceReport::of(&ledger);
     assert_eq!((report.epochs, report.rejected), (2, 0));

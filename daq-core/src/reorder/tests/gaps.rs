@@ -26,9 +26,9 @@ fn gap_as_long_as_counter_range_is_counted() {
         );
         bench.put(0);
         let mut batch = bench.window.batch();
-        assert!(!holds || batch.has_room_for(PacketId::of(FAR)));
-        batch.put(PacketId::of(FAR), &payload(FAR), Timestamp::default());
-        drop(batch);
+        assert!(!holds || batch.has_room(PacketId::of(FAR), None));
+        batch.place(PacketId::of(FAR), &payload(FAR), Timestamp::default());
+        batch.commit();
         bench.window.finish();
         let report = bench.report();
         assert_eq!((report.expected, report.delivered), (FAR + 1, 2));
@@ -57,11 +57,13 @@ fn long_gap_is_consistent_across_threads() {
     let ledger = SourceLedger::default();
     let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
     for (writer, sequence) in [(0, 0), (1, 1), (0, FAR), (1, FAR + 1), (1, FAR - 1)] {
-        windows[writer].batch().put(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        );
+        windows[writer].with_batch(|batch| {
+            batch.place(
+                PacketId::of(sequence),
+                &payload(sequence),
+                Timestamp::default(),
+            )
+        });
     }
     windows[0].finish();
     let report = SourceReport::of(&ledger);
@@ -139,11 +141,12 @@ proptest! {
                 match event {
                     Event::Packet(_) | Event::Gap(_) => {
                         let mut batch = bench.window.batch();
-                        if !holds || batch.has_room_for(id) {
-                            outcome = Some(batch.put(id, &payload(position), Timestamp::default()));
+                        if !holds || batch.has_room(id, None) {
+                            outcome = Some(batch.place(id, &payload(position), Timestamp::default()));
                         }
+                        batch.commit();
                     }
-                    Event::Damaged(_) => outcome = Some(bench.window.batch().put_bad(id)),
+                    Event::Damaged(_) => outcome = Some(bench.window.with_batch(|batch| batch.place_bad(id))),
                     Event::Drops(_) if reads_drops => bench.window.note_drops(drops),
                     Event::Drops(_) => {}
                     Event::Tick => bench.window.tick(now + Duration::from_millis(40) * n),

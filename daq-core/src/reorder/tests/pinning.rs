@@ -54,9 +54,7 @@ fn threads_pinning_in_turn_share_one_window() {
     assert!(Arc::ptr_eq(&sequencer.shared, &other.shared));
     let put = |window: &mut ReorderWindow, sequence| {
         let id = PacketId::of(sequence);
-        window
-            .batch()
-            .put(id, &payload(sequence), Timestamp::default())
+        window.with_batch(|batch| batch.place(id, &payload(sequence), Timestamp::default()))
     };
     assert_eq!(put(&mut sequencer, 0), Outcome::Placed);
     // A thread that is not the sequencer waits for slots of its frames.

@@ -15,11 +15,13 @@ pub(super) fn geometry() -> Geometry {
 
 pub(super) fn put(bench: &mut Bench, unit: u64, sub: u32) -> Outcome {
     let sequence = unit * u64::from(PACKETS_PER_FRAME) + u64::from(sub);
-    bench.window.batch().put(
-        PacketId { unit, sub },
-        &payload(sequence),
-        Timestamp::default(),
-    )
+    bench.window.with_batch(|batch| {
+        batch.place(
+            PacketId { unit, sub },
+            &payload(sequence),
+            Timestamp::default(),
+        )
+    })
 }
 
 #[test]
@@ -28,12 +30,17 @@ fn packet_for_skipped_unit_is_rejected() {
     put(&mut bench, 10, 0);
     bench.window.skip(11);
     let mut slots = Vec::with_capacity(16);
-    bench.window.batch().predict(16, &mut slots);
+    bench
+        .window
+        .with_batch(|batch| batch.predict(16, &mut slots));
     assert!(slots.iter().all(|slot| slot.id().unit < 11));
     assert_eq!(put(&mut bench, 12, 0), Outcome::Placed);
     assert_eq!(put(&mut bench, 11, 0), Outcome::Rejected);
     let id = PacketId { unit: 11, sub: 1 };
-    assert_eq!(bench.window.batch().put_bad(id), Outcome::Rejected);
+    assert_eq!(
+        bench.window.with_batch(|batch| batch.place_bad(id)),
+        Outcome::Rejected
+    );
     for sub in 1..PACKETS_PER_FRAME {
         assert_eq!(put(&mut bench, 12, sub), Outcome::Placed);
     }
@@ -54,7 +61,7 @@ fn payload_overrides_earlier_skip() {
     put(&mut bench, 10, 0);
     bench.window.skip(11);
     let id = PacketId { unit: 11, sub: 0 };
-    assert!(bench.window.batch().has_room_for(id));
+    assert!(bench.window.with_batch(|batch| batch.has_room(id, None)));
     for sub in 0..PACKETS_PER_FRAME {
         if sub == 2 {
             bench.window.skip(11);
@@ -63,7 +70,10 @@ fn payload_overrides_earlier_skip() {
     }
     bench.window.skip(12);
     let id = PacketId { unit: 12, sub: 1 };
-    assert_eq!(bench.window.batch().put_bad(id), Outcome::Placed);
+    assert_eq!(
+        bench.window.with_batch(|batch| batch.place_bad(id)),
+        Outcome::Placed
+    );
     bench.window.finish();
     assert_eq!(
         bench.read(),
@@ -160,7 +170,9 @@ fn skip_before_first_packet_opens_no_frame() {
     for came in [&[(10, 1), (12, 0)][..], &[(12, 0)]] {
         let mut bench = bench(8, geometry());
         let id = PacketId::of(10);
-        let outcome = bench.window.batch().put(id, &[0], Timestamp::default());
+        let outcome = bench
+            .window
+            .with_batch(|batch| batch.place(id, &[0], Timestamp::default()));
         assert_eq!(outcome, Outcome::Rejected);
         bench.window.skip(11);
         for (unit, sub) in came {
@@ -211,7 +223,7 @@ proptest! {
                         put(&mut bench, unit, sub);
                         packets += 1;
                     } else if damaged.insert(position) {
-                        bench.window.batch().put_bad(PacketId { unit, sub });
+                        bench.window.with_batch(|batch| batch.place_bad(PacketId { unit, sub }));
                         packets += 1;
                     }
                 }

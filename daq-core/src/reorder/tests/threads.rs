@@ -17,11 +17,13 @@ fn lagging_thread_is_not_restart() {
     let mut lagging = windows.pop().unwrap();
     let mut sequencer = windows.pop().unwrap();
     let put = |window: &mut ReorderWindow, sequence: u64| {
-        window.batch().put(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        )
+        window.with_batch(|batch| {
+            batch.place(
+                PacketId::of(sequence),
+                &payload(sequence),
+                Timestamp::default(),
+            )
+        })
     };
     for sequence in 1000..1040 {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
@@ -87,11 +89,13 @@ fn threads_share_one_window() {
                         std::thread::yield_now();
                     }
                     let sequence = i * 2 + flow as u64;
-                    window.batch().put(
-                        PacketId::of(sequence),
-                        &payload(sequence),
-                        Timestamp::default(),
-                    );
+                    window.with_batch(|batch| {
+                        batch.place(
+                            PacketId::of(sequence),
+                            &payload(sequence),
+                            Timestamp::default(),
+                        )
+                    });
                     progress[flow].store(i, Ordering::Release);
                 }
                 progress[flow].store(u64::MAX / 2, Ordering::Release);
@@ -154,7 +158,8 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
                 }
                 for sub in 0..PACKETS_PER_FRAME {
                     let id = PacketId { unit, sub };
-                    let outcome = other.batch().put(id, &payload(unit), Timestamp::default());
+                    let outcome = other
+                        .with_batch(|batch| batch.place(id, &payload(unit), Timestamp::default()));
                     assert_eq!(outcome, Outcome::Placed);
                 }
             }

@@ -7,8 +7,8 @@ fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> 
     let mut frames = Vec::new();
     for _ in 0..100 {
         let mut batch = bench.window.batch();
-        if batch.has_room_for(PacketId::of(sequence)) {
-            let outcome = batch.put(
+        if batch.has_room(PacketId::of(sequence), None) {
+            let outcome = batch.place(
                 PacketId::of(sequence),
                 &payload(sequence),
                 Timestamp::default(),
@@ -18,9 +18,10 @@ fn put_with_room(bench: &mut Bench, sequence: u64) -> Vec<(u64, u32, Vec<u64>)> 
                 Outcome::RingFull,
                 "packet {sequence} was rejected although the ring had room"
             );
+            batch.commit();
             return frames;
         }
-        drop(batch);
+        batch.commit();
         let read = bench.read();
         assert!(
             !read.is_empty(),
@@ -75,7 +76,7 @@ fn packet_without_slot_has_room_in_full_ring() {
         bench.put(sequence);
     }
     let mut batch = bench.window.batch();
-    let mut has_room = |sequence| batch.has_room_for(PacketId::of(sequence));
+    let mut has_room = |sequence| batch.has_room(PacketId::of(sequence), None);
     assert!(
         !has_room(8) && !has_room(12),
         "the reader must hold both slots"
@@ -85,7 +86,7 @@ fn packet_without_slot_has_room_in_full_ring() {
         has_room(1_000_000),
         "a packet that is not accepted needs no slot"
     );
-    drop(batch);
+    batch.commit();
     assert_eq!(
         bench.report().expected,
         8,
@@ -109,12 +110,15 @@ fn packet_of_skipped_unit_does_not_wait() {
         }
         let next = if is_full { 10 } else { 11 };
         bench.window.skip(next);
-        bench.window.batch().has_room_for(PacketId::of(next + 1));
+        bench
+            .window
+            .with_batch(|batch| batch.has_room(PacketId::of(next + 1), None));
         let id = PacketId { unit: next, sub: 0 };
         let mut batch = bench.window.batch();
-        assert!(batch.has_room_for(id) && batch.has_room_for_bytes(id, BYTES));
-        let outcome = batch.put(id, &payload(0), Timestamp::default());
+        assert!(batch.has_room(id, None) && batch.has_room(id, Some(BYTES)));
+        let outcome = batch.place(id, &payload(0), Timestamp::default());
         assert_eq!(outcome, Outcome::Rejected);
+        batch.commit();
     }
 }
 
@@ -131,14 +135,22 @@ fn room_query_for_wrong_length_changes_nothing() {
     };
     let mut batch = bench.window.batch();
     for (id, bytes) in [(far, BYTES - 1), (far, 0), (nowhere, BYTES)] {
-        assert!(batch.has_room_for_bytes(id, bytes));
-        let outcome = batch.put(id, &vec![0; bytes], Timestamp::default());
+        assert!(batch.has_room(id, Some(bytes)));
+        let outcome = batch.place(id, &vec![0; bytes], Timestamp::default());
         assert_eq!(outcome, Outcome::Rejected);
     }
-    drop(batch);
+    batch.commit();
     bench.window.restart();
-    assert!(bench.window.batch().has_room_for(nowhere));
+    assert!(
+        bench
+            .window
+            .with_batch(|batch| batch.has_room(nowhere, None))
+    );
     assert_eq!((bench.read(), bench.report().expected), (vec![], 2));
-    assert!(bench.window.batch().has_room_for_bytes(far, BYTES));
+    assert!(
+        bench
+            .window
+            .with_batch(|batch| batch.has_room(far, Some(BYTES)))
+    );
     assert_eq!(bench.read().len(), 1, "all but the last frame is closed");
 }

@@ -116,7 +116,7 @@ impl Placer {
                     Put::Done | Put::PendingDatagrams => None,
                 }
             });
-            drop(batch);
+            batch.commit();
             let Some(control) = control else {
                 return duplicate;
             };
@@ -140,7 +140,7 @@ impl Placer {
         window.skip(unit);
     }
 
-    /// Places a datagram if its frame can get a slot, see [`Batch::has_room_for`]; otherwise returns false.
+    /// Places a datagram if its frame can get a slot, see [`Batch::has_room`]; otherwise returns false.
     pub fn place_with_room(
         &mut self,
         window: &mut ReorderWindow,
@@ -163,7 +163,7 @@ impl Placer {
     ) -> bool {
         // Check for room and place the packet in the same batch, because the window advances past complete frames
         // between batches.
-        let put = self.put(&mut window.batch(), bytes, received, holds);
+        let put = window.with_batch(|batch| self.put(batch, bytes, received, holds));
         if let Put::Control(control) = put {
             self.handle_control(window, control);
         }
@@ -186,7 +186,7 @@ impl Placer {
                     unit: packet.unit,
                     sub: packet.sub,
                 };
-                if holds && !batch.has_room_for_bytes(id, packet.payload.len()) {
+                if holds && !batch.has_room(id, Some(packet.payload.len())) {
                     return Put::PendingDatagrams;
                 }
                 if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
@@ -194,7 +194,7 @@ impl Placer {
                 }
                 let time = self.time(packet.timestamp, received);
                 // The range is inside the datagram, because the parser checked its length.
-                let outcome = batch.put(id, &bytes[packet.payload], time);
+                let outcome = batch.place(id, &bytes[packet.payload], time);
                 match outcome {
                     Outcome::Rejected | Outcome::Kept => self.log_placement(id),
                     Outcome::Duplicate => return Put::Duplicate,
@@ -232,10 +232,10 @@ impl Placer {
                 unit: part.unit,
                 sub,
             };
-            if holds && !batch.has_room_for_bytes(id, payload.len()) {
+            if holds && !batch.has_room(id, Some(payload.len())) {
                 return false;
             }
-            match batch.put(id, payload, time) {
+            match batch.place(id, payload, time) {
                 Outcome::Rejected | Outcome::Kept => far = Some(id),
                 Outcome::Duplicate => is_duplicate = true,
                 Outcome::Placed | Outcome::Late | Outcome::RingFull => {}
