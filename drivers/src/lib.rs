@@ -9,6 +9,7 @@ pub mod replay;
 pub mod sender;
 pub mod silence;
 pub mod sim;
+pub mod socket;
 pub mod sys;
 pub mod udp;
 pub mod xdp;

@@ -54,14 +54,14 @@ fn check(format: &mut Format, packet: &[u8], cut: usize) {
 #[test]
 fn fuzz_raw() {
     let sequence = Field::new(1, 6, Endian::Little, 3, 40);
-    let mut format = Format::Raw(
-        Raw::new(16, 20, 2, sequence, 5).timestamped(Field::new(8, 8, Endian::Big, 0, 64), SCALE),
-    );
+    let time_field = Field::new(8, 8, Endian::Big, 0, 64);
+    let raw = Raw::new(16, 20, 2, sequence, 5).timestamped(time_field, SCALE);
     bolero::check!()
         .with_type::<(Vec<u8>, u8)>()
         .with_test_time(time())
         .for_each(|(packet, cut)| {
-            check(&mut format.clone(), packet, usize::from(*cut));
+            let mut format = Format::Raw(raw.clone());
+            check(&mut format, packet, usize::from(*cut));
             // Also tests a packet of the right length, which arbitrary bytes rarely have.
             let mut right = packet.clone();
             right.resize(38, 0);

@@ -580,13 +580,14 @@ fn frames_have_receive_or_sensor_time() {
         origin_ns: Some(1_000_000_000),
     };
     let field = Field::new(12, 4, Endian::Big, 0, 32);
-    let stamped =
-        Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1).timestamped(field, scale);
+    let raw = Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1);
+    let stamped = Format::Raw(raw.timestamped(field, scale));
     let packets: Vec<_> = (0..10)
         .map(|sequence| {
             let mut out = Vec::new();
             stamped.build(
                 sequence,
+                0,
                 Some(1000 + sequence),
                 &payload(sequence, 100),
                 &mut out,
@@ -617,13 +618,14 @@ fn frame_without_first_packets_has_start_time() {
             ticks: 1,
             origin_ns: None,
         };
-        let stamped = Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1)
-            .timestamped(field, scale);
+        let raw = Raw::new(HEADER, 100, 0, Field::new(4, 8, Endian::Big, 0, 64), 1);
+        let stamped = Format::Raw(raw.timestamped(field, scale));
         let packets: Vec<_> = (3..10)
             .map(|sequence| {
                 let mut out = Vec::new();
                 stamped.build(
                     sequence,
+                    0,
                     Some(100 * sequence),
                     &payload(sequence, 100),
                     &mut out,

@@ -1,5 +1,6 @@
 //! Reads a [`Node`] into a type with serde. Each error carries its location in the configuration.
 
+use super::groups::{Groups, is_group};
 use super::placeholder::PlaceholderDeserializer;
 use super::suggest;
 use super::tree::{Entry, Node, Step, Table, Value};
@@ -24,7 +25,7 @@ pub(crate) struct ReadError {
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// The last step of the path is a key that the type does not have. The list contains the keys of the type.
-    UnknownKey(&'static [&'static str]),
+    UnknownKey(Vec<&'static str>),
     /// The string is not one of the listed variants.
     UnknownVariant(&'static [&'static str]),
     /// The table at the path does not have this required key.
@@ -46,7 +47,7 @@ impl ReadError {
         }
     }
 
-    fn below(mut self, step: Step) -> Self {
+    pub(super) fn below(mut self, step: Step) -> Self {
         self.path.push(step);
         self
     }
@@ -78,7 +79,7 @@ impl de::Error for ReadError {
     }
 
     fn unknown_field(_: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(Fault::UnknownKey(expected))
+        Self::new(Fault::UnknownKey(expected.to_vec()))
     }
 
     fn missing_field(field: &'static str) -> Self {
@@ -225,12 +226,15 @@ impl<'de> de::Deserializer<'de> for &Node {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, ReadError> {
-        match self.value {
+        match &self.value {
             Value::Placeholder(_) => self
                 .read_placeholder(|placeholder| {
                     placeholder.deserialize_struct(name, fields, visitor)
                 })
                 .expect("this match arm handles only placeholders"),
+            Value::Table(table) if fields.iter().any(|field| is_group(field)) => {
+                visitor.visit_map(Groups::new(table, fields))
+            }
             _ => self.deserialize_any(visitor),
         }
     }
@@ -304,16 +308,28 @@ impl<'de> SeqAccess<'de> for &mut Items<'_> {
     }
 }
 
-struct Pairs<'n> {
-    entries: std::slice::Iter<'n, Entry>,
+/// The keys of a table and their values.
+pub(super) struct Pairs<'n> {
+    pub(super) entries: std::slice::Iter<'n, Entry>,
     value: Option<&'n Entry>,
+    /// Keys to read; `None` for all keys.
+    only: Option<&'static [&'static str]>,
 }
 
 impl<'n> Pairs<'n> {
-    fn new(table: &'n Table) -> Self {
+    pub(super) fn new(table: &'n Table) -> Self {
         Self {
             entries: table.entries.iter(),
             value: None,
+            only: None,
+        }
+    }
+
+    /// Returns only the entries with the given `keys`.
+    pub(super) fn only(table: &'n Table, keys: &'static [&'static str]) -> Self {
+        Self {
+            only: Some(keys),
+            ..Self::new(table)
         }
     }
 }
@@ -325,7 +341,9 @@ impl<'de> MapAccess<'de> for Pairs<'_> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, ReadError> {
-        let Some(entry) = self.entries.next() else {
+        let only = self.only;
+        let is_read = |entry: &&Entry| only.is_none_or(|only| only.contains(&entry.key.as_str()));
+        let Some(entry) = self.entries.find(is_read) else {
             return Ok(None);
         };
         self.value = Some(entry);

@@ -40,6 +40,7 @@ mod de;
 mod diagnostic;
 mod document;
 mod expand;
+mod groups;
 mod overrides;
 mod placeholder;
 mod read;

@@ -160,7 +160,7 @@ impl<'r> Reader<'r> {
             return false;
         }
         match error.fault {
-            Fault::UnknownKey(known) => self.unknown_keys(&path, known, diagnostics),
+            Fault::UnknownKey(known) => self.unknown_keys(&path, &known, diagnostics),
             Fault::Missing(key) => self.missing_key(path, key),
             fault => {
                 let Some(node) = self.root.descend(&path) else {

@@ -2,7 +2,7 @@
 
 use super::engines::EngineEntry;
 use super::transports::emulated::{EmulatedDeviceEntry, EmulatedOptions};
-use crate::packet::{Endian, frames};
+use crate::packet::{Endian, keys};
 use daq_core::config::{Problem, nearest};
 use daq_core::dma::FrameSequence;
 use daq_core::layout::Samples;
@@ -225,7 +225,7 @@ pub struct FpgaConfig {
     /// Maximum number of consecutive frames that the sequence number can report as missing. After a longer gap or a step
     /// backwards, the number is treated as damaged and the frame is counted as lost (`bad_packet`). If the next frame
     /// continues from this number, daq assumes that the sender restarted and begins a new epoch.
-    #[serde(default = "frames::default_max_gap")]
+    #[serde(default = "keys::default_max_gap")]
     pub max_gap: u64,
     /// CPU core of the source's thread. Default: any core.
     #[serde(default)]

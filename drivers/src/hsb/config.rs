@@ -4,11 +4,9 @@ use super::arm::{MAX_PLANES, MAX_SENSORS};
 use super::ecb;
 use super::pages::{ALIGNMENT, Pages};
 use super::placer;
-use crate::list::List;
-use crate::packet::frames;
-use crate::sender::{self, Allowed};
+use crate::packet::{PacketKeys, keys};
+use crate::socket::{RECEIVE_BUFFER, SocketKeys};
 use daq_core::config::Problem;
-use daq_core::layout::Samples;
 use daq_core::topology::P2pPreference;
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::nics::NicNames;
@@ -85,40 +83,18 @@ pub struct HsbConfig {
     pub base: u64,
     /// Distance between pages in bytes, a multiple of 128; by default a frame, rounded up to 128, plus 128 for its metadata.
     pub stride: Option<ByteSize>,
-    /// Size of the socket receive buffer, which stores packets while the receiving thread is delayed. `net.core.rmem_max`
-    /// limits the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged.
-    #[serde(default = "receive_buffer")]
-    pub receive_buffer: ByteSize,
-    /// Maximum time that a receive call polls the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports
-    /// polling. The default is the setting of the system.
-    #[serde(default)]
-    pub busy_poll: Span,
-    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `"192.168.0.2"` or
-    /// `["192.168.0.0/24"]`; by default every sender. Linux drops the other packets and counts them among the drops of the
-    /// socket, not among `rejected`. Not for queue pairs, which accept only packets with their number and key.
-    pub from: Option<List<Allowed>>,
     /// CPU core for the receiving thread; by default any core.
     pub core: Option<usize>,
-    /// Number of frames open at the same time, at least 1. It limits how far packets may arrive out of order and how long a
-    /// frame with a gap stays open. A frame with missing packets is published when a packet of a frame `window` frames later
-    /// arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and so do
-    /// complete frames behind it.
-    #[serde(default = "window")]
-    pub window: usize,
-    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap is not counted as loss but starts a
-    /// new epoch.
-    #[serde(default = "max_gap")]
-    pub max_gap: u64,
-    /// Number of packets in a row that must have consistent sequence numbers before daq starts a new epoch, if the numbers do
-    /// not continue the stream. When the new epoch starts, all of these packets are placed in frames. At least 1.
-    #[serde(default = "frames::default_resync_after")]
-    pub resync_after: u32,
     /// Silence of the sensor after which its registers are read back. If the device has lost them, as after a restart, the
     /// sensor is armed again, with a new key unless `rkey` is set, and a new epoch begins. `"0 s"` disables the check.
     #[serde(default = "rearm_after")]
     pub rearm_after: Span,
-    /// Type and layout of the payload samples; by default real int8 with one channel.
-    pub samples: Option<Samples>,
+    #[serde(rename = "..socket_keys")]
+    #[schemars(flatten)]
+    pub socket_keys: SocketKeys,
+    #[serde(rename = "..packet_keys")]
+    #[schemars(flatten)]
+    pub packet_keys: PacketKeys,
 }
 
 /// How frames are received.
@@ -135,6 +111,10 @@ pub enum Mode {
 
 /// Default number of pages.
 const PAGES: u32 = 64;
+/// Default number of frames open at the same time.
+const WINDOW: usize = 2;
+/// Default maximum number of packets missing in a row.
+const MAX_GAP: u64 = 1 << 19;
 
 /// The value of `device` that selects the only device that announces itself.
 const AUTO: &str = "auto";
@@ -151,20 +131,8 @@ const fn packet() -> ByteSize {
     ByteSize(1408)
 }
 
-const fn receive_buffer() -> ByteSize {
-    ByteSize(64 << 20)
-}
-
-const fn window() -> usize {
-    2
-}
-
 const fn rearm_after() -> Span {
     Span(Duration::from_secs(2))
-}
-
-const fn max_gap() -> u64 {
-    1 << 19
 }
 
 fn bytes(size: ByteSize) -> usize {
@@ -275,7 +243,7 @@ impl HsbConfig {
             ),
             "omit `base`; if another program arms the sensor, set `base` to the address that the other program configures in the sensor",
         );
-        found.extend(frames::problems(self.window, self.resync_after));
+        found.extend(self.packet_keys.problems());
         found.extend(match self.mode {
             Mode::Socket => self.socket_problems(),
             Mode::QueuePair => self.queue_pair_problems(),
@@ -306,7 +274,7 @@ impl HsbConfig {
             ),
             Some(_) => {}
         }
-        found.extend(sender::problems(self.from.as_ref(), self.listen.as_slice()));
+        found.extend(self.socket_keys.problems(self.listen.as_slice()));
         let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
@@ -381,7 +349,7 @@ impl HsbConfig {
                 left,
             );
         }
-        if self.from.is_some() {
+        if self.socket_keys.from.is_some() {
             let message = "`from` cannot be set in this mode, because a queue pair already accepts only packets with its own number and key";
             report("from", message, left);
         }
@@ -408,17 +376,18 @@ impl HsbConfig {
                 help,
             );
         }
+        let socket = &self.socket_keys;
         let is_default = [
             (
                 "receive_buffer",
-                self.receive_buffer.0 == receive_buffer().0,
+                socket.receive_buffer.unwrap_or(RECEIVE_BUFFER).0 == RECEIVE_BUFFER.0,
             ),
-            ("busy_poll", self.busy_poll.0.is_zero()),
-            ("window", self.window == window()),
-            ("max_gap", self.max_gap == max_gap()),
+            ("busy_poll", socket.busy_poll.0.is_zero()),
+            ("window", self.window() == WINDOW),
+            ("max_gap", self.max_gap() == MAX_GAP),
             (
                 "resync_after",
-                self.resync_after == frames::default_resync_after(),
+                self.packet_keys.resync_after == keys::default_resync_after(),
             ),
         ];
         for (key, _) in is_default.iter().filter(|(_, is_default)| !is_default) {
@@ -434,6 +403,16 @@ impl HsbConfig {
             );
         }
         found
+    }
+
+    /// Returns the number of frames open at the same time.
+    pub fn window(&self) -> usize {
+        self.packet_keys.window.unwrap_or(WINDOW)
+    }
+
+    /// Returns the maximum number of packets missing in a row.
+    pub fn max_gap(&self) -> u64 {
+        self.packet_keys.max_gap.unwrap_or(MAX_GAP)
     }
 
     fn page_count(&self) -> u32 {

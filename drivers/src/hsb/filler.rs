@@ -3,7 +3,9 @@
 use super::placer::Placer;
 use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Link, Parts, Rearm, Supervisor, Target};
-use crate::sender::{SenderWatch, message_of};
+use crate::packet::datagram::split_message;
+use crate::sender::SenderWatch;
+use crate::socket::SourceSocket;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
@@ -11,15 +13,13 @@ use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum number of messages per system call if each message is one packet.
 const MESSAGES: usize = 64;
 /// Maximum number of messages per system call if each message may contain many coalesced packets. The number is small, so that
 /// the received data is still in the CPU cache when it is placed.
 const COALESCED: usize = 8;
-/// Minimum time between two reads of the socket's drop counter.
-const DROPS: Duration = Duration::from_millis(1);
 
 /// Size of the receive buffers in bytes.
 pub(super) const MEMORY: usize = MESSAGES * MESSAGE_BYTES;
@@ -68,13 +68,11 @@ pub(super) struct Receiver {
     link: Option<Arc<Link>>,
     /// The last key change that was applied.
     generation: u64,
-    socket: UdpSocket,
+    socket: SourceSocket,
     placer: Placer,
     batch: RecvBatch,
-    senders: SenderWatch,
     /// Maximum number of messages per receive call.
     messages: usize,
-    drops_read: Option<Instant>,
     is_started: bool,
     counters: SensorCounts,
 }
@@ -87,6 +85,8 @@ impl Receiver {
         placer: Placer,
         supervision: Option<Supervision>,
     ) -> Result<Self, SourceError> {
+        let senders = SenderWatch::new(&context.name, socket.local());
+        let socket = SourceSocket::new(socket, senders);
         let counters = SensorCounts::of(&context.counts);
         let supervisor = supervision
             .map(|supervision| supervision.start(&context.name, &counters))
@@ -97,12 +97,10 @@ impl Receiver {
                 .map(|supervisor| supervisor.link().clone()),
             supervisor,
             generation: 0,
-            senders: SenderWatch::new(&context.name, socket.local()),
             socket,
             placer,
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             messages: COALESCED,
-            drops_read: None,
             is_started: false,
             counters,
         })
@@ -110,8 +108,8 @@ impl Receiver {
 
     /// Receives and places the available packets. Returns whether any packet was available.
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<bool> {
-        self.batch.name_all(self.senders.wants_all());
-        let count = self.batch.recv(&self.socket, self.messages)?;
+        self.batch.name_all(self.socket.senders.wants_all());
+        let count = self.batch.recv(&self.socket.socket, self.messages)?;
         if count == 0 {
             return Ok(false);
         }
@@ -120,11 +118,8 @@ impl Receiver {
         let datagrams = (0..count).flat_map(|message| {
             let about = batch.message(message);
             packets += about.packets();
-            let bytes = batch.bytes(message);
-            let whole = bytes.is_empty().then_some(bytes).into_iter();
-            whole.chain(bytes.chunks(about.segment.max(1)))
+            split_message(batch.bytes(message), about.segment)
         });
-        self.senders.saw(batch.sender(0));
         // This check must follow the receive call, because packets with a new key are sent after the key was stored.
         if let Some(link) = &self.link
             && let Some(rkey) = link.renewed(&mut self.generation)
@@ -133,11 +128,7 @@ impl Receiver {
         }
         let before = self.placer.seen();
         let duplicate = self.placer.place(window, datagrams);
-        if let Some(duplicate) = duplicate {
-            let messages = (0..count).map(|message| batch.message(message).packets().max(1));
-            self.senders
-                .duplicate(batch.sender(message_of(messages, duplicate)));
-        }
+        self.socket.saw(batch, count, duplicate);
         if let Some(link) = &self.link {
             link.set_accepted(self.placer.accepted());
         }
@@ -152,26 +143,6 @@ impl Receiver {
         if seen != before {
             seen.store(&self.counters);
         }
-    }
-
-    /// Reads the socket's drop counter, at most once per interval.
-    fn read_drops(&mut self, window: &ReorderWindow) {
-        let now = Instant::now();
-        let is_early = |read: Instant| now.saturating_duration_since(read) < DROPS;
-        if self.drops_read.is_some_and(is_early) {
-            return;
-        }
-        self.drops_read = Some(now);
-        if let Ok(memory) = self.socket.mem_info() {
-            window.note_drops(memory.drops.into());
-        }
-    }
-
-    fn error(&self, error: &io::Error) -> SourceError {
-        SourceError::new(
-            format!("UDP {}", self.socket.local()),
-            format!("cannot receive: {error}; `ip -s link` shows whether the interface is up"),
-        )
     }
 }
 
@@ -192,16 +163,16 @@ impl Filler for Receiver {
         if !std::mem::replace(&mut self.is_started, true) {
             window.await_times();
         }
-        let got = self.receive(window).map_err(|why| self.error(&why))?;
+        let got = self
+            .receive(window)
+            .map_err(|why| self.socket.error(&why))?;
         if !got || window.wants_drops() {
-            self.read_drops(window);
+            self.socket.read_drops(window);
         }
         if got {
             return Ok(Polled::Busy);
         }
-        let ready =
-            !timeout.is_zero() && self.socket.wait(timeout).map_err(|why| self.error(&why))?;
-        Ok(if ready { Polled::Busy } else { Polled::Idle })
+        self.socket.wait(timeout)
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {

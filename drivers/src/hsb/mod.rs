@@ -95,9 +95,8 @@ mod supervisor;
 
 pub use config::{HsbConfig, Mode};
 
-use crate::list::List;
-use crate::sender;
 use crate::silence;
+use crate::socket::RECEIVE_BUFFER;
 use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::claim::Claim;
@@ -174,7 +173,7 @@ fn parse(
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
     let config: HsbConfig = section.finish_checked(&[], diagnostics, HsbConfig::problems)?;
-    let samples = config.samples.clone().unwrap_or_default();
+    let samples = config.packet_keys.samples();
     Some(Box::new(Hsb { config, samples }))
 }
 
@@ -392,12 +391,6 @@ impl SourceSpec for Hsb {
             return Err(Problem::at("frame", message).help(help));
         }
         let packets_per_frame = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
-        let HsbConfig {
-            window,
-            max_gap,
-            resync_after,
-            ..
-        } = self.config;
         Ok(Geometry {
             first_bytes: pages.packet.min(pages.frame),
             frame_bytes: pages.frame,
@@ -406,9 +399,9 @@ impl SourceSpec for Hsb {
                 step: 1,
                 packets_per_unit: packets_per_frame,
             },
-            window,
-            max_gap,
-            resync_after,
+            window: self.config.window(),
+            max_gap: self.config.max_gap(),
+            resync_after: self.config.packet_keys.resync_after,
             ..Geometry::new(packets_per_frame, pages.packet)
         })
     }
@@ -441,7 +434,11 @@ impl SourceSpec for Hsb {
             Mode::Socket => {
                 let (pages, restarts_with_old) = (self.config.pages(0), !self.has_own_key());
                 filler::MEMORY
-                    + placer::kept_bytes(&pages, self.config.resync_after, restarts_with_old)
+                    + placer::kept_bytes(
+                        &pages,
+                        self.config.packet_keys.resync_after,
+                        restarts_with_old,
+                    )
             }
             Mode::QueuePair => 0,
         }
@@ -452,14 +449,11 @@ impl SourceSpec for Hsb {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        if self.config.samples.is_none() {
-            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
-        }
+        let mut notes: Vec<_> = self.config.packet_keys.note().into_iter().collect();
         if !self.config.control {
             notes.push("another program arms and disarms the sensor".to_owned());
         }
-        notes.extend(sender::note(self.config.from.as_ref()));
+        notes.extend(self.config.socket_keys.note());
         if let Some(nic) = self.nic() {
             self.note_queue_pair(nic, &mut notes);
         }
@@ -473,7 +467,7 @@ impl SourceSpec for Hsb {
     fn silence_hint(&self) -> SilenceHint {
         let sensor = self.sensor();
         let socket = self.config.listen.map(|listen| {
-            let is_filtered = self.config.from.is_some();
+            let is_filtered = self.config.socket_keys.from.is_some();
             move || silence::hint(&[listen], &[], None, is_filtered)
         });
         Box::new(move || {
@@ -497,11 +491,8 @@ impl SourceSpec for Hsb {
             )
         })?;
         let options = Options {
-            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,
-            busy_poll: self.config.busy_poll.0,
-            from: List::or_none(self.config.from.as_ref()).to_vec(),
-            ..Options::default()
+            ..self.config.socket_keys.options(RECEIVE_BUFFER)
         };
         let socket = UdpSocket::open(listen, &options)
             .map_err(|why| SourceError::new(format!("UDP {listen}"), why.to_string()))?;
@@ -525,8 +516,13 @@ impl SourceSpec for Hsb {
             None
         };
         let window = context.geometry.window;
-        let mut placer = Placer::new(&context.name, pages, window, self.config.resync_after)
-            .with_rejections(context.rejections.clone());
+        let mut placer = Placer::new(
+            &context.name,
+            pages,
+            window,
+            self.config.packet_keys.resync_after,
+        )
+        .with_rejections(context.rejections.clone());
         if has_own_key {
             placer = placer.with_unique_key();
         }

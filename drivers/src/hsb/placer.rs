@@ -5,6 +5,7 @@ use super::pages::{PacketPosition, Pages, Refused};
 use super::psn::{PsnMatch, PsnTracker};
 use super::roce::{self, Malformed, Write};
 use super::statistics::Statistics;
+use crate::packet::datagram::log_reject;
 use crate::packet::datagram::pending::{HEAD, PendingDatagrams};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
@@ -362,16 +363,13 @@ impl Placer {
     #[cold]
     fn reject(&self, batch: &mut Batch<'_>, reject: &Reject, datagram: &[u8]) {
         batch.reject_unreadable(1);
-        let reason = reject.name();
-        if self.rejections.count(reason, 1, reject) {
-            let start = &datagram[..datagram.len().min(32)];
-            tracing::warn!(
-                "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
-                 rejected for this reason are only counted",
-                self.name,
-                datagram.len(),
-            );
-        }
+        log_reject(
+            &self.name,
+            &self.rejections,
+            reject.name(),
+            reject,
+            datagram,
+        );
     }
 
     /// Logs the first packet that the window rejects or keeps until it is confirmed; the window counts them.

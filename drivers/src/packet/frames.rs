@@ -1,6 +1,7 @@
 //! Assembles packets of a format into frames.
 
-use super::{Format, PacketLayout};
+use super::keys::PacketKeys;
+use super::{Format, PacketLayout, datagram};
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::reorder::{Arrival, Geometry};
@@ -14,86 +15,116 @@ const SLOT: usize = 1 << 20;
 const MAX_DETECTED_PACKETS: usize = 4096;
 const MIN_DETECTED_PACKET: usize = 256;
 
-/// Default number of frames open at the same time.
-pub(crate) const fn default_window() -> usize {
-    8
+/// Number of frames open at the same time, until the planner computes the default.
+const WINDOW: usize = 8;
+
+/// The packets of a source, and how they form frames.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    format: Format,
+    keys: PacketKeys,
+    samples: Samples,
+    /// Number of receiving threads.
+    threads: usize,
+    /// Maximum number of packets that a thread receives in one batch.
+    batch: usize,
 }
 
-/// Default maximum number of packets missing in a row, beyond twice the window.
-pub(crate) const fn default_max_gap() -> u64 {
-    1 << 16
-}
+/// Implements the methods of [`SourceSpec`](daq_core::entry::SourceSpec) about frames with the field `frames`.
+macro_rules! frame_methods {
+    () => {
+        fn preferred_slot(&self) -> Option<usize> {
+            Some(self.frames.preferred_slot())
+        }
 
-/// Default number of packets in a row that must have consistent sequence numbers before a jump of more than twice the window is
-/// accepted.
-pub(crate) const fn default_resync_after() -> u32 {
-    4
-}
+        fn geometry(
+            &self,
+            slot_bytes: usize,
+        ) -> Result<daq_core::reorder::Geometry, daq_core::config::Problem> {
+            self.frames.geometry(slot_bytes)
+        }
 
-/// Checks the keys `window` and `resync_after`.
-pub(crate) fn problems(window: usize, resync_after: u32) -> Vec<Problem> {
-    let mut found = Vec::new();
-    if window == 0 {
-        found.push(
-            Problem::at("window", "`window` must be at least 1 frame").help("set at least 1"),
-        );
-    }
-    if resync_after == 0 {
-        found.push(
-            Problem::at("resync_after", "`resync_after` must be at least 1 packet")
-                .help("set at least 1"),
-        );
-    }
-    found
-}
+        fn arrival(&self) -> Option<daq_core::reorder::Arrival> {
+            Some(self.frames.arrival())
+        }
 
-/// The frame parameters of a packet source.
-#[derive(Clone, Copy, Debug)]
-pub struct Frames<'a> {
-    /// The packet format.
-    pub format: &'a Format,
-    /// Type and layout of the payload samples.
-    pub samples: &'a Samples,
-    /// How packets arrive.
-    pub arrival: Arrival,
-    /// Maximum number of packets missing in a row, beyond twice the window.
-    pub max_gap: u64,
-    /// Number of packets in a row that must have consistent sequence numbers before a jump of more than twice the window is
-    /// accepted.
-    pub resync_after: u32,
-}
+        fn detected_from(&self) -> Option<&'static str> {
+            self.frames.detected_from()
+        }
 
-impl Frames<'_> {
-    /// Returns the preferred number of payload bytes in a slot.
-    pub fn preferred_slot(&self) -> usize {
-        match self.format {
-            Format::Raw(_) => {
-                let payload = self.format.packet_layout().unit_bytes;
-                self.packets(SLOT).max(self.whole()) * payload
-            }
-            Format::Spead(spead) => match spead.given() {
-                Some(given) => given.heap.unwrap_or(SLOT),
-                None => self.format.packet_layout().unit_bytes,
-            },
+        fn detects_frame_size(&self) -> bool {
+            self.frames.detects_frame_size()
+        }
+
+        fn layout(
+            &self,
+            geometry: &daq_core::reorder::Geometry,
+        ) -> Result<daq_core::layout::Layout, daq_core::config::Problem> {
+            self.frames.layout(geometry)
+        }
+    };
+}
+pub(crate) use frame_methods;
+
+impl Frames {
+    /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once.
+    pub fn new(format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
+        Self {
+            format,
+            samples: keys.samples(),
+            keys: keys.clone(),
+            threads,
+            batch,
         }
     }
 
-    /// Returns notes for `daq plan` if the sizes of the format are detected at run time.
+    /// Returns how packets arrive.
+    pub const fn arrival(&self) -> Arrival {
+        Arrival {
+            declared: self.keys.window,
+            threads: self.threads,
+            batch: self.batch,
+        }
+    }
+
+    /// Returns the format for the receiving threads, which detect its unknown sizes together.
+    pub fn start_detection(&self, geometry: &Geometry) -> Format {
+        self.format.start_detection(geometry, self.threads)
+    }
+
+    /// Returns the number of bytes that each thread needs to store packets while the format is detected.
+    pub fn hold_bytes(&self, geometry: &Geometry) -> usize {
+        datagram::hold_bytes(&self.format, geometry, self.threads)
+    }
+
+    /// Returns the preferred number of payload bytes in a slot.
+    pub fn preferred_slot(&self) -> usize {
+        let unit = self.format.packet_layout().unit_bytes;
+        match self.format.unknown_sizes() {
+            Some(known) => known.frame.unwrap_or(SLOT),
+            None if self.format.is_unit_frame() => unit,
+            None => self.packets(SLOT).max(self.whole()) * unit,
+        }
+    }
+
+    /// Returns notes for `daq plan`.
     pub fn notes(&self) -> Vec<String> {
-        let Format::Spead(spead) = self.format else {
-            return Vec::new();
-        };
-        let Some(given) = spead.given() else {
-            return Vec::new();
-        };
-        let limit = match given.heap {
+        self.detection_note()
+            .into_iter()
+            .chain(self.keys.note())
+            .collect()
+    }
+
+    /// Returns a note if the sizes of the format are detected at run time.
+    fn detection_note(&self) -> Option<String> {
+        let limit = match self.format.unknown_sizes()?.frame {
             Some(_) => String::new(),
             None => "; kernels that read the ring need heaps of the same size as the ring's slots"
                 .to_owned(),
         };
-        vec![format!(
+        Some(format!(
             "packet sizes and the step of heap counters are detected from the first heaps{limit}"
-        )]
+        ))
     }
 
     /// Returns what the frame geometry is detected from, or `None` if the geometry is known.
@@ -103,12 +134,13 @@ impl Frames<'_> {
 
     /// Returns whether the frame size is also detected at run time.
     pub fn detects_frame_size(&self) -> bool {
-        matches!(self.format, Format::Spead(spead) if spead.given().is_some_and(|given| given.heap.is_none()))
+        let unknown = self.format.unknown_sizes();
+        unknown.is_some_and(|known| known.frame.is_none())
     }
 
     /// Returns the size in bytes of one sample of all channels.
     fn point(&self) -> usize {
-        let samples = self.samples;
+        let samples = &self.samples;
         samples.scalar.bytes()
             * if samples.complex { 2 } else { 1 }
             * samples.channels.max(1) as usize
@@ -135,42 +167,23 @@ impl Frames<'_> {
 
     /// Returns the frame geometry for slots of `slot` bytes.
     pub fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
-        let mut layout = self.format.packet_layout();
-        if let Format::Spead(spead) = self.format
-            && let Some(given) = spead.given()
-        {
-            layout = largest(given.heap.unwrap_or(slot));
-        }
-        let slot_size = ByteSize(slot as u64);
-        let (count, frame_bytes) = match self.format {
-            Format::Raw(_) => {
-                let packets = self.packets(slot);
-                if packets == 0 {
-                    let payload = ByteSize(layout.unit_bytes as u64);
-                    let message =
-                        format!("a payload of {payload} does not fit into slots of {slot_size}");
-                    return Err(
-                        Problem::at("format.payload", message).help("raise `slot` of the ring")
-                    );
-                }
-                (
-                    u32::try_from(packets).unwrap_or(u32::MAX),
-                    packets * layout.unit_bytes,
-                )
-            }
-            Format::Spead(_) => {
-                if layout.unit_bytes > slot {
-                    let heap = ByteSize(layout.unit_bytes as u64);
-                    let message =
-                        format!("a heap of {heap} does not fit into slots of {slot_size}");
-                    let help = format!(
-                        "one heap is one frame: set `slot = \"{heap}\"` in the ring's section"
-                    );
-                    return Err(Problem::at("format.heap", message).help(help));
-                }
-                (layout.count(), layout.unit_bytes)
-            }
+        let format = &self.format;
+        let layout = match format.unknown_sizes() {
+            Some(known) => largest(known.frame.unwrap_or(slot)),
+            None => format.packet_layout(),
         };
+        let (count, frame_bytes) = if format.is_unit_frame() {
+            (layout.count(), layout.unit_bytes)
+        } else {
+            let packets = self.packets(slot);
+            (
+                u32::try_from(packets).unwrap_or(u32::MAX),
+                packets * layout.unit_bytes,
+            )
+        };
+        if count == 0 || frame_bytes > slot {
+            return Err(self.too_large(layout.unit_bytes, slot));
+        }
         Ok(Geometry {
             packets_per_frame: count,
             first_bytes: layout.range(0).len(),
@@ -178,19 +191,34 @@ impl Frames<'_> {
             frame_bytes,
             numbering: self.format.numbering(),
             // The planner limits a default window to the slots of the ring.
-            window: self.arrival.declared.unwrap_or(default_window()),
-            max_gap: self.max_gap,
-            resync_after: self.resync_after,
+            window: self.keys.window.unwrap_or(WINDOW),
+            max_gap: self.keys.max_gap(),
+            resync_after: self.keys.resync_after,
             frame_ns: self.frame_ns(frame_bytes),
         })
+    }
+
+    /// Returns the error for a unit that does not fit into a slot.
+    fn too_large(&self, unit: usize, slot: usize) -> Problem {
+        let (key, unit, slot) = (
+            self.format.unit_key(),
+            ByteSize(unit as u64),
+            ByteSize(slot as u64),
+        );
+        let message = format!("a {key} of {unit} does not fit into slots of {slot}");
+        let help = if self.format.is_unit_frame() {
+            format!("one {key} is one frame: set `slot = \"{unit}\"` in the ring's section")
+        } else {
+            "raise `slot` of the ring".to_owned()
+        };
+        Problem::at(format!("format.{key}"), message).help(help)
     }
 
     /// Returns the signal duration of a frame in nanoseconds, or 0 if packet timestamps cannot be converted to frame
     /// timestamps.
     fn frame_ns(&self, frame_bytes: usize) -> u64 {
-        // The timestamp of a heap is that of its frame. In planar order a packet's timestamp is independent of its position.
-        let is_of_frame =
-            matches!(self.format, Format::Spead(_)) && self.format.time_scale().is_some();
+        // The timestamp of a unit that is a frame is that of the frame. In planar order a packet's timestamp is independent of its position.
+        let is_of_frame = self.format.is_unit_frame() && self.format.time_scale().is_some();
         let is_in_order = self.samples.order == Order::Interleaved;
         match self.samples.rate {
             Some(rate) if is_in_order && !is_of_frame && rate.0 > 0.0 => {
@@ -263,18 +291,14 @@ mod tests {
     use crate::packet::{Endian, Field, Raw, Spead};
     use daq_core::layout::Scalar;
 
-    fn frames<'a>(format: &'a Format, samples: &'a Samples) -> Frames<'a> {
-        Frames {
-            format,
-            samples,
-            arrival: Arrival {
-                declared: None,
-                threads: 1,
-                batch: 64,
-            },
-            max_gap: 0,
+    fn frames(format: &Format, samples: &Samples) -> Frames {
+        let keys = PacketKeys {
+            window: None,
+            max_gap: None,
             resync_after: 4,
-        }
+            samples: Some(samples.clone()),
+        };
+        Frames::new(format.clone(), &keys, 1, 64)
     }
 
     #[test]

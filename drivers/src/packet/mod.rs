@@ -1,36 +1,42 @@
-//! Packet formats: parse a datagram into the payload of packet `sub` of unit `unit`.
+//! Packet formats: which unit a datagram belongs to, and which packet of the unit it is.
 //!
 //! ```text
-//!   datagram ──▶ Format::parse ──▶ Data    { unit, sub, offset, payload, timestamp }
-//!                              ├─▶ Control   end of stream, or a unit that is not a frame
-//!                              └─▶ Reject    reason why the packet is invalid
+//!   datagram ──▶ PacketFormat::parse ──▶ Data    { unit, sub, offset, payload, timestamp }
+//!                                    ├─▶ Control   end of stream, or a unit that is not a frame
+//!                                    └─▶ Reject    reason why the packet is invalid
 //! ```
 //! A *unit* is the part of the stream that has one sequence number: a packet of `raw`, or a heap of `spead`. A unit
 //! consists of one or more packets. Parsers do not allocate, never panic, and read only the header, so the payload may
-//! already be stored somewhere else ([`Format::parse_split`]).
+//! already be stored somewhere else ([`PacketFormat::parse_split`]).
+//!
+//! The units and packets of a format mean the same for sockets, AF_XDP and captures: [`datagram::Placer`] places them in
+//! the reorder window. A new format is one file with its keys and its [`PacketFormat`], and one line in [`FORMATS`].
 //!
 //! A [`Format`] stores the header lengths of the sender's last packets, so each receiving thread has its own clone.
 
-pub mod config;
 pub mod datagram;
 pub mod pcap;
 pub mod raw;
 pub mod section;
 pub mod spead;
 
+mod checks;
 mod field;
+mod format;
 pub(crate) mod frames;
+pub(crate) mod keys;
 mod layout;
 
-pub use config::{RawConfig, SpeadConfig};
 pub use daq_core::reorder::Numbering;
 pub use field::{Endian, Field, TimeScale};
+pub use format::{FORMATS, Format, FormatEntry, PacketFormat};
 pub use frames::Frames;
+pub use keys::PacketKeys;
 pub use layout::PacketLayout;
-pub use raw::Raw;
-pub use spead::Spead;
+pub use raw::{Raw, RawConfig};
+pub use spead::{Spead, SpeadConfig};
 
-use daq_core::reorder::Geometry;
+use daq_core::reorder::PacketId;
 use std::ops::Range;
 
 /// One packet with payload at a known position of its unit.
@@ -44,8 +50,19 @@ pub struct Packet {
     pub offset: usize,
     /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
-    /// The sender's timestamp in ticks, if the packet contains one; see [`Format::time_scale`].
+    /// The sender's timestamp in ticks, if the packet contains one; see [`PacketFormat::time_scale`].
     pub timestamp: Option<u64>,
+}
+
+impl Packet {
+    /// Returns the sequence number of the packet.
+    #[inline]
+    pub const fn id(&self) -> PacketId {
+        PacketId {
+            unit: self.unit,
+            sub: self.sub,
+        }
+    }
 }
 
 /// A packet that contains a message instead of samples.
@@ -93,7 +110,7 @@ pub enum Parsed {
     Control(Control),
 }
 
-/// The result of [`Format::parse_split`].
+/// The result of [`PacketFormat::parse_split`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Split {
     /// The given bytes contained the whole header.
@@ -198,142 +215,3 @@ impl Reject {
         }
     }
 }
-
-/// A packet format that is ready to parse. Each receiving thread needs its own clone.
-#[derive(Clone, Debug)]
-pub enum Format {
-    /// Packets with a fixed header and a sequence number at a configured offset.
-    Raw(Raw),
-    /// SPEAD heaps.
-    Spead(Spead),
-}
-
-impl Format {
-    /// Parses one whole datagram.
-    #[inline]
-    pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
-        match self {
-            Self::Raw(raw) => raw.parse(packet),
-            Self::Spead(spead) => spead.parse(packet),
-        }
-    }
-
-    /// Parses a datagram of which only the first `header.len()` bytes are in `header`; `rest` more bytes follow.
-    ///
-    /// The payload range counts from the start of the packet. If the payload begins before `header.len()`, its first
-    /// bytes are in `header`.
-    #[inline]
-    pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        match self {
-            Self::Raw(raw) => raw.parse_split(header, rest),
-            Self::Spead(spead) => spead.parse_split(header, rest),
-        }
-    }
-
-    /// Returns whether sizes are not detected yet, so that packets cannot be parsed.
-    pub fn is_detecting(&self) -> bool {
-        matches!(self, Self::Spead(spead) if spead.given().is_some())
-    }
-
-    /// Returns a clone that detects the unknown sizes. Frames have at most the size of `geometry`. All clones of the
-    /// result detect the sizes together.
-    #[must_use]
-    pub fn start_detection(&self, geometry: &Geometry, threads: usize) -> Self {
-        match self {
-            Self::Spead(spead) if spead.given().is_some() => Self::Spead(spead.start_detection(
-                geometry.frame_bytes,
-                geometry.packets_per_frame,
-                threads,
-            )),
-            other => other.clone(),
-        }
-    }
-
-    /// Returns the size in bytes of the packet at the start of `bytes`, including its header, or `None` if it cannot be
-    /// determined.
-    pub fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
-        match self {
-            Self::Raw(raw) => Some(raw.packet_len()),
-            Self::Spead(_) => Spead::packet_len(bytes),
-        }
-    }
-
-    /// Returns the expected header size in bytes of packet `sub`: exact for `raw`; for `spead`, the size in the last packet
-    /// of the same kind.
-    #[inline]
-    pub fn header_len(&self, sub: u32) -> usize {
-        match self {
-            Self::Raw(raw) => raw.header_len(),
-            Self::Spead(spead) => spead.header_len(sub),
-        }
-    }
-
-    /// Returns the number of bytes after the payload of every packet.
-    pub fn trailer_len(&self) -> usize {
-        match self {
-            Self::Raw(raw) => raw.trailer_len(),
-            Self::Spead(_) => 0,
-        }
-    }
-
-    /// Returns how units are numbered.
-    pub fn numbering(&self) -> Numbering {
-        match self {
-            Self::Raw(raw) => raw.numbering(),
-            Self::Spead(spead) => spead.numbering(),
-        }
-    }
-
-    /// Returns the mask of the bits that the sequence number of a unit can have.
-    pub fn unit_mask(&self) -> u64 {
-        u64::MAX >> (64 - self.numbering().width.clamp(1, 64))
-    }
-
-    /// Returns how the payload of a unit (a packet of `raw`, a heap of `spead`) is divided into packets.
-    pub fn packet_layout(&self) -> PacketLayout {
-        match self {
-            Self::Raw(raw) => raw.packet_layout(),
-            Self::Spead(spead) => spead.packet_layout(),
-        }
-    }
-
-    /// Returns the time scale of packet timestamps, or `None` if packets have no timestamps.
-    pub fn time_scale(&self) -> Option<TimeScale> {
-        match self {
-            Self::Raw(raw) => raw.time_scale(),
-            Self::Spead(spead) => spead.time_scale(),
-        }
-    }
-
-    /// Appends packet `sub` of `unit` to `out`, as a sender would build it.
-    ///
-    /// `payload` should have the size of the packet slot. Payload of another size is written unchanged, so that tests
-    /// can build invalid packets.
-    pub fn build(
-        &self,
-        unit: u64,
-        sub: u32,
-        timestamp: Option<u64>,
-        payload: &[u8],
-        out: &mut Vec<u8>,
-    ) {
-        match self {
-            Self::Raw(raw) => raw.build(unit, timestamp, payload, out),
-            Self::Spead(spead) => spead.build(unit, sub, timestamp, payload, out),
-        }
-    }
-}
-
-/// One entry of the format registry.
-#[derive(Clone, Copy, Debug)]
-pub struct FormatEntry {
-    /// The value of `format.kind`.
-    pub name: &'static str,
-    /// A one-line description.
-    pub summary: &'static str,
-    /// Example keys of a `[source.NAME.format]` section, without its heading.
-    pub example: &'static str,
-}
-
-/// All formats, in the order in which they are listed.
-pub const FORMATS: &[FormatEntry] = &[raw::ENTRY, spead::ENTRY];

@@ -5,8 +5,15 @@
 //! ```
 //! One packet is one unit.
 
-use super::field::Field;
-use super::{FormatEntry, Numbering, Packet, PacketLayout, Parsed, Reject, Split, TimeScale};
+use super::checks::{Check, LARGEST_PACKET};
+use super::{
+    Endian, Field, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed,
+    Reject, Split, TimeScale, section,
+};
+use daq_core::config::Problem;
+use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 /// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
@@ -17,7 +24,140 @@ header   = "16 B"        # before the payload of each packet
 payload  = "8 KiB"       # of each packet
 sequence = { offset = 0, bytes = 8, endian = "big" }
 "#,
+    schema: RawConfig::json_schema,
+    parse: |table, diagnostics| section::finish(table, diagnostics, RawConfig::build),
 };
+
+/// An unsigned number at a fixed position of the header.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SequenceConfig {
+    /// Offset in bytes from the start of the packet.
+    pub offset: usize,
+    /// Size in bytes, 1 to 8.
+    pub bytes: usize,
+    /// Byte order of the field.
+    #[serde(default)]
+    pub endian: Endian,
+    /// Increment of the number from one packet to the next.
+    #[serde(default = "one")]
+    pub step: u64,
+    /// Number of significant bits, by default all. The sequence number wraps at 2 to the power of `bits`.
+    pub bits: Option<u32>,
+    /// Number of lowest bits that are not part of the number.
+    #[serde(default)]
+    pub shift: u32,
+}
+
+/// The time in the header of a `raw` packet. Set at most one of `tick` and `rate`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimestampConfig {
+    /// Offset in bytes from the start of the packet.
+    pub offset: usize,
+    /// Size in bytes, 1 to 8.
+    pub bytes: usize,
+    /// Byte order of the field.
+    #[serde(default)]
+    pub endian: Endian,
+    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
+    pub tick: Option<Period>,
+    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
+    pub rate: Option<Frequency>,
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
+    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
+    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
+    pub origin: Option<UtcTime>,
+}
+
+/// `kind = "raw"`: a fixed header with a sequence number, a fixed payload, optionally a trailer.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    /// Number of bytes before the payload in each packet.
+    pub header: ByteSize,
+    /// Number of payload bytes in each packet.
+    pub payload: ByteSize,
+    /// Number of bytes after the payload in each packet.
+    #[serde(default)]
+    pub trailer: ByteSize,
+    /// The sequence number of packets.
+    pub sequence: SequenceConfig,
+    /// The time of a packet, if the header contains it.
+    pub timestamp: Option<TimestampConfig>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl RawConfig {
+    /// Returns the format, or every problem of the configuration.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check::default();
+        let header = check.size("header", self.header, 1, LARGEST_PACKET);
+        let payload = check.size("payload", self.payload, 1, LARGEST_PACKET);
+        let trailer = check.size("trailer", self.trailer, 0, LARGEST_PACKET);
+        let length = header.saturating_add(payload).saturating_add(trailer);
+        check.must(
+            length <= LARGEST_PACKET || header.max(payload).max(trailer) > LARGEST_PACKET,
+            "payload",
+            || {
+                let message = format!("header, payload and trailer have {length} bytes in total, which is too large for a UDP packet");
+                (
+                    message,
+                    format!(
+                        "lower `payload`, `header` or `trailer`: a UDP packet can carry at most {LARGEST_PACKET} bytes"
+                    ),
+                )
+            },
+        );
+        let sequence = &self.sequence;
+        check.field("sequence", sequence.offset, sequence.bytes, header);
+        let width = u32::try_from(sequence.bytes.clamp(1, 8) * 8).unwrap_or(64);
+        let bits = sequence
+            .bits
+            .unwrap_or_else(|| width.saturating_sub(sequence.shift).max(1));
+        let fits = bits >= 1
+            && bits
+                .checked_add(sequence.shift)
+                .is_some_and(|end| end <= width);
+        check.must(
+            fits,
+            if sequence.bits.is_some() {
+                "sequence.bits"
+            } else {
+                "sequence.shift"
+            },
+            || {
+                let shift = sequence.shift;
+                let message = format!("{bits} bits after a shift of {shift} bits exceed the {width} bits of the number");
+                (
+                    message,
+                    "lower `bits` or `shift`, or raise `bytes`".to_owned(),
+                )
+            },
+        );
+        check.step("sequence.step", sequence.step, bits);
+        let field = Field::new(
+            sequence.offset,
+            sequence.bytes,
+            sequence.endian,
+            sequence.shift,
+            bits,
+        );
+        let mut raw = Raw::new(header, payload, trailer, field, sequence.step);
+        if let Some(time) = &self.timestamp {
+            check.field("timestamp", time.offset, time.bytes, header);
+            let scale = check.scale(time.tick, time.rate, time.origin);
+            raw = raw.timestamped(
+                Field::new(time.offset, time.bytes, time.endian, 0, 64),
+                scale,
+            );
+        }
+        check.end(Format::Raw(raw))
+    }
+}
 
 /// A packet format whose fields are all at fixed offsets.
 #[derive(Clone, Debug)]
@@ -59,64 +199,13 @@ impl Raw {
     }
 
     /// Returns the size of a whole packet in bytes.
-    pub const fn packet_len(&self) -> usize {
+    const fn len(&self) -> usize {
         self.header + self.payload + self.trailer
-    }
-
-    /// Returns the number of bytes before the payload.
-    pub fn header_len(&self) -> usize {
-        self.header
-    }
-
-    /// Returns the number of bytes after the payload.
-    pub fn trailer_len(&self) -> usize {
-        self.trailer
-    }
-
-    /// Returns the numbering: one packet per unit, with the bit width of the sequence field.
-    pub fn numbering(&self) -> Numbering {
-        Numbering {
-            width: self.sequence.bits(),
-            step: self.step,
-            packets_per_unit: 1,
-        }
-    }
-
-    /// Returns the layout: one packet with the whole payload.
-    pub fn packet_layout(&self) -> PacketLayout {
-        PacketLayout {
-            unit_bytes: self.payload,
-            first: self.payload,
-            rest: self.payload,
-        }
-    }
-
-    /// Returns the time scale of timestamps, or `None` if packets have no timestamps.
-    pub fn time_scale(&self) -> Option<TimeScale> {
-        self.scale
-    }
-
-    /// Parses one whole datagram.
-    #[inline]
-    pub fn parse(&self, packet: &[u8]) -> Result<Parsed, Reject> {
-        self.check(packet, packet.len())
-    }
-
-    /// Parses a datagram whose first bytes are in `header`; `rest` more bytes follow.
-    #[inline]
-    pub fn parse_split(&self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        let length = header.len().saturating_add(rest);
-        if header.len() < self.header && length >= self.header {
-            return Ok(Split::Longer {
-                header: self.header,
-            });
-        }
-        self.check(header, length).map(Split::Whole)
     }
 
     #[inline]
     fn check(&self, header: &[u8], length: usize) -> Result<Parsed, Reject> {
-        let expected = self.packet_len();
+        let expected = self.len();
         if length != expected {
             return Err(Reject::Length {
                 expected,
@@ -142,7 +231,7 @@ impl Raw {
         }))
     }
 
-    /// Writes the number and the timestamp into the first [`Self::header_len`] bytes of `packet`. The other header
+    /// Writes the number and the timestamp into the first `header` bytes of `packet`. The other header
     /// bytes are unchanged. A shorter `packet` is not modified.
     pub fn write_header(&self, unit: u64, timestamp: Option<u64>, packet: &mut [u8]) {
         let Some(header) = packet.get_mut(..self.header) else {
@@ -153,21 +242,89 @@ impl Raw {
             field.write(header, ticks);
         }
     }
+}
 
-    /// Appends one packet to `out`. Header bytes that belong to no field are zero.
-    pub fn build(&self, unit: u64, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+impl PacketFormat for Raw {
+    #[inline]
+    fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
+        self.check(packet, packet.len())
+    }
+
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        let length = header.len().saturating_add(rest);
+        if header.len() < self.header && length >= self.header {
+            return Ok(Split::Longer {
+                header: self.header,
+            });
+        }
+        self.check(header, length).map(Split::Whole)
+    }
+
+    fn packet_len(&self, _: &[u8]) -> Option<usize> {
+        Some(self.len())
+    }
+
+    #[inline]
+    fn header_len(&self, _: u32) -> usize {
+        self.header
+    }
+
+    fn fixed_header_len(&self) -> Option<usize> {
+        Some(self.header)
+    }
+
+    fn trailer_len(&self) -> usize {
+        self.trailer
+    }
+
+    /// One packet is one unit, whose number has the bit width of the sequence field.
+    fn numbering(&self) -> Numbering {
+        Numbering {
+            width: self.sequence.bits(),
+            step: self.step,
+            packets_per_unit: 1,
+        }
+    }
+
+    fn packet_layout(&self) -> PacketLayout {
+        PacketLayout {
+            unit_bytes: self.payload,
+            first: self.payload,
+            rest: self.payload,
+        }
+    }
+
+    fn unit_key(&self) -> &'static str {
+        "payload"
+    }
+
+    fn is_unit_frame(&self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn time_scale(&self) -> Option<TimeScale> {
+        self.scale
+    }
+
+    /// Header bytes that belong to no field are zero.
+    fn build(&self, unit: u64, _: u32, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         out.resize(start + self.header, 0);
         self.write_header(unit, timestamp, &mut out[start..]);
         out.extend_from_slice(payload);
         out.resize(out.len() + self.trailer, 0);
     }
+
+    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
+        Box::new(self.clone())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Endian, Format};
     use proptest::prelude::*;
 
     fn format() -> Raw {
@@ -215,10 +372,10 @@ mod tests {
 
     #[test]
     fn raw_field_outside_header_does_not_panic() {
-        let raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
+        let mut raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
         assert_eq!(raw.parse(&[0; 8]), Err(Reject::Short { need: 4, got: 8 }));
         let mut out = Vec::new();
-        raw.build(1, None, &[0; 4], &mut out);
+        raw.build(1, 0, None, &[0; 4], &mut out);
         assert_eq!(out, [0; 8]);
     }
 

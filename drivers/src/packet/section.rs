@@ -1,75 +1,95 @@
 //! Parses the configuration table `[source.NAME.format]`.
 
-use super::{FORMATS, Format, RawConfig, SpeadConfig};
+use super::{FORMATS, Format};
 use daq_core::config::{Diagnostics, Problem, Section};
-use schemars::{JsonSchema, Schema};
-
-/// The table `format`: the structure of a packet.
-#[derive(JsonSchema)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-#[expect(dead_code, reason = "only its schema is used")]
-enum FormatKeys {
-    Raw(RawConfig),
-    Spead(SpeadConfig),
-}
+use schemars::Schema;
+use schemars::generate::SchemaSettings;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 
 /// Removes the table `format` from a source's section and parses it. Returns `None` after reporting an error.
 pub fn take(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Format> {
     let mut table = section.require_section("format", diagnostics)?;
     let kinds: Vec<&str> = FORMATS.iter().map(|entry| entry.name).collect();
     let (kind, _) = table.take_string("kind", &kinds, diagnostics)?;
-    // Problems name their keys relative to the source's section.
+    let entry = FORMATS.iter().find(|entry| entry.name == kind)?;
+    (entry.parse)(&mut table, diagnostics)
+}
+
+/// Reads the keys of one format, and builds the format from them. The problems of `build` name their keys relative to
+/// the source's section. Returns `None` after reporting an error.
+pub fn finish<T: DeserializeOwned>(
+    table: &mut Section,
+    diagnostics: &mut Diagnostics,
+    build: impl Fn(&T) -> Result<Format, Vec<Problem>>,
+) -> Option<Format> {
     let below = |problem: Problem| Problem {
         key: problem
             .key
             .map(|key| key.strip_prefix("format.").unwrap_or(&key).to_owned()),
         ..problem
     };
-    let problems = |built: Result<Format, Vec<Problem>>| -> Vec<Problem> {
-        built.err().into_iter().flatten().map(below).collect()
-    };
-    match kind.as_str() {
-        "spead" => table
-            .finish_checked(&[], diagnostics, |keys: &SpeadConfig| {
-                problems(keys.build())
-            })?
-            .build(),
-        _ => table
-            .finish_checked(&[], diagnostics, |keys: &RawConfig| problems(keys.build()))?
-            .build(),
-    }
-    .ok()
+    let problems = |keys: &T| build(keys).err().into_iter().flatten().map(below).collect();
+    let keys: T = table.finish_checked(&[], diagnostics, problems)?;
+    build(&keys).ok()
 }
 
 /// Adds the table `format` to the schema `keys` of a source.
 pub fn with_format(keys: Schema, required: bool) -> Schema {
     let mut schema = keys;
-    let mut format = schemars::schema_for!(FormatKeys);
-    let object = schema.ensure_object();
-    if let Some(definitions) = format.remove("$defs")
-        && let Some(definitions) = definitions.as_object()
-        && let Some(all) = object
-            .entry("$defs")
-            .or_insert_with(|| serde_json::json!({}))
-            .as_object_mut()
-    {
-        all.extend(definitions.clone());
-    }
-    format.remove("$schema");
-    if let Some(properties) = object
-        .entry("properties")
-        .or_insert_with(|| serde_json::json!({}))
-        .as_object_mut()
-    {
-        properties.insert("format".to_owned(), format.to_value());
-    }
+    let mut generator = SchemaSettings::default().into_generator();
+    let kinds: Vec<_> = FORMATS
+        .iter()
+        .map(|entry| with_kind(entry.name, (entry.schema)(&mut generator)))
+        .collect();
+    let format = json!({
+        "title": "FormatKeys",
+        "description": "The table `format`: the structure of a packet.",
+        "oneOf": kinds,
+    });
+    add(&mut schema, "$defs", generator.take_definitions(true));
+    let properties = Map::from_iter([("format".to_owned(), format)]);
+    add(&mut schema, "properties", properties);
     if required
-        && let Some(list) = object
+        && let Some(list) = schema
+            .ensure_object()
             .entry("required")
-            .or_insert_with(|| serde_json::json!([]))
+            .or_insert_with(|| json!([]))
             .as_array_mut()
     {
         list.push("format".into());
     }
     schema
+}
+
+/// Adds the key `kind` with the value `name` to the schema `keys` of a format.
+fn with_kind(name: &str, keys: Schema) -> Value {
+    let mut keys = keys;
+    let object = keys.ensure_object();
+    let mut properties = Map::new();
+    properties.insert(
+        "kind".to_owned(),
+        json!({ "type": "string", "const": name }),
+    );
+    if let Some(Value::Object(own)) = object.remove("properties") {
+        properties.extend(own);
+    }
+    object.insert("properties".to_owned(), properties.into());
+    let mut required = vec![Value::from("kind")];
+    if let Some(Value::Array(own)) = object.remove("required") {
+        required.extend(own);
+    }
+    object.insert("required".to_owned(), required.into());
+    keys.to_value()
+}
+
+/// Adds `entries` to the object `key` of `schema`.
+fn add(schema: &mut Schema, key: &str, entries: Map<String, Value>) {
+    let object = schema
+        .ensure_object()
+        .entry(key)
+        .or_insert_with(|| json!({}));
+    if let Some(object) = object.as_object_mut() {
+        object.extend(entries);
+    }
 }

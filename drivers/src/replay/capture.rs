@@ -4,7 +4,7 @@ use super::config::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
 use crate::packet::Format;
-use crate::packet::datagram::{Placer, packets};
+use crate::packet::datagram::{Placer, split_message};
 use crate::packet::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::ReorderWindow;
@@ -176,12 +176,12 @@ impl PacketPlacer {
     fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
         if !self.backpressure {
-            let datagrams = packets(bytes, segment).map(|datagram| (datagram, received));
+            let datagrams = split_message(bytes, segment).map(|datagram| (datagram, received));
             self.placer.place(window, datagrams);
             return 0;
         }
         let mut rest = bytes.len();
-        for datagram in packets(bytes, segment) {
+        for datagram in split_message(bytes, segment) {
             if !self.placer.place_with_room(window, datagram, received) {
                 return rest;
             }

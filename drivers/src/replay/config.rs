@@ -1,9 +1,8 @@
 //! The keys of a `replay` source.
 
 use crate::list::List;
-use crate::packet::frames;
+use crate::packet::PacketKeys;
 use daq_core::config::Problem;
-use daq_core::layout::Samples;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
@@ -78,7 +77,8 @@ impl JsonSchema for Speed {
 pub struct ReplayConfig {
     /// The recording, or an array of recordings replayed one after another: a capture (`.pcap` or `.pcapng`), a SigMF
     /// recording (its `.sigmf-meta` or `.sigmf-data` file), or a directory, whose SigMF recording is replayed
-    /// segment by segment in the order of the names.
+    /// segment by segment in the order of the names. The keys `window`, `max_gap`, `resync_after` and `samples` apply only to
+    /// captures; the metadata of SigMF recordings contain the type and layout of the samples.
     pub path: Paths,
     /// The recording to replay from a directory with several: the common start of its segments' names, before the number.
     pub name: Option<String>,
@@ -98,22 +98,9 @@ pub struct ReplayConfig {
     pub port: Option<u16>,
     /// Captures: replay only packets sent to this IP address.
     pub destination: Option<IpAddr>,
-    /// Captures: number of frames open at the same time, at least 1. This number limits how far packets may arrive out of
-    /// order. The default is large enough for several receive batches of each thread, at least 8, and limited by the number of
-    /// slots of the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default
-    /// is computed for the maximum number of packets in a slot: set `window` if `late` grows.
-    pub window: Option<usize>,
-    /// Captures: maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not
-    /// counted as loss but starts a new epoch.
-    #[serde(default = "frames::default_max_gap")]
-    pub max_gap: u64,
-    /// Captures: number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than
-    /// twice the window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
-    #[serde(default = "frames::default_resync_after")]
-    pub resync_after: u32,
-    /// Captures: type and layout of the payload samples; by default real int8 with one channel. The metadata of SigMF
-    /// recordings contain the type and layout.
-    pub samples: Option<Samples>,
+    #[serde(rename = "..packet_keys")]
+    #[schemars(flatten)]
+    pub packet_keys: PacketKeys,
 }
 
 const fn normal() -> Speed {
@@ -147,7 +134,7 @@ impl ReplayConfig {
 
     /// Returns every problem of the configuration.
     pub fn problems(&self, has_format: bool) -> Vec<Problem> {
-        let mut found = frames::problems(self.window.unwrap_or(1), self.resync_after);
+        let mut found = self.packet_keys.problems();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
                 found.push(Problem::at(key, message).help(help));
@@ -201,7 +188,7 @@ impl ReplayConfig {
             let help = "remove this key; it applies only to captures";
             for (given, key) in [
                 (has_format, "format"),
-                (self.samples.is_some(), "samples"),
+                (self.packet_keys.samples.is_some(), "samples"),
                 (self.port.is_some(), "port"),
                 (self.destination.is_some(), "destination"),
             ] {
@@ -220,9 +207,15 @@ impl ReplayConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::config::{Diagnostics, Document};
 
     fn read(text: &str) -> Result<ReplayConfig, String> {
-        toml::from_str(text).map_err(|error| error.to_string())
+        let mut diagnostics = Diagnostics::new();
+        let text = format!("[source.adc]\n{text}");
+        let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+        let mut section = document.sections("source").remove(0);
+        let config = section.finish(&[], &mut diagnostics);
+        config.ok_or_else(|| diagnostics.render(document.sources(), false))
     }
 
     fn keys(text: &str, has_format: bool) -> Vec<String> {

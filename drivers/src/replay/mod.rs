@@ -29,15 +29,15 @@ mod timetable;
 
 pub use config::{Paths, ReplayConfig, Speed};
 
-use crate::packet::datagram;
-use crate::packet::{self, Format, Frames};
+use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::section;
 use capture::CapturePlayer;
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::{Layout, Samples};
-use daq_core::reorder::{Arrival, Geometry};
-use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::layout::Layout;
+use daq_core::reorder::Geometry;
+use daq_core::source::{Producers, SourceError};
 use player::RecordingPlayer;
 use recording::Recording;
 use std::path::Path;
@@ -48,7 +48,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
     summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at original or other speed",
     example: EXAMPLE,
-    schema: |_| packet::section::with_format(schemars::schema_for!(ReplayConfig), false),
+    schema: |_| section::with_format(schemars::schema_for!(ReplayConfig), false),
     parse,
 };
 
@@ -78,21 +78,19 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
 /// Assumed maximum number of packets that one receive call returned during the capture.
 const RECORDED_BATCH: usize = 64;
 
-/// A source whose configuration was checked.
+/// A source that replays captures.
 #[derive(Debug)]
-struct Replay {
+struct CaptureReplay {
     config: ReplayConfig,
-    kind: Kind,
+    frames: Frames,
 }
 
+/// A source that replays a SigMF recording.
 #[derive(Debug)]
-enum Kind {
-    Capture {
-        format: Format,
-        samples: Samples,
-    },
+struct RecordingReplay {
+    config: ReplayConfig,
     /// The metadata, read on first use.
-    Recording(OnceLock<Result<Recording, Problem>>),
+    known: OnceLock<Result<Recording, Problem>>,
 }
 
 fn parse(
@@ -102,7 +100,7 @@ fn parse(
 ) -> Option<Box<dyn SourceSpec>> {
     let has_format = section.has("format");
     let format = if has_format {
-        Some(packet::section::take(section, diagnostics))
+        Some(section::take(section, diagnostics))
     } else {
         None
     };
@@ -121,124 +119,43 @@ fn parse(
         problems
     };
     let config: ReplayConfig = section.finish_checked(&["format"], diagnostics, problems)?;
-    let is_capture = config.is_capture(has_format);
-    let kind = if is_capture {
-        Kind::Capture {
-            format: format??,
-            samples: config.samples.clone().unwrap_or_default(),
-        }
-    } else {
-        Kind::Recording(OnceLock::new())
+    if config.is_capture(has_format) {
+        let frames = Frames::new(format??, &config.packet_keys, 1, RECORDED_BATCH);
+        return Some(Box::new(CaptureReplay { config, frames }));
+    }
+    let known = OnceLock::new();
+    Some(Box::new(RecordingReplay { config, known }))
+}
+
+fn origins(config: &ReplayConfig) -> Vec<String> {
+    let paths = config.path.0.iter();
+    paths.map(|path| path.display().to_string()).collect()
+}
+
+fn files(config: &ReplayConfig, purpose: FileUse) -> Vec<NamedFile> {
+    let key = |i: usize| match config.path.0.len() {
+        1 => "path".to_owned(),
+        _ => format!("path.{i}"),
     };
-    Some(Box::new(Replay { config, kind }))
+    let paths = config.path.0.iter().enumerate();
+    paths
+        .map(|(i, path)| NamedFile::new(key(i), path, purpose))
+        .collect()
 }
 
-impl Replay {
-    fn packets_arrive(&self) -> Arrival {
-        Arrival {
-            declared: self.config.window,
-            threads: 1,
-            batch: RECORDED_BATCH,
-        }
-    }
-
-    fn frames<'a>(&self, format: &'a Format, samples: &'a Samples) -> Frames<'a> {
-        let ReplayConfig {
-            max_gap,
-            resync_after,
-            ..
-        } = self.config;
-        Frames {
-            format,
-            samples,
-            arrival: self.packets_arrive(),
-            max_gap,
-            resync_after,
-        }
-    }
-
-    fn recording<'a>(
-        &self,
-        known: &'a OnceLock<Result<Recording, Problem>>,
-    ) -> Result<&'a Recording, Problem> {
-        known
-            .get_or_init(|| Recording::open(Path::new(""), &self.config))
-            .as_ref()
-            .map_err(Clone::clone)
-    }
-}
-
-impl SourceSpec for Replay {
+impl SourceSpec for CaptureReplay {
     fn origins(&self) -> Vec<String> {
-        let paths = self.config.path.0.iter();
-        paths.map(|path| path.display().to_string()).collect()
+        origins(&self.config)
     }
 
     fn files(&self) -> Vec<NamedFile> {
-        let purpose = match self.kind {
-            Kind::Capture { .. } => FileUse::Reads,
-            Kind::Recording(_) => FileUse::ReadsAny,
-        };
-        let key = |i: usize| match self.config.path.0.len() {
-            1 => "path".to_owned(),
-            _ => format!("path.{i}"),
-        };
-        let paths = self.config.path.0.iter().enumerate();
-        paths
-            .map(|(i, path)| NamedFile::new(key(i), path, purpose))
-            .collect()
+        files(&self.config, FileUse::Reads)
     }
 
-    fn preferred_slot(&self) -> Option<usize> {
-        match &self.kind {
-            Kind::Capture { format, samples } => {
-                Some(self.frames(format, samples).preferred_slot())
-            }
-            Kind::Recording(known) => self.recording(known).ok().map(Recording::preferred_slot),
-        }
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).geometry(slot_bytes),
-            Kind::Recording(known) => self.recording(known)?.geometry(slot_bytes),
-        }
-    }
-
-    fn arrival(&self) -> Option<Arrival> {
-        match &self.kind {
-            Kind::Capture { .. } => Some(self.packets_arrive()),
-            // A recording is in order, so its packets need no window.
-            Kind::Recording(_) => None,
-        }
-    }
-
-    fn detected_from(&self) -> Option<&'static str> {
-        match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).detected_from(),
-            Kind::Recording(_) => None,
-        }
-    }
-
-    fn detects_frame_size(&self) -> bool {
-        match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).detects_frame_size(),
-            Kind::Recording(_) => false,
-        }
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        match &self.kind {
-            Kind::Capture { format, samples } => self.frames(format, samples).layout(geometry),
-            Kind::Recording(known) => self.recording(known)?.layout(geometry),
-        }
-    }
+    frame_methods!();
 
     fn memory(&self, geometry: &Geometry) -> usize {
-        match &self.kind {
-            Kind::Capture { format, .. } => datagram::hold_bytes(format, geometry, 1),
-            Kind::Recording(_) => 0,
-        }
+        self.frames.hold_bytes(geometry)
     }
 
     fn supports_backpressure(&self) -> bool {
@@ -246,37 +163,63 @@ impl SourceSpec for Replay {
     }
 
     fn notes(&self) -> Vec<String> {
-        match &self.kind {
-            Kind::Capture { format, samples } => {
-                let mut notes = self.frames(format, samples).notes();
-                if self.config.samples.is_none() {
-                    notes.push("the sample type is not declared, so int8 is assumed".to_owned());
-                }
-                notes
-            }
-            Kind::Recording(known) => self.recording(known).map_or_else(
-                |_| Vec::new(),
-                |recording| recording.notes(self.config.speed),
-            ),
-        }
+        self.frames.notes()
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let (name, directory, geometry) = (&*context.name, &*context.directory, context.geometry);
-        let filler: Box<dyn Filler> = match &self.kind {
-            Kind::Capture { format, .. } => Box::new(CapturePlayer::open(
-                name,
-                directory,
-                &self.config,
-                format.start_detection(&geometry, 1),
-            )?),
-            Kind::Recording(_) => Box::new(RecordingPlayer::open(
-                name,
-                directory,
-                &self.config,
-                geometry,
-            )?),
-        };
-        Ok(Producers::Fillers(vec![filler]))
+        let format = self.frames.start_detection(&context.geometry);
+        let player = CapturePlayer::open(&context.name, &context.directory, &self.config, format)?;
+        Ok(Producers::Fillers(vec![Box::new(player)]))
+    }
+}
+
+impl RecordingReplay {
+    fn recording(&self) -> Result<&Recording, Problem> {
+        self.known
+            .get_or_init(|| Recording::open(Path::new(""), &self.config))
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+}
+
+/// A recording is in order, so its packets need no window.
+impl SourceSpec for RecordingReplay {
+    fn origins(&self) -> Vec<String> {
+        origins(&self.config)
+    }
+
+    fn files(&self) -> Vec<NamedFile> {
+        files(&self.config, FileUse::ReadsAny)
+    }
+
+    fn preferred_slot(&self) -> Option<usize> {
+        self.recording().ok().map(Recording::preferred_slot)
+    }
+
+    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+        self.recording()?.geometry(slot_bytes)
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        self.recording()?.layout(geometry)
+    }
+
+    fn supports_backpressure(&self) -> bool {
+        self.config.backpressure
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let recording = self.recording().ok();
+        recording.map_or_else(Vec::new, |recording| recording.notes(self.config.speed))
+    }
+
+    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        let player = RecordingPlayer::open(
+            &context.name,
+            &context.directory,
+            &self.config,
+            context.geometry,
+        )?;
+        Ok(Producers::Fillers(vec![Box::new(player)]))
     }
 }

@@ -1,11 +1,10 @@
 //! The keys of a `udp` source.
 
 use crate::list::List;
-use crate::packet::frames;
-use crate::sender::{self, Allowed};
+use crate::packet::PacketKeys;
+use crate::socket::SocketKeys;
 use daq_core::config::Problem;
-use daq_core::layout::Samples;
-use daq_core::units::{ByteSize, Span, counted};
+use daq_core::units::counted;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
@@ -30,48 +29,21 @@ pub struct UdpConfig {
     /// CPU cores of the threads, one core per thread in the order of addresses and sockets; by default any core.
     #[serde(default)]
     pub cores: Vec<usize>,
-    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
-    /// "10.1.0.0/16", "10.0.0.7:4000"]`; by default every sender. Linux drops the other packets and counts them among the drops
-    /// of the socket, not among `rejected`.
-    pub from: Option<List<Allowed>>,
     /// Multicast groups to join, such as `["239.1.2.3"]`.
     #[serde(default)]
     pub groups: Vec<IpAddr>,
     /// Network interface on which to join the groups, by name or by its IPv4 address; by default the routing table selects it.
     pub interface: Option<String>,
-    /// Size of the receive buffer of each socket, which stores packets while the thread is delayed. `net.core.rmem_max` limits
-    /// the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged.
-    #[serde(default = "receive_buffer")]
-    pub receive_buffer: ByteSize,
-    /// Maximum time that a receive call polls the NIC instead of sleeping, such as `"50 us"`, if the driver of the NIC supports
-    /// polling. The default is the setting of the system.
-    #[serde(default)]
-    pub busy_poll: Span,
-    /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order. The
-    /// default is large enough for several receive batches of each thread, at least 8, and limited by the number of slots of
-    /// the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default is
-    /// computed for the maximum number of packets in a slot: set `window` if `late` grows. A frame with missing packets is
-    /// published when a packet of a frame `window` frames later arrives, or when the source ends. There is no timeout: while
-    /// the sender is silent, the frame stays `pending`, and so do complete frames behind it.
-    pub window: Option<usize>,
-    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
-    /// loss but starts a new epoch.
-    #[serde(default = "frames::default_max_gap")]
-    pub max_gap: u64,
-    /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
-    /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
-    #[serde(default = "frames::default_resync_after")]
-    pub resync_after: u32,
-    /// Type and layout of the payload samples; by default real int8 with one channel.
-    pub samples: Option<Samples>,
+    #[serde(rename = "..socket_keys")]
+    #[schemars(flatten)]
+    pub socket_keys: SocketKeys,
+    #[serde(rename = "..packet_keys")]
+    #[schemars(flatten)]
+    pub packet_keys: PacketKeys,
 }
 
 const fn one() -> usize {
     1
-}
-
-const fn receive_buffer() -> ByteSize {
-    ByteSize(64 << 20)
 }
 
 impl UdpConfig {
@@ -150,11 +122,8 @@ impl UdpConfig {
             ),
             "list one core for each socket of each address",
         );
-        found.extend(sender::problems(self.from.as_ref(), listen));
-        found.extend(frames::problems(
-            self.window.unwrap_or(1),
-            self.resync_after,
-        ));
+        found.extend(self.socket_keys.problems(listen));
+        found.extend(self.packet_keys.problems());
         found
     }
 

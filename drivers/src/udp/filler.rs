@@ -7,18 +7,18 @@
 //! about as long as copying 4 KiB.)
 
 use super::tune::{self, MAX_BATCH_PACKETS, MESSAGES, Seen, Tune};
-use crate::packet::datagram::{Placer, packets};
+use crate::packet::datagram::{Placer, split_message};
 use crate::packet::{Format, Parsed, Split};
-use crate::sender::{SenderWatch, message_of};
+use crate::sender::message_of;
+use crate::socket::SourceSocket;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::scatter::Scatter;
-use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::{PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum header size in bytes that is predicted, if the format does not fix it.
 const HEADER: usize = 512;
@@ -26,12 +26,10 @@ const HEADER: usize = 512;
 const HEADERS: usize = 4 << 20;
 /// Minimum payload bytes for which scattering a message costs less than copying it.
 const MIN_SCATTER_PAYLOAD: usize = 4096;
-/// Minimum time between two reads of the socket's drop counter.
-const DROPS: Duration = Duration::from_millis(1);
 
 /// Receives from one socket.
 pub(super) struct Receiver {
-    socket: UdpSocket,
+    socket: SourceSocket,
     placer: Placer,
     plain: RecvBatch,
     scatter: Option<Scatter>,
@@ -39,8 +37,6 @@ pub(super) struct Receiver {
     /// Copies of mispredicted messages, [`MESSAGE_BYTES`] each.
     bounce: Box<[u8]>,
     rest: Vec<Moved>,
-    senders: SenderWatch,
-    drops_read: Option<Instant>,
     /// Whether this thread alone fills the window.
     exclusive: bool,
     is_prepared: bool,
@@ -88,10 +84,9 @@ impl Receiver {
     /// Creates a receiver for the source of `context`. `exclusive` is true if it alone fills the window.
     pub(super) fn new(
         context: &SourceContext,
-        socket: UdpSocket,
+        socket: SourceSocket,
         format: Format,
         exclusive: bool,
-        senders: SenderWatch,
     ) -> Self {
         let mut receiver = Self {
             socket,
@@ -101,8 +96,6 @@ impl Receiver {
             tune: Tune::default(),
             bounce: Box::default(),
             rest: Vec::with_capacity(MESSAGES),
-            senders,
-            drops_read: None,
             exclusive,
             is_prepared: false,
         };
@@ -118,10 +111,7 @@ impl Receiver {
         }
         self.is_prepared = true;
         let trailer = format.trailer_len();
-        let header = match format {
-            Format::Raw(raw) => raw.header_len(),
-            Format::Spead(_) => HEADER,
-        };
+        let header = format.fixed_header_len().unwrap_or(HEADER);
         let packets = MAX_BATCH_PACKETS.min(HEADERS / (header + trailer).max(1));
         if self.exclusive && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD {
             self.scatter = Some(Scatter::new(MESSAGES, packets, header, trailer));
@@ -145,8 +135,10 @@ impl Receiver {
     }
 
     fn receive_and_copy(&mut self, window: &mut ReorderWindow, is_rule: bool) -> io::Result<Got> {
-        self.plain.name_all(self.senders.wants_all());
-        let count = self.plain.recv(&self.socket, self.tune.plain(is_rule))?;
+        self.plain.name_all(self.socket.senders.wants_all());
+        let count = self
+            .plain
+            .recv(&self.socket.socket, self.tune.plain(is_rule))?;
         if count == 0 {
             return Ok(Got::Nothing);
         }
@@ -154,16 +146,11 @@ impl Receiver {
         let datagrams = (0..count).flat_map(|message| {
             let about = plain.message(message);
             tune.saw_plain(about.packets());
-            packets(plain.bytes(message), about.segment)
+            split_message(plain.bytes(message), about.segment)
                 .map(move |bytes| (bytes, received_at(about.timestamp_ns)))
         });
         let duplicate = self.placer.place(window, datagrams);
-        self.senders.saw(plain.sender(0));
-        if let Some(duplicate) = duplicate {
-            let messages = (0..count).map(|message| plain.message(message).packets().max(1));
-            let sender = plain.sender(message_of(messages, duplicate));
-            self.senders.duplicate(sender);
-        }
+        self.socket.saw(plain, count, duplicate);
         Ok(Got::Something)
     }
 
@@ -174,23 +161,24 @@ impl Receiver {
         };
         let (messages, segments) = self.tune.guess();
         let placer = &mut self.placer;
-        scatter.name_all(self.senders.wants_all());
+        scatter.name_all(self.socket.senders.wants_all());
         let mut batch = window.batch();
         let header = |id: PacketId| placer.format().header_len(id.sub);
         let Some(mut received) =
-            scatter.receive(&mut batch, &self.socket, messages, segments, header)?
+            scatter.receive(&mut batch, &self.socket.socket, messages, segments, header)?
         else {
             batch.commit();
             return Ok(None);
         };
         self.rest.clear();
         if received.messages() > 0 {
-            self.senders.saw(received.sender(0));
+            self.socket.senders.saw(received.sender(0));
         }
         let mut seen = Seen {
             messages: received.messages(),
             ..Seen::default()
         };
+        let mut mismatched = None;
         for message in 0..received.messages() {
             let (about, row) = (received.message(message), received.row(message));
             let (count, time) = (about.packets(), received_at(about.timestamp_ns));
@@ -208,21 +196,18 @@ impl Receiver {
                     if length != received.packet_bytes(slot) {
                         break;
                     }
-                    let Ok(Split::Whole(Parsed::Data(packet))) = placer
+                    let parsed = placer
                         .format_mut()
-                        .parse_split(header, length - header.len())
-                    else {
-                        break;
-                    };
-                    let id = PacketId {
-                        unit: packet.unit,
-                        sub: packet.sub,
-                    };
-                    let stamp = placer.time(packet.timestamp, time);
-                    if packet.payload.start != header.len() || !received.accept(id, slot, stamp) {
+                        .parse_split(header, length - header.len());
+                    if let Ok(Split::Whole(Parsed::Data(packet))) = &parsed
+                        && packet.payload.start == header.len()
+                        && received.accept(packet.id(), slot, placer.time(packet.timestamp, time))
+                    {
+                        matched += 1;
+                    } else {
+                        mismatched = Some(parsed);
                         break;
                     }
-                    matched += 1;
                 }
             }
             seen.matched += matched as u64;
@@ -246,9 +231,10 @@ impl Receiver {
             .iter()
             .zip(self.bounce.chunks_exact(MESSAGE_BYTES))
             .flat_map(|(moved, bytes)| {
-                packets(&bytes[..moved.bytes], moved.segment).map(move |bytes| (bytes, moved.time))
+                split_message(&bytes[..moved.bytes], moved.segment)
+                    .map(move |bytes| (bytes, moved.time))
             });
-        let duplicate = (seen.moved > 0).then(|| self.placer.place(window, moved));
+        let duplicate = (seen.moved > 0).then(|| self.placer.place_rest(window, mismatched, moved));
         if let Some(duplicate) = duplicate.flatten() {
             let packets = |moved: &Moved| moved.bytes.div_ceil(moved.segment.max(1)).max(1);
             let moved = message_of(self.rest.iter().map(packets), duplicate);
@@ -256,28 +242,13 @@ impl Receiver {
                 .rest
                 .get(moved)
                 .and_then(|moved| scatter.sender(moved.message));
-            self.senders.duplicate(sender);
+            self.socket.senders.duplicate(sender);
         }
         Ok(Some(match (seen.messages, seen.moved) {
             (0, _) => Got::Nothing,
             (_, 0) => Got::AsGuessed,
             _ => Got::Something,
         }))
-    }
-
-    /// Reads the number of packets that the socket has dropped, if [`DROPS`] has passed since the last read.
-    fn read_drops(&mut self, window: &ReorderWindow) {
-        let now = Instant::now();
-        if self
-            .drops_read
-            .is_some_and(|read| now.saturating_duration_since(read) < DROPS)
-        {
-            return;
-        }
-        self.drops_read = Some(now);
-        if let Ok(memory) = self.socket.mem_info() {
-            window.note_drops(memory.drops.into());
-        }
     }
 }
 
@@ -294,29 +265,18 @@ impl Filler for Receiver {
         window: &mut ReorderWindow,
         timeout: Duration,
     ) -> Result<Polled, SourceError> {
-        let error = |socket: &UdpSocket, error: io::Error| {
-            SourceError::new(
-                format!("UDP {}", socket.local()),
-                format!("cannot receive: {error}; `ip -s link` shows whether the interface is up"),
-            )
-        };
         let got = self
             .receive(window)
-            .map_err(|why| error(&self.socket, why))?;
+            .map_err(|why| self.socket.error(&why))?;
         if got == Got::AsGuessed && !window.wants_drops() {
             return Ok(Polled::Busy);
         }
         // Packets that are missing or arrived out of order may have been dropped by this socket.
-        self.read_drops(window);
+        self.socket.read_drops(window);
         if got != Got::Nothing {
             return Ok(Polled::Busy);
         }
-        let ready = !timeout.is_zero()
-            && self
-                .socket
-                .wait(timeout)
-                .map_err(|why| error(&self.socket, why))?;
-        Ok(if ready { Polled::Busy } else { Polled::Idle })
+        self.socket.wait(timeout)
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {

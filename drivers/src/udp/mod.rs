@@ -24,17 +24,16 @@ mod tune;
 
 pub use config::{Listen, UdpConfig};
 
-use crate::list::List;
-use crate::packet::datagram;
-use crate::packet::{self, Format, Frames};
-use crate::sender::{self, SenderWatch};
+use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::section;
+use crate::sender::SenderWatch;
 use crate::silence;
+use crate::socket::{RECEIVE_BUFFER, SourceSocket};
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::{Layout, Samples};
-use daq_core::reorder::{Arrival, Geometry};
+use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
 use std::net::SocketAddr;
@@ -44,7 +43,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
-    schema: |_| packet::section::with_format(schemars::schema_for!(UdpConfig), true),
+    schema: |_| section::with_format(schemars::schema_for!(UdpConfig), true),
     parse,
 };
 
@@ -74,8 +73,7 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
 #[derive(Debug)]
 struct Udp {
     config: UdpConfig,
-    format: Format,
-    samples: Samples,
+    frames: Frames,
 }
 
 fn parse(
@@ -83,51 +81,23 @@ fn parse(
     _: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
-    let format = packet::section::take(section, diagnostics);
+    let format = section::take(section, diagnostics);
     let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
-    let samples = config.samples.clone().unwrap_or_default();
-    let udp = Udp {
-        format: format?,
-        samples,
-        config,
-    };
-    Some(Box::new(udp))
+    let (format, threads) = (format?, config.threads());
+    let batch = filler::batch(format.packet_layout().rest, threads);
+    let frames = Frames::new(format, &config.packet_keys, threads, batch);
+    Some(Box::new(Udp { config, frames }))
 }
 
 impl Udp {
-    fn packets_arrive(&self) -> Arrival {
-        Arrival {
-            declared: self.config.window,
-            threads: self.threads(),
-            batch: filler::batch(self.format.packet_layout().rest, self.threads()),
-        }
-    }
-
-    fn frames(&self) -> Frames<'_> {
-        let UdpConfig {
-            max_gap,
-            resync_after,
-            ..
-        } = self.config;
-        Frames {
-            format: &self.format,
-            samples: &self.samples,
-            arrival: self.packets_arrive(),
-            max_gap,
-            resync_after,
-        }
-    }
-
     fn options(&self, reuse_port: bool) -> Options {
         Options {
             reuse_port,
-            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             coalesce: true,
             timestamps: true,
-            busy_poll: self.config.busy_poll.0,
             groups: self.config.groups.clone(),
             interface: self.config.interface.as_deref().map(Interface::from),
-            from: List::or_none(self.config.from.as_ref()).to_vec(),
+            ..self.config.socket_keys.options(RECEIVE_BUFFER)
         }
     }
 
@@ -185,29 +155,7 @@ impl SourceSpec for Udp {
             .collect()
     }
 
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(self.frames().preferred_slot())
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.frames().geometry(slot_bytes)
-    }
-
-    fn arrival(&self) -> Option<Arrival> {
-        Some(self.packets_arrive())
-    }
-
-    fn detected_from(&self) -> Option<&'static str> {
-        self.frames().detected_from()
-    }
-
-    fn detects_frame_size(&self) -> bool {
-        self.frames().detects_frame_size()
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.frames().layout(geometry)
-    }
+    frame_methods!();
 
     fn supports_backpressure(&self) -> bool {
         false
@@ -218,12 +166,12 @@ impl SourceSpec for Udp {
     }
 
     fn memory(&self, geometry: &Geometry) -> usize {
-        let payload = match self.frames().detected_from() {
+        let payload = match self.detected_from() {
             Some(_) => usize::MAX,
             None => geometry.packet_bytes,
         };
         let each = filler::memory(payload, self.threads());
-        self.threads() * (each + datagram::hold_bytes(&self.format, geometry, self.threads()))
+        self.threads() * (each + self.frames.hold_bytes(geometry))
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -231,11 +179,8 @@ impl SourceSpec for Udp {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = self.frames().notes();
-        if self.config.samples.is_none() {
-            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
-        }
-        notes.extend(sender::note(self.config.from.as_ref()));
+        let mut notes = self.frames.notes();
+        notes.extend(self.config.socket_keys.note());
         if self.threads() > 1 {
             let threads = self.threads();
             notes.push(format!(
@@ -246,21 +191,20 @@ impl SourceSpec for Udp {
     }
 
     fn silence_hint(&self) -> SilenceHint {
-        let UdpConfig {
-            listen,
-            groups,
-            interface,
-            from,
-            ..
-        } = self.config.clone();
-        Box::new(move || silence::hint(&listen.0, &groups, interface.as_deref(), from.is_some()))
+        let config = self.config.clone();
+        Box::new(move || {
+            silence::hint(
+                &config.listen.0,
+                &config.groups,
+                config.interface.as_deref(),
+                config.socket_keys.from.is_some(),
+            )
+        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let exclusive = self.threads() == 1;
-        let format = self
-            .format
-            .start_detection(&context.geometry, self.threads());
+        let format = self.frames.start_detection(&context.geometry);
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
         let mut is_logged = false;
         let mut senders = None::<SenderWatch>;
@@ -286,10 +230,9 @@ impl SourceSpec for Udp {
                     .another(local);
                 fillers.push(Box::new(Receiver::new(
                     context,
-                    socket,
+                    SourceSocket::new(socket, watch),
                     format.clone(),
                     exclusive,
-                    watch,
                 )));
             }
         }

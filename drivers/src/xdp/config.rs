@@ -1,13 +1,11 @@
 //! The keys of an `xdp` source.
 
 use super::program::MAX_ADDRESSES;
-use crate::list::List;
-use crate::packet::frames;
-use crate::sender::{self, Allowed};
+use crate::packet::PacketKeys;
+use crate::socket::SocketKeys;
 use crate::udp::Listen;
 use daq_core::config::Problem;
-use daq_core::layout::Samples;
-use daq_core::units::{ByteSize, Span, counted};
+use daq_core::units::{ByteSize, counted};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -115,10 +113,6 @@ pub struct XdpConfig {
     /// Address and port to receive on, such as `"10.0.0.1:4950"`, or an array of up to 64 such addresses. A multicast group is
     /// joined. All other packets continue to the Linux network stack.
     pub listen: Listen,
-    /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
-    /// "10.1.0.0/16", "10.0.0.7:4000"]`; by default every sender. The XDP program drops the other packets without counting
-    /// them.
-    pub from: Option<List<Allowed>>,
     /// Receive queues to use: the number of queues, counted from queue 0, or an array of queue numbers. Each queue has its own
     /// socket and thread. Packets of other queues are received through the Linux network stack, which is slower and is logged.
     #[serde(default = "one")]
@@ -141,31 +135,12 @@ pub struct XdpConfig {
     /// Number of packets that Linux stores per queue while its thread is delayed: a power of two, 64 to 262144.
     #[serde(default = "packets")]
     pub packets: u32,
-    /// Maximum time that a call polls the NIC instead of waiting for interrupts, such as `"50 us"`, if the NIC's driver
-    /// supports polling. By default, interrupts are used.
-    #[serde(default)]
-    pub busy_poll: Span,
-    /// Size of the socket receive buffer for packets that arrive through the Linux network stack: packets of other queues, and
-    /// fragments.
-    #[serde(default = "receive_buffer")]
-    pub receive_buffer: ByteSize,
-    /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order. The
-    /// default is large enough for several receive batches of each thread, at least 8, and limited by the number of slots of
-    /// the ring; `daq plan` prints the number and the reason. If SPEAD sizes are detected automatically, the default is
-    /// computed for the maximum number of packets in a slot: set `window` if `late` grows. A frame with missing packets is
-    /// published when a packet of a frame `window` frames later arrives, or when the source ends. There is no timeout: while
-    /// the sender is silent, the frame stays `pending`, and so do complete frames behind it.
-    pub window: Option<usize>,
-    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
-    /// loss but starts a new epoch.
-    #[serde(default = "frames::default_max_gap")]
-    pub max_gap: u64,
-    /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
-    /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
-    #[serde(default = "frames::default_resync_after")]
-    pub resync_after: u32,
-    /// Type and layout of the payload samples; by default real int8 with one channel.
-    pub samples: Option<Samples>,
+    #[serde(rename = "..socket_keys")]
+    #[schemars(flatten)]
+    pub socket_keys: SocketKeys,
+    #[serde(rename = "..packet_keys")]
+    #[schemars(flatten)]
+    pub packet_keys: PacketKeys,
 }
 
 fn one() -> Queues {
@@ -178,10 +153,6 @@ const fn chunk() -> ByteSize {
 
 const fn packets() -> u32 {
     4096
-}
-
-const fn receive_buffer() -> ByteSize {
-    ByteSize(8 << 20)
 }
 
 impl XdpConfig {
@@ -271,11 +242,8 @@ impl XdpConfig {
             "zero-copy needs an XDP program in the NIC's driver".into(),
             "set `attach = \"native\"`, or `mode = \"copy\"`",
         );
-        found.extend(sender::problems(self.from.as_ref(), listen));
-        found.extend(frames::problems(
-            self.window.unwrap_or(1),
-            self.resync_after,
-        ));
+        found.extend(self.socket_keys.problems(listen));
+        found.extend(self.packet_keys.problems());
         found
     }
 

@@ -2,7 +2,6 @@
 
 use super::config::{Attach, Mode, XdpConfig};
 use super::program;
-use crate::list::List;
 use crate::sys::bpf::{self, Hook};
 use crate::sys::interface::Interface;
 use crate::sys::xdp::{HEADROOM, Options, Step, XdpSocket};
@@ -85,11 +84,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
     let queues = &config.queues.0;
     let max = queues.iter().max().map_or(1, |queue| queue + 1);
     let map = bpf::socket_map(max).map_err(|error| privilege(&what, &error))?;
-    let code = program::assemble(
-        addresses,
-        List::or_none(config.from.as_ref()),
-        map.as_raw_fd(),
-    );
+    let code = program::assemble(addresses, config.socket_keys.from(), map.as_raw_fd());
     let mut log = vec![0; 1 << 16];
     let program = bpf::load(&code, has_pieces, &mut log).map_err(|error| {
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(0);
@@ -117,7 +112,7 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
                 Mode::ZeroCopy => Some(true),
             },
             batch: BATCH,
-            busy_poll: config.busy_poll.0,
+            busy_poll: config.socket_keys.busy_poll.0,
         };
         let what = format!("queue {queue} of {}", interface.name());
         let memory = Region::host(

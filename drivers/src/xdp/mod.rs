@@ -50,35 +50,37 @@ mod program;
 
 pub use config::XdpConfig;
 
-use crate::list::List;
-use crate::packet::datagram;
-use crate::packet::{self, Format, Frames};
-use crate::sender::{self, SenderWatch};
+use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::section;
+use crate::sender::SenderWatch;
 use crate::silence;
 use crate::sys::interface::Interface as Card;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::{Layout, Samples};
-use daq_core::reorder::{Arrival, Geometry};
+use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
+use daq_core::units::ByteSize;
 use filler::{Parts, Receiver, Stack};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
-    schema: |_| packet::section::with_format(schemars::schema_for!(XdpConfig), true),
+    schema: |_| section::with_format(schemars::schema_for!(XdpConfig), true),
     parse,
 };
 
 /// Number of bytes per chunk in the two rings: the chunk's address in the fill ring, and its descriptor in the receive ring.
 const RING_BYTES: usize = 8 + 16;
+/// Default size of the receive buffer for packets from the Linux network stack.
+const RECEIVE_BUFFER: ByteSize = ByteSize(8 << 20);
 
 const EXAMPLE: &str = r#"[source.NAME]
 driver    = "xdp"
@@ -106,8 +108,7 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
 #[derive(Debug)]
 struct Xdp {
     config: XdpConfig,
-    format: Format,
-    samples: Samples,
+    frames: Frames,
 }
 
 fn parse(
@@ -115,41 +116,14 @@ fn parse(
     _: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
-    let format = packet::section::take(section, diagnostics);
+    let format = section::take(section, diagnostics);
     let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
-    let samples = config.samples.clone().unwrap_or_default();
-    let xdp = Xdp {
-        format: format?,
-        samples,
-        config,
-    };
-    Some(Box::new(xdp))
+    let threads = config.queues.0.len();
+    let frames = Frames::new(format?, &config.packet_keys, threads, link::BATCH);
+    Some(Box::new(Xdp { config, frames }))
 }
 
 impl Xdp {
-    fn packets_arrive(&self) -> Arrival {
-        Arrival {
-            declared: self.config.window,
-            threads: self.threads(),
-            batch: link::BATCH,
-        }
-    }
-
-    fn frames(&self) -> Frames<'_> {
-        let XdpConfig {
-            max_gap,
-            resync_after,
-            ..
-        } = self.config;
-        Frames {
-            format: &self.format,
-            samples: &self.samples,
-            arrival: self.packets_arrive(),
-            max_gap,
-            resync_after,
-        }
-    }
-
     /// Opens ordinary sockets on the addresses. They claim the ports, join the groups, and receive what the program
     /// passes on.
     fn stack(&self) -> Result<Vec<UdpSocket>, SourceError> {
@@ -162,11 +136,11 @@ impl Xdp {
             SourceError::new(format!("interface {}", self.config.interface), why)
         })?;
         let options = Options {
-            receive_buffer: self.config.receive_buffer.bytes().unwrap_or(usize::MAX),
             timestamps: true,
+            // Only the XDP queues are polled.
+            busy_poll: Duration::ZERO,
             interface: Some(Interface::Name(self.config.interface.clone())),
-            from: List::or_none(self.config.from.as_ref()).to_vec(),
-            ..Options::default()
+            ..self.config.socket_keys.options(RECEIVE_BUFFER)
         };
         let name = &self.config.interface;
         let open = |address: SocketAddr| {
@@ -206,29 +180,7 @@ impl SourceSpec for Xdp {
         listen.collect()
     }
 
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(self.frames().preferred_slot())
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.frames().geometry(slot_bytes)
-    }
-
-    fn arrival(&self) -> Option<Arrival> {
-        Some(self.packets_arrive())
-    }
-
-    fn detected_from(&self) -> Option<&'static str> {
-        self.frames().detected_from()
-    }
-
-    fn detects_frame_size(&self) -> bool {
-        self.frames().detects_frame_size()
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.frames().layout(geometry)
-    }
+    frame_methods!();
 
     fn supports_backpressure(&self) -> bool {
         false
@@ -241,7 +193,7 @@ impl SourceSpec for Xdp {
     fn memory(&self, geometry: &Geometry) -> usize {
         let chunks = self.config.chunk_bytes() * self.config.packets as usize;
         let packet = link::planned_max_packet(&self.config);
-        let held = datagram::hold_bytes(&self.format, geometry, self.threads());
+        let held = self.frames.hold_bytes(geometry);
         (0..self.threads())
             .map(|i| {
                 held + chunks
@@ -256,22 +208,17 @@ impl SourceSpec for Xdp {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = self.frames().notes();
-        if self.config.samples.is_none() {
-            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
-        }
-        notes.extend(sender::note(self.config.from.as_ref()));
+        let mut notes = self.frames.notes();
+        notes.extend(self.config.socket_keys.note());
         notes
     }
 
     fn silence_hint(&self) -> SilenceHint {
-        let XdpConfig {
-            listen,
-            interface,
-            from,
-            ..
-        } = self.config.clone();
-        Box::new(move || silence::hint(&listen.0, &[], Some(&interface), from.is_some()))
+        let config = self.config.clone();
+        Box::new(move || {
+            let is_filtered = config.socket_keys.from.is_some();
+            silence::hint(&config.listen.0, &[], Some(&config.interface), is_filtered)
+        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
@@ -288,9 +235,7 @@ impl SourceSpec for Xdp {
         for sentence in &opened.notes {
             tracing::info!("source {}: {sentence}", context.name);
         }
-        let format = self
-            .format
-            .start_detection(&context.geometry, self.threads());
+        let format = self.frames.start_detection(&context.geometry);
         let attached = Arc::new(opened.attached);
         let senders = SenderWatch::new(&context.name, self.config.listen.0[0]);
         let queues = opened.sockets.into_iter().zip(&self.config.queues.0);
@@ -305,7 +250,7 @@ impl SourceSpec for Xdp {
                 format: format.clone(),
                 packet: opened.packet,
                 attached: attached.clone(),
-                polls: !self.config.busy_poll.0.is_zero(),
+                polls: !self.config.socket_keys.busy_poll.0.is_zero(),
             };
             Box::new(Receiver::new(parts)) as Box<dyn Filler>
         });

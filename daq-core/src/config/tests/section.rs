@@ -411,3 +411,40 @@ fn errors_in_arrays_enums_and_checked_types_are_reported() {
         "{shown}"
     );
 }
+
+#[test]
+fn keys_of_groups_are_read_with_their_locations() {
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(deny_unknown_fields)]
+    struct Shared {
+        window: u32,
+        #[serde(default)]
+        from: Vec<u8>,
+    }
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(deny_unknown_fields)]
+    struct Keys {
+        listen: String,
+        #[serde(rename = "..shared")]
+        shared: Shared,
+        core: Option<u32>,
+    }
+    let read = |keys: &str| finish::<Keys>("source", &format!("[source.adc]\n{keys}"));
+    let shared = Shared {
+        window: 4,
+        from: vec![1],
+    };
+    let expected = Keys {
+        listen: "here".into(),
+        shared,
+        core: Some(2),
+    };
+    assert_eq!(
+        read("from = [1]\ncore = 2\nwindow = 4\nlisten = 'here'\n"),
+        Ok(expected)
+    );
+    assert_eq!(
+        read("windwo = 4\nfrom = [1, 'x']\ncore = 'a'\n'..shared' = 1\n"),
+        Err("".to_owned())
+    );
+}

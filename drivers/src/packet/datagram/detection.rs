@@ -39,10 +39,7 @@ pub(super) struct Detection {
 impl Detection {
     /// Returns the state for a format that must be detected, or `None` for a known format.
     pub(super) fn new(format: &Format) -> Option<Self> {
-        let Format::Spead(spead) = format else {
-            return None;
-        };
-        let detector = spead.detector()?.clone();
+        let detector = format.detector()?.clone();
         Some(Self {
             pending: PendingDatagrams::new(detector.hold_bytes()),
             detector,

@@ -6,11 +6,12 @@ pub(crate) mod pending;
 pub(crate) use detection::hold_bytes;
 
 use crate::packet::spead::Recut;
-use crate::packet::{Control, Format, Parsed, Part, Reject};
+use crate::packet::{Control, Format, Parsed, Part, Reject, Split};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 use detection::Detection;
+use std::fmt::Display;
 
 /// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
@@ -124,6 +125,29 @@ impl Placer {
         }
     }
 
+    /// Places datagrams of which the first was parsed before: `first` is the result, unless its header was incomplete.
+    /// Returns the same as [`place`](Self::place).
+    pub fn place_rest<'d>(
+        &mut self,
+        window: &mut ReorderWindow,
+        first: Option<Result<Split, Reject>>,
+        datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp)>,
+    ) -> Option<usize> {
+        let parsed = match first {
+            Some(Ok(Split::Whole(parsed))) => Ok(parsed),
+            Some(Err(reject)) => Err(reject),
+            Some(Ok(Split::Longer { .. })) | None => return self.place(window, datagrams),
+        };
+        let mut datagrams = datagrams.into_iter();
+        let (bytes, received) = datagrams.next()?;
+        let put = window.with_batch(|batch| self.put_parsed(batch, parsed, bytes, received, false));
+        if let Put::Control(control) = put {
+            self.handle_control(window, control);
+        }
+        let duplicate = self.place(window, datagrams).map(|i| i + 1);
+        duplicate.or_else(|| (put == Put::Duplicate).then_some(0))
+    }
+
     /// Counts a control message, and removes the unit of the message from the expected units.
     fn handle_control(&mut self, window: &mut ReorderWindow, control: Control) {
         window.control(1);
@@ -180,12 +204,23 @@ impl Placer {
         received: Timestamp,
         holds: bool,
     ) -> Put {
-        match self.format.parse(bytes) {
+        let parsed = self.format.parse(bytes);
+        self.put_parsed(batch, parsed, bytes, received, holds)
+    }
+
+    /// Places the payload of the datagram `bytes`, which was parsed as `parsed`.
+    #[inline]
+    fn put_parsed(
+        &mut self,
+        batch: &mut Batch<'_>,
+        parsed: Result<Parsed, Reject>,
+        bytes: &[u8],
+        received: Timestamp,
+        holds: bool,
+    ) -> Put {
+        match parsed {
             Ok(Parsed::Data(packet)) => {
-                let id = PacketId {
-                    unit: packet.unit,
-                    sub: packet.sub,
-                };
+                let id = packet.id();
                 if holds && !batch.has_room(id, Some(packet.payload.len())) {
                     return Put::PendingDatagrams;
                 }
@@ -252,18 +287,8 @@ impl Placer {
         }
     }
 
-    #[cold]
     fn log_reject(&self, reject: &Reject, bytes: &[u8]) {
-        let reason = reject.name();
-        if self.rejections.count(reason, 1, reject) {
-            let start = &bytes[..bytes.len().min(32)];
-            tracing::warn!(
-                "source {}: rejected a packet of {} bytes ({reason}): {reject}. It begins with {start:02x?}. Further packets \
-                 rejected for this reason are only counted",
-                self.name,
-                bytes.len(),
-            );
-        }
+        log_reject(&self.name, &self.rejections, reject.name(), reject, bytes);
     }
 
     #[cold]
@@ -280,11 +305,8 @@ impl Placer {
 
     #[cold]
     fn log_missing_time(&mut self, bytes: &[u8]) {
-        let Format::Spead(spead) = &self.format else {
-            return;
-        };
         if !std::mem::replace(&mut self.is_missing_time_logged, true)
-            && let Some(why) = spead.why_no_time(bytes)
+            && let Some(why) = self.format.why_no_time(bytes)
         {
             tracing::warn!(
                 "source {}: frames have no timestamp: {why}, or omit `timestamp` to use the receive \
@@ -312,9 +334,28 @@ impl Placer {
     }
 }
 
+/// Counts a packet of `source` that is rejected for `reason`, and logs the first such packet.
+#[cold]
+pub(crate) fn log_reject(
+    source: &str,
+    rejections: &Rejections,
+    reason: &'static str,
+    why: impl Display,
+    packet: &[u8],
+) {
+    if rejections.count(reason, 1, &why) {
+        let start = &packet[..packet.len().min(32)];
+        tracing::warn!(
+            "source {source}: rejected a packet of {} bytes ({reason}): {why}. It begins with {start:02x?}. Further packets \
+             rejected for this reason are only counted",
+            packet.len(),
+        );
+    }
+}
+
 /// Splits a message into its datagrams of `segment` bytes each; the last may be shorter. An empty message is one empty
 /// datagram.
-pub(crate) fn packets(bytes: &[u8], segment: usize) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn split_message(bytes: &[u8], segment: usize) -> impl Iterator<Item = &[u8]> {
     bytes
         .is_empty()
         .then_some(bytes)

@@ -11,18 +11,23 @@
 //! payload: `first`. Sizes that are not configured are detected from the first heaps, see the module `detect`.
 //! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
 
+mod config;
 mod detect;
 mod recut;
 mod step;
 
+pub use config::SpeadConfig;
 pub(crate) use detect::hold_bytes;
 pub use detect::{Detector, Given, Progress};
 pub use recut::Recut;
 
+use super::format::UnknownSizes;
 use super::{
-    Control, FormatEntry, Numbering, Packet, PacketLayout, Parsed, Part, Reject, Split, TimeScale,
+    Control, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part, Reject,
+    Split, TimeScale, section,
 };
 use detect::{Detected, Extent};
+use schemars::JsonSchema;
 use std::sync::Arc;
 use step::StepCheck;
 
@@ -36,6 +41,8 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
 # packet = "8 KiB"       # payload of each packet except the first and the last
 # first  = "8176 B"      # payload of a heap's first packet, if smaller
 "#,
+    schema: SpeadConfig::json_schema,
+    parse: |table, diagnostics| section::finish(table, diagnostics, SpeadConfig::build),
 };
 
 /// First byte of every packet.
@@ -186,18 +193,6 @@ impl Spead {
         self.described.map(|_| Recut::new(self.layout))
     }
 
-    /// Returns the size in bytes of the whole packet as its header states, or `None` if it is not a packet of a heap.
-    pub fn packet_len(packet: &[u8]) -> Option<usize> {
-        let bits = Self::flavour(packet)?;
-        let items = Self::item_words(packet)?;
-        let fields = Fields::read(items, bits, None);
-        // Stream control messages may have no payload.
-        let payload = fields.payload.or(fields.control.map(|_| 0))?;
-        usize::try_from(payload)
-            .ok()?
-            .checked_add(WORD + items.len())
-    }
-
     /// Returns whether the packet is a stream control message: the start or the end of the stream.
     pub fn is_message(packet: &[u8]) -> bool {
         Self::flavour(packet)
@@ -248,124 +243,9 @@ impl Spead {
         }
     }
 
-    /// Returns why `packet`, the first of a heap, has no timestamp, or `None` if no timestamp is expected.
-    pub(crate) fn why_no_time(&self, packet: &[u8]) -> Option<String> {
-        let id = self.timestamp?;
-        let items = Self::item_words(packet).unwrap_or_default();
-        let words = items
-            .as_chunks::<WORD>()
-            .0
-            .iter()
-            .map(|word| u64::from_be_bytes(*word));
-        let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
-        Some(if words.clone().any(is_addressed) {
-            format!(
-                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to send \
-                 an immediate item (spead2: shape `()`, format `[('u', {})]`)",
-                self.address_bits
-            )
-        } else {
-            format!(
-                "the first packet of a heap has no item {id:#x}: set `item` of `timestamp` to the sender's timestamp item"
-            )
-        })
-    }
-
     /// Returns the number of bits of an immediate value. Heap counter and timestamp have this width.
     pub fn address_bits(&self) -> u32 {
         self.address_bits
-    }
-
-    /// Returns the expected header size in bytes of packet `sub`, from the last packet of the same kind.
-    #[inline]
-    pub fn header_len(&self, sub: u32) -> usize {
-        if sub == 0 {
-            self.first_header
-        } else {
-            self.rest_header
-        }
-    }
-
-    /// Returns the numbering: the heap counter is the number, and a unit has as many packets as a heap.
-    pub fn numbering(&self) -> Numbering {
-        Numbering {
-            width: self.address_bits,
-            step: self.step,
-            packets_per_unit: self.layout.count(),
-        }
-    }
-
-    /// Returns the layout of the packets of a heap.
-    pub fn packet_layout(&self) -> PacketLayout {
-        self.layout
-    }
-
-    /// Returns the time scale of timestamps, or `None` if heaps have no timestamp.
-    pub fn time_scale(&self) -> Option<TimeScale> {
-        self.scale
-    }
-
-    /// Parses one whole datagram.
-    #[inline]
-    pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
-        match self.parse_split(packet, 0)? {
-            Split::Whole(parsed) => Ok(parsed),
-            Split::Longer { header } => Err(Reject::Short {
-                need: header,
-                got: packet.len(),
-            }),
-        }
-    }
-
-    /// Parses a datagram whose first bytes are in `header`; `rest` more bytes follow.
-    #[inline]
-    pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        let length = header.len().saturating_add(rest);
-        let Some(first) = header.first_chunk::<WORD>() else {
-            return if length < WORD {
-                Err(Reject::Short {
-                    need: WORD,
-                    got: length,
-                })
-            } else {
-                Ok(Split::Longer { header: WORD })
-            };
-        };
-        let [magic, version, pointer, address, _, _, count @ ..] = *first;
-        if (magic, version) != (MAGIC, VERSION) {
-            let found = u16::from_be_bytes([magic, version]);
-            return Err(Reject::BadMagic {
-                found,
-                expected: u16::from_be_bytes([MAGIC, VERSION]),
-            });
-        }
-        if u32::from(address) * 8 != self.address_bits
-            || u32::from(pointer) * 8 + self.address_bits != 64
-        {
-            let (pointer, found) = (u16::from(pointer) * 8, u16::from(address) * 8);
-            return Err(Reject::Flavour {
-                pointer,
-                found,
-                expected: self.address_bits,
-            });
-        }
-        let end = WORD + WORD * usize::from(u16::from_be_bytes(count));
-        let Some(items) = header.get(WORD..end) else {
-            return if length < end {
-                Err(Reject::Short {
-                    need: end,
-                    got: length,
-                })
-            } else {
-                Ok(Split::Longer { header: end })
-            };
-        };
-        self.place(
-            &Fields::read(items, self.address_bits, self.timestamp),
-            end,
-            length,
-        )
-        .map(Split::Whole)
     }
 
     #[inline]
@@ -464,9 +344,144 @@ impl Spead {
         }))
     }
 
-    /// Appends packet `sub` of heap `unit` to `out`. Only the first packet of a heap contains the timestamp and the
-    /// pointer to the samples.
-    pub fn build(
+    /// Appends the packet that ends the stream, using the heap counter `unit`.
+    pub fn build_end(&self, unit: u64, out: &mut Vec<u8>) {
+        let items = [
+            Item::immediate(item::HEAP_COUNTER, unit),
+            Item::immediate(item::HEAP_LENGTH, 1),
+            Item::immediate(item::HEAP_OFFSET, 0),
+            Item::immediate(item::PAYLOAD_LENGTH, 1),
+            Item::immediate(item::STREAM_CONTROL, STREAM_STOP),
+        ];
+        build_packet(self.address_bits, &items, &[0], out);
+    }
+}
+
+impl PacketFormat for Spead {
+    #[inline]
+    fn header_len(&self, sub: u32) -> usize {
+        if sub == 0 {
+            self.first_header
+        } else {
+            self.rest_header
+        }
+    }
+
+    /// The heap counter is the number, and a unit has as many packets as a heap.
+    fn numbering(&self) -> Numbering {
+        Numbering {
+            width: self.address_bits,
+            step: self.step,
+            packets_per_unit: self.layout.count(),
+        }
+    }
+
+    fn packet_layout(&self) -> PacketLayout {
+        self.layout
+    }
+
+    #[inline]
+    fn time_scale(&self) -> Option<TimeScale> {
+        self.scale
+    }
+
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        let length = header.len().saturating_add(rest);
+        let Some(first) = header.first_chunk::<WORD>() else {
+            return if length < WORD {
+                Err(Reject::Short {
+                    need: WORD,
+                    got: length,
+                })
+            } else {
+                Ok(Split::Longer { header: WORD })
+            };
+        };
+        let [magic, version, pointer, address, _, _, count @ ..] = *first;
+        if (magic, version) != (MAGIC, VERSION) {
+            let found = u16::from_be_bytes([magic, version]);
+            return Err(Reject::BadMagic {
+                found,
+                expected: u16::from_be_bytes([MAGIC, VERSION]),
+            });
+        }
+        if u32::from(address) * 8 != self.address_bits
+            || u32::from(pointer) * 8 + self.address_bits != 64
+        {
+            let (pointer, found) = (u16::from(pointer) * 8, u16::from(address) * 8);
+            return Err(Reject::Flavour {
+                pointer,
+                found,
+                expected: self.address_bits,
+            });
+        }
+        let end = WORD + WORD * usize::from(u16::from_be_bytes(count));
+        let Some(items) = header.get(WORD..end) else {
+            return if length < end {
+                Err(Reject::Short {
+                    need: end,
+                    got: length,
+                })
+            } else {
+                Ok(Split::Longer { header: end })
+            };
+        };
+        self.place(
+            &Fields::read(items, self.address_bits, self.timestamp),
+            end,
+            length,
+        )
+        .map(Split::Whole)
+    }
+
+    fn packet_len(&self, packet: &[u8]) -> Option<usize> {
+        let bits = Self::flavour(packet)?;
+        let items = Self::item_words(packet)?;
+        let fields = Fields::read(items, bits, None);
+        // Stream control messages may have no payload.
+        let payload = fields.payload.or(fields.control.map(|_| 0))?;
+        usize::try_from(payload)
+            .ok()?
+            .checked_add(WORD + items.len())
+    }
+
+    fn why_no_time(&self, packet: &[u8]) -> Option<String> {
+        let id = self.timestamp?;
+        let items = Self::item_words(packet).unwrap_or_default();
+        let words = items
+            .as_chunks::<WORD>()
+            .0
+            .iter()
+            .map(|word| u64::from_be_bytes(*word));
+        let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
+        Some(if words.clone().any(is_addressed) {
+            format!(
+                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to send \
+                 an immediate item (spead2: shape `()`, format `[('u', {})]`)",
+                self.address_bits
+            )
+        } else {
+            format!(
+                "the first packet of a heap has no item {id:#x}: set `item` of `timestamp` to the sender's timestamp item"
+            )
+        })
+    }
+
+    fn unit_key(&self) -> &'static str {
+        "heap"
+    }
+
+    fn is_unit_frame(&self) -> bool {
+        true
+    }
+
+    fn unknown_sizes(&self) -> Option<UnknownSizes> {
+        self.given.map(|given| UnknownSizes { frame: given.heap })
+    }
+
+    /// Only the first packet of a heap contains the timestamp and the pointer to the samples.
+    fn build(
         &self,
         unit: u64,
         sub: u32,
@@ -493,16 +508,8 @@ impl Spead {
         build_packet(self.address_bits, &items, payload, out);
     }
 
-    /// Appends the packet that ends the stream, using the heap counter `unit`.
-    pub fn build_end(&self, unit: u64, out: &mut Vec<u8>) {
-        let items = [
-            Item::immediate(item::HEAP_COUNTER, unit),
-            Item::immediate(item::HEAP_LENGTH, 1),
-            Item::immediate(item::HEAP_OFFSET, 0),
-            Item::immediate(item::PAYLOAD_LENGTH, 1),
-            Item::immediate(item::STREAM_CONTROL, STREAM_STOP),
-        ];
-        build_packet(self.address_bits, &items, &[0], out);
+    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
+        Box::new(self.clone())
     }
 }
 

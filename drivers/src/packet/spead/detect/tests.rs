@@ -1,5 +1,5 @@
 use super::*;
-use crate::packet::{Control, Format, Parsed, Part};
+use crate::packet::{Control, Format, PacketFormat, Parsed, Part};
 use daq_testkit::assert_fields;
 
 /// Builds the datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet`
@@ -193,7 +193,7 @@ fn datagram_longer_than_its_header_states_is_rejected() {
     );
     for mut datagram in heap(40, 7, 0, 60_000, 1472) {
         let expected = datagram.len();
-        assert_eq!(Spead::packet_len(&datagram), Some(expected));
+        assert_eq!(spead.packet_len(&datagram), Some(expected));
         datagram.push(0);
         let long = Reject::Long {
             expected,

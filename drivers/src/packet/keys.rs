@@ -1,0 +1,74 @@
+//! The keys that all sources of packets share.
+
+use daq_core::config::Problem;
+use daq_core::layout::Samples;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// How packets form frames: a group of keys of each source of packets.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PacketKeys {
+    /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order, and how
+    /// long a frame with a gap stays open. The default is large enough for several receive batches of each thread, at least 8,
+    /// and limited by the number of slots of the ring; `daq plan` prints the number and the reason. The default of a source
+    /// `hsb` is 2. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in a
+    /// slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
+    /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
+    /// so do complete frames behind it.
+    pub window: Option<usize>,
+    /// Maximum number of packets missing in a row, beyond twice the window; 65536 by default, 524288 in a source `hsb`. A larger
+    /// gap, or a step back, is not counted as loss but starts a new epoch.
+    pub max_gap: Option<u64>,
+    /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
+    /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
+    #[serde(default = "default_resync_after")]
+    pub resync_after: u32,
+    /// Type and layout of the payload samples; by default real int8 with one channel.
+    pub samples: Option<Samples>,
+}
+
+/// Default value of `max_gap`, except for sensor bridges.
+pub(crate) const fn default_max_gap() -> u64 {
+    1 << 16
+}
+
+/// Default value of `resync_after`.
+pub(crate) const fn default_resync_after() -> u32 {
+    4
+}
+
+impl PacketKeys {
+    /// Returns the maximum number of packets missing in a row.
+    pub fn max_gap(&self) -> u64 {
+        self.max_gap.unwrap_or(default_max_gap())
+    }
+
+    /// Returns the type and layout of the samples.
+    pub fn samples(&self) -> Samples {
+        self.samples.clone().unwrap_or_default()
+    }
+
+    /// Returns a note for `daq plan` if the type of the samples is not declared.
+    pub fn note(&self) -> Option<String> {
+        let is_assumed = self.samples.is_none();
+        is_assumed.then(|| "the sample type is not declared, so int8 is assumed".to_owned())
+    }
+
+    /// Returns every problem of the keys.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        if self.window == Some(0) {
+            found.push(
+                Problem::at("window", "`window` must be at least 1 frame").help("set at least 1"),
+            );
+        }
+        if self.resync_after == 0 {
+            found.push(
+                Problem::at("resync_after", "`resync_after` must be at least 1 packet")
+                    .help("set at least 1"),
+            );
+        }
+        found
+    }
+}

@@ -1,0 +1,125 @@
+//! The keys of the format `spead`, and the format built from them.
+
+use super::super::checks::{Check, LARGEST_PACKET};
+use super::super::{Format, PacketLayout};
+use super::{Given, Spead};
+use daq_core::config::Problem;
+use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// Size in bytes of a SPEAD header with the four mandatory items.
+const SPEAD_HEADER: usize = 40;
+
+/// The time in an item of a `spead` heap. Set at most one of `tick` and `rate`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ItemConfig {
+    /// Identifier of the item, as in `0x1600`; the item must be immediate, with its value in the item pointer.
+    pub item: u64,
+    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
+    pub tick: Option<Period>,
+    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
+    pub rate: Option<Frequency>,
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
+    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
+    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
+    pub origin: Option<UtcTime>,
+}
+
+/// `kind = "spead"`: heaps of SPEAD version 4; one heap is one frame.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpeadConfig {
+    /// Number of payload bytes in a heap. By default, daq detects the number from the first heaps and then fixes it; the
+    /// maximum is the `slot` of the ring. Heaps of another length are counted as `control` and logged once.
+    pub heap: Option<ByteSize>,
+    /// Number of payload bytes in each packet except the first and the last of a heap. By default, daq detects the number from
+    /// the first heaps.
+    pub packet: Option<ByteSize>,
+    /// Number of payload bytes in the first packet of a heap, if it is smaller than `packet`. Senders that do not repeat item
+    /// pointers have 8 bytes less payload in this packet for each item of the heap. Default: `packet`, or detected if `heap` or
+    /// `packet` is detected.
+    pub first: Option<ByteSize>,
+    /// Increment of the heap counter from one heap to the next. Default: 1, or detected if `heap` or `packet` is detected.
+    pub heap_step: Option<u64>,
+    /// Number of bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Default: 40, or detected if `heap` or `packet` is
+    /// detected.
+    pub address_bits: Option<u32>,
+    /// The item that contains the time of a heap's first sample.
+    pub timestamp: Option<ItemConfig>,
+}
+
+impl SpeadConfig {
+    /// Returns the format, or every problem of the configuration.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check::default();
+        let max = LARGEST_PACKET - SPEAD_HEADER;
+        let mut size =
+            |key, size: Option<ByteSize>, max| size.map(|size| check.size(key, size, 1, max));
+        let packet = size("packet", self.packet, max);
+        let first = size("first", self.first, max);
+        // Packet indices have 32 bits. A heap of 1 TiB cannot exceed that at any realistic packet size.
+        let heap = size("heap", self.heap, 1 << 40);
+        let address_bits = self.address_bits.unwrap_or(40);
+        check.must(matches!(address_bits, 40 | 48), "address_bits", || {
+            let message = format!("SPEAD-64-{address_bits} is not supported");
+            (message, "set `address_bits` to 40 or 48".to_owned())
+        });
+        let step = self.heap_step.unwrap_or(1);
+        check.step("heap_step", step, address_bits.clamp(1, 48));
+        let mut spead = match (heap, packet) {
+            (Some(heap), Some(packet)) => {
+                check.must(
+                    heap.div_ceil(packet.max(1)) < u32::MAX as usize,
+                    "packet",
+                    || {
+                        (
+                            format!(
+                                "a heap of {heap} bytes holds more packets of {packet} bytes than the maximum of {}",
+                                u32::MAX - 1
+                            ),
+                            "set larger packets".to_owned(),
+                        )
+                    },
+                );
+                let layout = PacketLayout {
+                    unit_bytes: heap,
+                    first: first.unwrap_or(packet),
+                    rest: packet,
+                };
+                Spead::new(address_bits, layout, step)
+            }
+            _ => Spead::detecting(Given {
+                heap,
+                packet,
+                first,
+                step: self.heap_step,
+                address_bits: self.address_bits,
+            }),
+        };
+        if let Some(time) = &self.timestamp {
+            let bits = 63 - address_bits.clamp(8, 56);
+            check.must(
+                (7..1 << bits).contains(&time.item),
+                "timestamp.item",
+                || {
+                    let message = format!(
+                        "{:#x} is reserved by SPEAD or too large, so it cannot be the identifier of the sender's timestamp item",
+                        time.item
+                    );
+                    (
+                        message,
+                        format!(
+                            "set the identifier that the sender uses, 0x7 to {:#x}",
+                            (1u64 << bits) - 1
+                        ),
+                    )
+                },
+            );
+            let scale = check.scale(time.tick, time.rate, time.origin);
+            spead = spead.timestamped(time.item, scale);
+        }
+        check.end(Format::Spead(spead))
+    }
+}
