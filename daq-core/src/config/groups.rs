@@ -8,6 +8,8 @@
 //! #[schemars(flatten)]
 //! socket_keys: SocketKeys,
 //! ```
+//! The keys of a group must have defaults, because a missing key would be found before a misspelt one.
+//!
 //! Serde's own `flatten` copies values before it reads them, so errors lose their locations.
 
 use super::de::{Fault, Pairs, ReadError};

@@ -89,9 +89,11 @@ pub struct HsbConfig {
     /// sensor is armed again, with a new key unless `rkey` is set, and a new epoch begins. `"0 s"` disables the check.
     #[serde(default = "rearm_after")]
     pub rearm_after: Span,
+    /// The keys of Linux sockets.
     #[serde(rename = "..socket_keys")]
     #[schemars(flatten)]
     pub socket_keys: SocketKeys,
+    /// The keys about packets and frames.
     #[serde(rename = "..packet_keys")]
     #[schemars(flatten)]
     pub packet_keys: PacketKeys,

@@ -3,6 +3,7 @@
 use super::spead::Detector;
 use super::{Numbering, PacketLayout, Parsed, Raw, Reject, Spead, Split, TimeScale, raw, spead};
 use daq_core::config::{Diagnostics, Section};
+use daq_core::entry::{Registered, Registry};
 use daq_core::reorder::Geometry;
 use schemars::{Schema, SchemaGenerator};
 use std::fmt::Debug;
@@ -218,5 +219,24 @@ pub struct FormatEntry {
     pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Format>,
 }
 
-/// All formats, in the order in which they are listed.
+impl Registered for FormatEntry {
+    fn kind(&self) -> &'static str {
+        "packet formats"
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn summary(&self) -> &'static str {
+        self.summary
+    }
+}
+
+/// The built-in formats. A program with formats of its own adds their entries to its [`Registry`].
 pub const FORMATS: &[FormatEntry] = &[raw::ENTRY, spead::ENTRY];
+
+/// Returns the built-in formats and those of `registry`.
+pub(super) fn all(registry: &Registry) -> impl Iterator<Item = &'static FormatEntry> {
+    FORMATS.iter().chain(registry.all())
+}

@@ -1,18 +1,23 @@
 //! Parses the configuration table `[source.NAME.format]`.
 
-use super::{FORMATS, Format};
+use super::{Format, format};
 use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::Registry;
 use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 /// Removes the table `format` from a source's section and parses it. Returns `None` after reporting an error.
-pub fn take(section: &mut Section, diagnostics: &mut Diagnostics) -> Option<Format> {
+pub fn take(
+    section: &mut Section,
+    registry: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Format> {
     let mut table = section.require_section("format", diagnostics)?;
-    let kinds: Vec<&str> = FORMATS.iter().map(|entry| entry.name).collect();
+    let kinds: Vec<&str> = format::all(registry).map(|entry| entry.name).collect();
     let (kind, _) = table.take_string("kind", &kinds, diagnostics)?;
-    let entry = FORMATS.iter().find(|entry| entry.name == kind)?;
+    let entry = format::all(registry).find(|entry| entry.name == kind)?;
     (entry.parse)(&mut table, diagnostics)
 }
 
@@ -35,11 +40,10 @@ pub fn finish<T: DeserializeOwned>(
 }
 
 /// Adds the table `format` to the schema `keys` of a source.
-pub fn with_format(keys: Schema, required: bool) -> Schema {
+pub fn with_format(registry: &Registry, keys: Schema, required: bool) -> Schema {
     let mut schema = keys;
     let mut generator = SchemaSettings::default().into_generator();
-    let kinds: Vec<_> = FORMATS
-        .iter()
+    let kinds: Vec<_> = format::all(registry)
         .map(|entry| with_kind(entry.name, (entry.schema)(&mut generator)))
         .collect();
     let format = json!({
@@ -91,5 +95,42 @@ fn add(schema: &mut Schema, key: &str, entries: Map<String, Value>) {
         .or_insert_with(|| json!({}));
     if let Some(object) = object.as_object_mut() {
         object.extend(entries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{FormatEntry, PacketFormat, Parsed, raw};
+    use super::*;
+    use daq_core::config::Document;
+
+    static OWN: FormatEntry = FormatEntry {
+        name: "own",
+        parse: |table, diagnostics| match (raw::ENTRY.parse)(table, diagnostics)? {
+            Format::Raw(raw) => Some(Format::Other(raw.boxed_clone())),
+            other => Some(other),
+        },
+        ..raw::ENTRY
+    };
+
+    #[test]
+    fn format_of_another_crate_is_parsed() {
+        let registry = Registry::default().with(&OWN);
+        let mut diagnostics = Diagnostics::new();
+        let text = "[source.adc.format]\nkind = \"own\"\nheader = 8\npayload = 2\nsequence = { offset = 0, bytes = 8 }\n";
+        let document = Document::from_text("daq.toml", text, &mut diagnostics);
+        let mut section = document.sections("source").remove(0);
+        let format = take(&mut section, &registry, &mut diagnostics);
+        let mut format = format.ok_or_else(|| diagnostics.render(document.sources(), false));
+        let format = format.as_mut().unwrap();
+        assert_eq!(
+            (format.header_len(0), format.packet_layout().count()),
+            (8, 1)
+        );
+        let parsed = format.parse(&[0, 0, 0, 0, 0, 0, 0, 5, 1, 2]);
+        assert!(matches!(parsed, Ok(Parsed::Data(packet)) if packet.unit == 5));
+        let schema = with_format(&registry, Schema::default(), true).to_value();
+        let kinds = &schema["properties"]["format"]["oneOf"];
+        assert_eq!(kinds[2]["properties"]["kind"]["const"], "own");
     }
 }

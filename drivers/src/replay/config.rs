@@ -98,6 +98,7 @@ pub struct ReplayConfig {
     pub port: Option<u16>,
     /// Captures: replay only packets sent to this IP address.
     pub destination: Option<IpAddr>,
+    /// The keys about packets and frames.
     #[serde(rename = "..packet_keys")]
     #[schemars(flatten)]
     pub packet_keys: PacketKeys,

@@ -48,7 +48,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "replay",
     summary: "Recorded data: captures (pcap, pcapng) and SigMF recordings, at original or other speed",
     example: EXAMPLE,
-    schema: |_| section::with_format(schemars::schema_for!(ReplayConfig), false),
+    schema: |registry| section::with_format(registry, schemars::schema_for!(ReplayConfig), false),
     parse,
 };
 
@@ -95,12 +95,12 @@ struct RecordingReplay {
 
 fn parse(
     section: &mut Section,
-    _: &Registry,
+    registry: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
     let has_format = section.has("format");
     let format = if has_format {
-        Some(section::take(section, diagnostics))
+        Some(section::take(section, registry, diagnostics))
     } else {
         None
     };

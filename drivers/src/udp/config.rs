@@ -34,9 +34,11 @@ pub struct UdpConfig {
     pub groups: Vec<IpAddr>,
     /// Network interface on which to join the groups, by name or by its IPv4 address; by default the routing table selects it.
     pub interface: Option<String>,
+    /// The keys of Linux sockets.
     #[serde(rename = "..socket_keys")]
     #[schemars(flatten)]
     pub socket_keys: SocketKeys,
+    /// The keys about packets and frames.
     #[serde(rename = "..packet_keys")]
     #[schemars(flatten)]
     pub packet_keys: PacketKeys,

@@ -43,7 +43,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
-    schema: |_| section::with_format(schemars::schema_for!(UdpConfig), true),
+    schema: |registry| section::with_format(registry, schemars::schema_for!(UdpConfig), true),
     parse,
 };
 
@@ -78,10 +78,10 @@ struct Udp {
 
 fn parse(
     section: &mut Section,
-    _: &Registry,
+    registry: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
-    let format = section::take(section, diagnostics);
+    let format = section::take(section, registry, diagnostics);
     let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
     let (format, threads) = (format?, config.threads());
     let batch = filler::batch(format.packet_layout().rest, threads);

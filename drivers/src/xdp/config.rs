@@ -135,9 +135,11 @@ pub struct XdpConfig {
     /// Number of packets that Linux stores per queue while its thread is delayed: a power of two, 64 to 262144.
     #[serde(default = "packets")]
     pub packets: u32,
+    /// The keys of Linux sockets.
     #[serde(rename = "..socket_keys")]
     #[schemars(flatten)]
     pub socket_keys: SocketKeys,
+    /// The keys about packets and frames.
     #[serde(rename = "..packet_keys")]
     #[schemars(flatten)]
     pub packet_keys: PacketKeys,

@@ -73,7 +73,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
-    schema: |_| section::with_format(schemars::schema_for!(XdpConfig), true),
+    schema: |registry| section::with_format(registry, schemars::schema_for!(XdpConfig), true),
     parse,
 };
 
@@ -113,10 +113,10 @@ struct Xdp {
 
 fn parse(
     section: &mut Section,
-    _: &Registry,
+    registry: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
-    let format = section::take(section, diagnostics);
+    let format = section::take(section, registry, diagnostics);
     let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
     let threads = config.queues.0.len();
     let frames = Frames::new(format?, &config.packet_keys, threads, link::BATCH);

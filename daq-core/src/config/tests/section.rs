@@ -417,6 +417,7 @@ fn keys_of_groups_are_read_with_their_locations() {
     #[derive(Debug, Deserialize, PartialEq)]
     #[serde(deny_unknown_fields)]
     struct Shared {
+        #[serde(default)]
         window: u32,
         #[serde(default)]
         from: Vec<u8>,
@@ -443,8 +444,15 @@ fn keys_of_groups_are_read_with_their_locations() {
         read("from = [1]\ncore = 2\nwindow = 4\nlisten = 'here'\n"),
         Ok(expected)
     );
-    assert_eq!(
-        read("windwo = 4\nfrom = [1, 'x']\ncore = 'a'\n'..shared' = 1\n"),
-        Err("".to_owned())
-    );
+    let error = read("windwo = 4\nfrom = [1, 'x']\ncore = 'a'\n'..shared' = 1\n").unwrap_err();
+    for expected in [
+        "missing key `listen` in [source.adc]",
+        "unknown key `windwo` in [source.adc]\n --> daq.toml:2:1\n",
+        "did you mean `window`?",
+        "`from[1]` is a string, but an integer is expected\n --> daq.toml:3:12\n",
+        "`core` is a string, but an integer is expected\n --> daq.toml:4:8\n",
+        "unknown key `..shared` in [source.adc]",
+    ] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
 }
