@@ -33,7 +33,7 @@ pub fn registry() -> Registry {
     Registry::default()
         .with_all(daq_drivers::SOURCES)
         .with_all(daq_drivers::fpga::ENGINES)
-        .with_all(daq_emulators::SOURCE_DEVICES)
+        .with_all(daq_emulators::DEVICES)
         .with_all(kernels::KERNELS)
         .with_all(daq_sinks::SINKS)
 }

@@ -1,7 +1,8 @@
 //! The trait of DMA engines.
 
-use super::DmaDevice;
+use super::{DmaDevice, DmaError, DmaMap};
 use crate::frame::{Flags, Timestamp};
+use crate::region::Placement;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +15,6 @@ pub struct Caps {
     /// Number of bits of the counter of finished transfers that the engine can write to a given address
     /// ([`Slots::doorbell`]) as the last write of each transfer; 0 if the engine cannot write the counter.
     pub doorbell_bits: u32,
-    /// Whether the engine reports the length of each frame.
-    pub end_of_packet: bool,
     /// Alignment of slot addresses in bytes, a power of two.
     pub alignment: usize,
     /// Maximum number of bytes per slot.
@@ -24,9 +23,33 @@ pub struct Caps {
     pub max_slots: usize,
 }
 
+impl Caps {
+    /// Returns the capabilities of an engine that has those of its description, and no doorbell.
+    pub const fn of(info: &EngineInfo) -> Self {
+        Self {
+            supports_backpressure: info.supports_backpressure,
+            doorbell_bits: 0,
+            alignment: info.limits.alignment,
+            max_transfer: info.limits.max_slot,
+            max_slots: info.limits.max_slots,
+        }
+    }
+}
+
+/// When a completion proves that its payload has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletionOrder {
+    /// The payload arrives first in every memory: the device writes the completion after the payload and over the same
+    /// path, or the engine reports a transfer only when the next one has finished.
+    AfterPayload,
+    /// The payload arrives first only in host memory, because the engine reads a register. The reply to a read waits for
+    /// earlier writes to host memory, but not for writes to another device. Such an engine never gets slots on a GPU.
+    HostMemory,
+}
+
 /// The limits of an engine that are independent of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SlotLimits {
     /// Alignment of slot sizes and addresses in bytes, a power of two.
     pub alignment: usize,
     /// Maximum slot size in bytes.
@@ -45,14 +68,41 @@ pub struct EngineInfo {
     /// A summary of one sentence, without a full stop.
     pub summary: &'static str,
     /// The limits of the engine.
-    pub limits: Limits,
+    pub limits: SlotLimits,
     /// The names of the faults that the engine can report.
     pub faults: &'static [&'static str],
     /// Whether the engine supports backpressure, unless the configuration selects another mode.
     pub supports_backpressure: bool,
+    /// When a completion proves that its payload has arrived.
+    pub order: CompletionOrder,
+}
+
+/// The arrangement of slots in mapped memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotLayout {
+    /// Number of slots.
+    pub slots: usize,
+    /// Distance in bytes between the starts of two slots. The first slot is at the start of the memory.
+    pub stride: usize,
+    /// Size of each slot in bytes.
+    pub bytes: usize,
+}
+
+impl SlotLayout {
+    /// Returns the device's addresses of all slots in `memory`. Fails if a slot has no consecutive addresses.
+    ///
+    /// # Panics
+    /// Panics if the slots exceed the memory.
+    pub fn addresses(&self, memory: &DmaMap) -> Result<Vec<u64>, DmaError> {
+        (0..self.slots)
+            .map(|slot| memory.address_of(slot * self.stride, self.bytes))
+            .collect()
+    }
 }
 
 /// The ring that an engine fills. Transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
+///
+/// [`Running::start`](super::Running::start) takes the addresses from the [`DmaMap`] that it keeps while the engine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// The device's addresses of all slots.
@@ -64,6 +114,27 @@ pub struct Slots {
     /// The address to which the device writes its counter of finished transfers, as a 32-bit little-endian word whose
     /// low [`Caps::doorbell_bits`] bits are valid. `None` if only the engine itself polls the counter.
     pub doorbell: Option<u64>,
+    /// The memory of the slots.
+    pub placement: Placement,
+}
+
+impl Slots {
+    /// Returns a ring without slots, the state of an engine that was never armed.
+    pub const fn none() -> Self {
+        Self {
+            addresses: Vec::new(),
+            bytes: 0,
+            first: 0,
+            doorbell: None,
+            placement: Placement::Host,
+        }
+    }
+
+    /// Returns the addresses in the order in which the slots are filled, beginning with the slot [`first`](Self::first).
+    pub fn in_order(&self) -> impl Iterator<Item = u64> {
+        let (before, from_first) = self.addresses.split_at(self.first);
+        from_first.iter().chain(before).copied()
+    }
 }
 
 /// One slot that an engine has filled.
@@ -300,6 +371,33 @@ pub enum EngineError {
     Dma(#[from] super::DmaError),
 }
 
+/// An engine could not be armed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArmError {
+    /// The engine does not write: it was not started, or it was stopped again. The core does not call
+    /// [`Engine::quiesce`].
+    #[error(transparent)]
+    Stopped(#[from] EngineError),
+    /// The engine may already write. The core calls [`Engine::quiesce`], and resets the device if this fails.
+    #[error(transparent)]
+    Started(EngineError),
+}
+
+impl ArmError {
+    /// Returns the reason.
+    pub fn into_reason(self) -> EngineError {
+        match self {
+            Self::Stopped(reason) | Self::Started(reason) => reason,
+        }
+    }
+}
+
+impl From<DmaError> for ArmError {
+    fn from(error: DmaError) -> Self {
+        Self::Stopped(error.into())
+    }
+}
+
 /// An engine did not stop in time. Its device must be reset before its slots are unmapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{engine} is still running {waited:?} after the stop request")]
@@ -312,21 +410,43 @@ pub struct QuiesceTimeout {
 
 /// A hardware producer that gets the addresses of all slots once and then fills the slots without the CPU.
 ///
+/// [`Running`](super::Running) and [`Stopped`](super::Stopped) call the methods in the right state: `poll`, `credit`,
+/// `overwritten`, `wait` and `quiesce` only while the engine runs, `poll_stopped` and `overwritten_stopped` only after it
+/// has stopped. So an engine needs no flag for its state, and no `Drop` that stops it.
+///
 /// `poll`, `credit` and `overwritten` are called on the data path. They must not allocate or lock, and should read at
-/// most one register per call. After an engine is dropped, no transfer may be in flight.
-pub trait Engine: Send {
-    /// Returns the engine's name in the configuration.
-    fn name(&self) -> &'static str;
+/// most one register per call.
+///
+/// # Safety
+/// The core unmaps and frees the memory of the slots while it relies on the following:
+/// - The device writes only to the slots of the last [`arm`](Self::arm), at most [`Slots::bytes`] bytes to each, to
+///   [`Slots::doorbell`], and to memory that the engine itself owns and keeps until it has stopped.
+/// - The device writes only from a call of `arm` until the next `quiesce` that returns `Ok`. After an `arm` that returns
+///   [`ArmError::Stopped`] the device does not write.
+/// - [`device`](Self::device) always returns the device that writes, so that
+///   [`disable_and_reset`](DmaDevice::disable_and_reset) ends all its writes.
+pub unsafe trait Engine: Send {
+    /// Returns the description of the engine.
+    fn info(&self) -> &'static EngineInfo;
 
     /// Returns the device of the engine.
     fn device(&self) -> &Arc<dyn DmaDevice>;
 
-    /// Returns the capabilities of the engine.
-    fn caps(&self) -> Caps;
+    /// Returns the engine's name in the configuration.
+    fn name(&self) -> &'static str {
+        self.info().name
+    }
 
     /// Returns the names of all faults that the engine can report; [`Completions::fault`] uses the indices of this
     /// list.
-    fn faults(&self) -> &'static [&'static str];
+    fn faults(&self) -> &'static [&'static str] {
+        self.info().faults
+    }
+
+    /// Returns the capabilities of the engine. By default, those of [`info`](Self::info).
+    fn caps(&self) -> Caps {
+        Caps::of(self.info())
+    }
 
     /// Returns whether packets are written directly to slots as they arrive. If so, bytes after the end of a frame may
     /// change up to the end of the slot, and the positions of missing packets contain old data. Changed bytes after a
@@ -342,11 +462,20 @@ pub trait Engine: Send {
         0
     }
 
-    /// Programs the ring, and starts the engine without credits. The engine must not be armed.
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError>;
+    /// Programs the ring, and starts the engine without credits.
+    ///
+    /// # Safety
+    /// The engine must be stopped. The caller must keep the memory of `slots` mapped until [`quiesce`](Self::quiesce)
+    /// has returned `Ok` or the device was reset, also if this call returns [`ArmError::Started`].
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError>;
 
     /// Collects the slots that were filled since the last call. Never waits.
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError>;
+
+    /// Collects the slots that were filled before the engine stopped and were not collected yet.
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.poll(done)
+    }
 
     /// Allows the engine to fill `slots` further slots. Has no effect on an engine without backpressure.
     fn credit(&mut self, slots: u32);
@@ -357,6 +486,11 @@ pub trait Engine: Send {
         Ok(0)
     }
 
+    /// Returns the value of [`overwritten`](Self::overwritten) at the time when the engine stopped.
+    fn overwritten_stopped(&mut self) -> Result<u64, EngineError> {
+        self.overwritten()
+    }
+
     /// Waits until the device raises an interrupt or `limit` has passed. Returns true if the function has waited, false
     /// if the device has no interrupts.
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
@@ -364,8 +498,8 @@ pub trait Engine: Send {
         Ok(false)
     }
 
-    /// Stops the engine and returns once no transfer is in flight. Has no effect if the engine is not armed. Transfers
-    /// that finished before this call can still be polled.
+    /// Stops the engine and returns once no transfer is in flight. A device that was removed does not write. Transfers
+    /// that finished before this call are reported by [`poll_stopped`](Self::poll_stopped).
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout>;
 }
 

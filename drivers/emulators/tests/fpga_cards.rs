@@ -1,12 +1,14 @@
 //! FPGA engines on emulated devices, which are implemented independently of the engines.
 
-use daq_core::dma::{Armed, Completions, DmaBuffer, DmaMap, Engine, EngineError, Slots};
+use daq_core::dma::{Completions, DmaMap, Engine, EngineError, Running, SlotLayout};
 use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::Device;
 use daq_drivers::fpga::transports::{self, Open};
-use daq_drivers::fpga::{ENGINES, ENTRY, FpgaEngine, FpgaSource, engines::xdma::Xdma};
-use daq_emulators::SOURCE_DEVICES;
+use daq_drivers::fpga::{
+    ENGINES, ENTRY, FpgaEngine, FpgaSource, engines::litepcie::Writer, engines::xdma::Xdma,
+};
+use daq_emulators::DEVICES;
 use daq_emulators::pattern::{self, Pattern};
 use daq_testkit::assert_contains;
 use std::path::Path;
@@ -19,9 +21,7 @@ const BYTES: usize = 4096;
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn registry() -> Registry {
-    Registry::default()
-        .with_all(ENGINES)
-        .with_all(SOURCE_DEVICES)
+    Registry::default().with_all(ENGINES).with_all(DEVICES)
 }
 
 struct Bench {
@@ -56,24 +56,25 @@ impl Bench {
         }
     }
 
-    fn arm(&mut self, first: usize, doorbell: Option<u64>) -> Armed {
+    fn arm(&mut self, first: usize, doorbell: Option<Arc<DmaMap>>) -> Running {
         self.try_arm(first, doorbell).unwrap()
     }
 
-    fn try_arm(&mut self, first: usize, doorbell: Option<u64>) -> Result<Armed, EngineError> {
+    fn try_arm(
+        &mut self,
+        first: usize,
+        doorbell: Option<Arc<DmaMap>>,
+    ) -> Result<Running, EngineError> {
         let (engine, map) = self.idle.take().unwrap();
-        let slots = Slots {
-            addresses: (0..SLOTS)
-                .map(|slot| map.address() + (slot * BYTES) as u64)
-                .collect(),
+        let layout = SlotLayout {
+            slots: SLOTS,
+            stride: BYTES,
             bytes: BYTES,
-            first,
-            doorbell,
         };
-        Armed::arm(engine, map, &slots).map_err(|refused| refused.error)
+        Running::start(engine, map, layout, first, doorbell).map_err(|refused| refused.error)
     }
 
-    fn stop(&mut self, armed: Armed) {
+    fn stop(&mut self, armed: Running) {
         let idle = armed.stop(TIMEOUT);
         assert!(idle.quiesce_timeout.is_none(), "{:?}", idle.quiesce_timeout);
         self.idle = Some((idle.engine, idle.memory.unwrap()));
@@ -89,7 +90,7 @@ impl Bench {
 }
 
 /// Polls until a transfer is finished or the engine fails.
-fn next(armed: &mut Armed, done: &mut Completions) -> Result<(), EngineError> {
+fn next(armed: &mut Running, done: &mut Completions) -> Result<(), EngineError> {
     loop {
         done.clear(SLOTS);
         armed.poll(done)?;
@@ -106,51 +107,24 @@ fn completions() -> Completions {
     Completions::new(SLOTS, Xdma::INFO.faults.len())
 }
 
-/// Verifies every byte of at least `frames` frames, for each of `arms` starts of the engine.
-fn every_byte(keys: &str, frames: usize, arms: usize) {
-    let mut bench = Bench::new(keys);
-    for arm in 0..arms {
-        let first = arm % SLOTS;
-        let mut armed = bench.arm(first, None);
-        armed.credit(8);
-        let (mut seen, mut done) = (0, completions());
-        // The emulated device continues its stream after a restart, so the first position is read from the first frame.
-        let mut at = None;
-        while seen < frames {
-            next(&mut armed, &mut done).unwrap();
-            for finished in done.as_slice() {
-                assert_eq!(finished.length, BYTES);
-                let bytes = bench.slot((first + seen) % SLOTS);
-                let start = *at.get_or_insert_with(|| {
-                    u64::from_le_bytes(bytes[..8].try_into().unwrap()) * 8 - (seen * BYTES) as u64
-                });
-                let here = start + (seen * BYTES) as u64;
-                assert_eq!(pattern::verify(Pattern::Counter, 0, here, &bytes), None);
-                seen += 1;
-                armed.credit(1);
-            }
-        }
-        bench.stop(armed);
-    }
+mod xdma {
+    daq_emulators::engine_conformance!(super::Xdma, daq_emulators::DEVICES[0]);
 }
 
-#[test]
-fn xdma_delivers_every_byte() {
-    every_byte("device = \"emulated:xdma\"", 3000, 1);
-}
-
-#[test]
-fn xdma_hundred_restarts_lose_nothing() {
-    every_byte("device = \"emulated:xdma\"\nchannel = 3", 20, 100);
-}
-
-#[test]
-fn xdma_with_interrupts_delivers_every_byte() {
-    every_byte(
-        "device = \"emulated:xdma\"\nchannel = 2\ncompletion = \"interrupt\"",
-        1000,
-        3,
+mod xdma_with_interrupts {
+    daq_emulators::engine_conformance!(
+        super::Xdma,
+        daq_emulators::DEVICES[0],
+        "channel = 2\ncompletion = \"interrupt\""
     );
+}
+
+mod xdma_without_credits {
+    daq_emulators::engine_conformance!(super::Xdma, daq_emulators::DEVICES[0], "credits = false");
+}
+
+mod litepcie {
+    daq_emulators::engine_conformance!(super::Writer, daq_emulators::DEVICES[1]);
 }
 
 #[test]
@@ -170,10 +144,14 @@ fn xdma_packet_length_is_reported() {
 #[test]
 fn xdma_completed_count_is_written_to_doorbell() {
     let mut bench = Bench::new("device = \"emulated:xdma\"");
-    let doorbell = DmaBuffer::new(bench.device.clone().as_dma(), 4096).unwrap();
+    let options = HostOptions {
+        shared: true,
+        ..HostOptions::default()
+    };
+    let doorbell = Region::host(4096, options).unwrap();
+    let map = Arc::new(DmaMap::new(bench.device.clone().as_dma(), doorbell.clone()).unwrap());
     for _ in 0..3 {
-        doorbell.clear();
-        let mut armed = bench.arm(0, Some(doorbell.address() + 64));
+        let mut armed = bench.arm(0, Some(map.clone()));
         assert_eq!(armed.caps().doorbell_bits, 24);
         armed.credit(5);
         let (mut seen, mut done) = (0, completions());
@@ -182,7 +160,10 @@ fn xdma_completed_count_is_written_to_doorbell() {
             seen += done.as_slice().len();
         }
         bench.stop(armed);
-        assert_eq!(doorbell.read32(64) & 0xff_ffff, 5);
+        let mut count = [0; 4];
+        rustix::io::pread(doorbell.file().unwrap(), &mut count, 0).unwrap();
+        assert_eq!(u32::from_le_bytes(count) & 0xff_ffff, 5);
+        rustix::io::pwrite(doorbell.file().unwrap(), &[0; 4], 0).unwrap();
     }
 }
 
@@ -261,34 +242,6 @@ fn device_errors_are_named() {
         armed.credit(1);
         next(&mut armed, &mut done).unwrap();
         assert_eq!(done.as_slice().len(), 1);
-        bench.stop(armed);
-    }
-}
-
-#[test]
-fn removed_device_is_reported() {
-    for keys in ["", "completion = \"interrupt\"\n", "credits = false\n"] {
-        let mut bench = Bench::new(&format!(
-            "device = \"emulated:xdma\"\n{keys}emulated = {{ faults = [\"remove@20\"] }}"
-        ));
-        let mut armed = match bench.try_arm(0, None) {
-            Ok(armed) => armed,
-            // Without credits the device may be removed before the engine is armed.
-            Err(error) => {
-                assert!(matches!(error, EngineError::Gone { .. }), "{error}");
-                assert!(keys.contains("credits"));
-                continue;
-            }
-        };
-        armed.credit(8);
-        let mut done = completions();
-        let error = loop {
-            match next(&mut armed, &mut done) {
-                Ok(()) => armed.credit(u32::try_from(done.as_slice().len()).unwrap()),
-                Err(error) => break error,
-            }
-        };
-        assert!(matches!(error, EngineError::Gone { .. }), "{error}");
         bench.stop(armed);
     }
 }

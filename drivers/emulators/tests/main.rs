@@ -8,5 +8,4 @@ mod cards;
 mod fpga_cards;
 mod fuzz_vfio_user;
 mod hsb_sensor;
-mod toy_engine;
 mod vfio_user_messages;

@@ -53,6 +53,13 @@ pub trait Device: DmaDevice {
     /// Returns the registers in BAR `bar`, 0 to 5.
     fn registers(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError>;
 
+    /// Returns BAR `bar` with write combining: the CPU may join writes to bursts, and they may reach the device in another
+    /// order. Reads and all writes to [`registers`](Self::registers) are executed after the writes before them. For
+    /// windows of descriptors, never for registers with side effects. By default, writes are not combined.
+    fn write_combined(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        self.registers(bar)
+    }
+
     /// Connects each of the first `count` interrupt vectors with an event.
     fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError>;
 
@@ -74,7 +81,7 @@ pub trait Device: DmaDevice {
     fn as_dma(self: Arc<Self>) -> Arc<dyn DmaDevice>;
 }
 
-/// The 32-bit registers in one BAR.
+/// The registers in one BAR, in little-endian words.
 ///
 /// If the device was removed, reads return [`GONE`] and writes have no effect. Accesses keep their order. A read returns
 /// after all earlier writes have reached the device.
@@ -87,6 +94,27 @@ pub trait Registers: Send + Sync {
 
     /// Writes the register at `offset`, which must be a multiple of 4 and less than [`bytes`](Self::bytes).
     fn write(&self, offset: u64, value: u32);
+
+    /// Reads 64 bits at `offset`, a multiple of 8. One access if the transport has 64-bit accesses, otherwise two, the low
+    /// half first.
+    fn read64(&self, offset: u64) -> u64 {
+        let low = u64::from(self.read(offset));
+        low | u64::from(self.read(offset + 4)) << 32
+    }
+
+    /// Writes 64 bits at `offset`, a multiple of 8. One access if the transport has 64-bit accesses, otherwise two, the low
+    /// half first.
+    fn write64(&self, offset: u64, value: u64) {
+        let (low, high) = halves(value);
+        self.write(offset, low);
+        self.write(offset + 4, high);
+    }
+}
+
+/// Splits a value or an address into the values of two registers: the low half and the high half.
+#[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
+pub const fn halves(value: u64) -> (u32, u32) {
+    (value as u32, (value >> 32) as u32)
 }
 
 /// An interrupt vector that is signalled by an eventfd.

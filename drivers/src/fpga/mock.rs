@@ -3,15 +3,19 @@
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::transports::emulated::EmulatedDeviceEntry;
 use super::{ENGINES, EngineEntry, FpgaEngine, FpgaSource, config};
-use daq_core::dma::{DmaDevice, DmaError, EngineError};
+use daq_core::dma::{
+    ArmError, Completions, DmaDevice, DmaError, Engine, EngineError, QuiesceTimeout, Slots,
+};
 use daq_core::entry::Registry;
 use daq_core::region::Region;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The built-in engines, and emulated devices for tests of the configuration: their names are valid, but `open` always
 /// returns an error.
@@ -26,7 +30,8 @@ const fn named(name: &'static str) -> EmulatedDeviceEntry {
         summary: "a name",
         faults: &[],
         check_sequence: |_, _| Ok(()),
-        open: |name, _| Err(DeviceError::new(name, "not part of this test")),
+        build: |_| Err("not part of this test".to_owned()),
+        open: |_| Err(DeviceError::new("emulated", "not part of this test")),
     }
 }
 
@@ -133,13 +138,75 @@ impl Mock {
         self: &Arc<Self>,
         keys: &str,
         directory: &Path,
-    ) -> Result<E, EngineError> {
-        source::<E>(keys).open(self.clone(), directory)
+    ) -> Result<Driven<E>, EngineError> {
+        let engine = source::<E>(keys).open(self.clone(), directory)?;
+        Ok(Driven::new(Box::new(engine)))
     }
 
     /// Raises an interrupt.
     pub fn interrupt(&self, vector: usize) {
         rustix::io::write(&self.events.lock().unwrap()[vector], &1_u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// An engine whose methods are called in the right state, as [`Running`](daq_core::dma::Running) does, but with slots
+/// of arbitrary addresses.
+pub struct Driven<E: Engine + ?Sized> {
+    pub engine: Box<E>,
+    is_running: bool,
+}
+
+impl<E: Engine + ?Sized> Driven<E> {
+    pub const fn new(engine: Box<E>) -> Self {
+        Self {
+            engine,
+            is_running: false,
+        }
+    }
+
+    pub fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        // SAFETY: the mock device writes nothing.
+        let armed = unsafe { self.engine.arm(slots) };
+        self.is_running = !matches!(armed, Err(ArmError::Stopped(_)));
+        armed.map_err(ArmError::into_reason)
+    }
+
+    pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        if self.is_running {
+            self.engine.poll(done)
+        } else {
+            self.engine.poll_stopped(done)
+        }
+    }
+
+    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
+        if self.is_running {
+            self.engine.overwritten()
+        } else {
+            self.engine.overwritten_stopped()
+        }
+    }
+
+    pub fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
+        if std::mem::take(&mut self.is_running) {
+            self.engine.quiesce(timeout)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl<E: Engine + ?Sized> Deref for Driven<E> {
+    type Target = E;
+
+    fn deref(&self) -> &E {
+        &self.engine
+    }
+}
+
+impl<E: Engine + ?Sized> DerefMut for Driven<E> {
+    fn deref_mut(&mut self) -> &mut E {
+        &mut self.engine
     }
 }
 

@@ -27,6 +27,7 @@ pub mod config;
 pub mod device;
 pub mod engines;
 pub mod guard;
+pub mod register_table;
 pub mod registers;
 pub mod transports;
 
@@ -42,7 +43,7 @@ use config::DeviceKey;
 use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
-use daq_core::dma::{EngineError, FrameSequence};
+use daq_core::dma::{CompletionOrder, EngineError, FrameSequence};
 use daq_core::entry::{
     EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
 };
@@ -207,6 +208,14 @@ impl<E: FpgaEngine> FpgaSource<E> {
         })
     }
 
+    /// Returns the reason why the card can write only to host memory, or `None` if it can also write to GPU memory.
+    fn host_only(&self) -> Option<&'static str> {
+        let reads_register = E::INFO.order == CompletionOrder::HostMemory;
+        self.config.device.host_only().or(reads_register.then_some(
+            "the engine reads its completions from a register, which does not prove that the payload has arrived in GPU memory",
+        ))
+    }
+
     fn emulated_device(&self) -> Option<&'static EmulatedDeviceEntry> {
         let DeviceKey::Emulated(name) = &self.config.device else {
             return None;
@@ -299,7 +308,7 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
             device: self.config.device.pci().map(str::to_owned),
             writer: Writer::Fpga,
             preference: self.config.path,
-            host_only: self.config.device.host_only().map(str::to_owned),
+            host_only: self.host_only().map(str::to_owned),
             cpu_reads_memory: false,
             can_ring_doorbell: E::can_ring_doorbell(&self.keys),
             faults: E::INFO.faults,

@@ -3,7 +3,9 @@
 use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
 use super::engines::wait_until;
-use daq_core::dma::{Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Slots};
+use daq_core::dma::{
+    ArmError, Caps, Completions, DmaDevice, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,8 +55,6 @@ pub struct EngineWithRegisters {
     start: Vec<Action>,
     stop: Vec<Action>,
     stopped: Vec<Action>,
-    /// Whether the engine was armed and not stopped since.
-    is_started: bool,
 }
 
 impl EngineWithRegisters {
@@ -94,7 +94,6 @@ impl EngineWithRegisters {
             stop: actions(RegisterPhase::Stop)?,
             stopped: actions(RegisterPhase::Stopped)?,
             engine,
-            is_started: false,
         }))
     }
 }
@@ -116,9 +115,11 @@ impl EngineWithRegisters {
     }
 }
 
-impl Engine for EngineWithRegisters {
-    fn name(&self) -> &'static str {
-        self.engine.name()
+// SAFETY: `engine` fulfils the contract; the register steps are the user's own and belong to the design, not to the
+// engine. A step that fails after `engine` was armed is `ArmError::Started`.
+unsafe impl Engine for EngineWithRegisters {
+    fn info(&self) -> &'static EngineInfo {
+        self.engine.info()
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -129,27 +130,21 @@ impl Engine for EngineWithRegisters {
         self.engine.caps()
     }
 
-    fn faults(&self) -> &'static [&'static str] {
-        self.engine.faults()
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
-        self.engine.arm(slots)?;
-        self.is_started = true;
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
+        // SAFETY: the caller fulfils the same contract.
+        unsafe { self.engine.arm(slots) }?;
         for action in &self.start {
             action.run(Duration::MAX).map_err(|read| {
                 let device = self.engine.device().name().to_owned();
                 if read == GONE {
-                    return EngineError::Gone { device };
+                    return ArmError::Started(EngineError::Gone { device });
                 }
                 let RegisterStep { bar, offset, value, wait, .. } = &action.step;
                 let waited = wait.unwrap_or_default();
-                EngineError::Unfit {
-                    device,
-                    why: format!(
+                let why = format!(
                         "start step timed out: register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, expected {value:#x}: check that the design is clocked and out of reset, correct `value` and `mask`, or raise `wait`"
-                    ),
-                }
+                );
+                ArmError::Started(EngineError::Unfit { device, why })
             })?;
         }
         Ok(())
@@ -157,6 +152,10 @@ impl Engine for EngineWithRegisters {
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         self.engine.poll(done)
+    }
+
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.engine.poll_stopped(done)
     }
 
     fn credit(&mut self, slots: u32) {
@@ -167,26 +166,19 @@ impl Engine for EngineWithRegisters {
         self.engine.overwritten()
     }
 
+    fn overwritten_stopped(&mut self) -> Result<u64, EngineError> {
+        self.engine.overwritten_stopped()
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         self.engine.wait(limit)
     }
 
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
-        if !std::mem::take(&mut self.is_started) {
-            return self.engine.quiesce(timeout);
-        }
         self.run_stop_steps(&self.stop, timeout);
         let stopped = self.engine.quiesce(timeout);
         // Also after a quiesce timeout: the reset that follows may not reset the design.
         self.run_stop_steps(&self.stopped, timeout);
         stopped
-    }
-}
-
-impl Drop for EngineWithRegisters {
-    fn drop(&mut self) {
-        if self.is_started && self.quiesce(Duration::from_millis(500)).is_err() {
-            super::engines::disable_and_reset(self.device());
-        }
     }
 }

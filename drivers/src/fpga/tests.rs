@@ -3,10 +3,11 @@
 use super::device::{Device, Identity};
 use super::engines::edu::Edu;
 use super::engines::xdma::Xdma;
-use super::mock::{Mock, source};
+use super::mock::{Driven, Mock, source};
 use super::*;
 use daq_core::config::Document;
 use daq_core::dma::{Completions, Engine, EngineError, Slots};
+use daq_core::region::Placement;
 use daq_core::topology::P2pPreference;
 use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
@@ -31,10 +32,11 @@ fn slots() -> Slots {
         bytes: 2048 + 64,
         first: 1,
         doorbell: None,
+        placement: Placement::Host,
     }
 }
 
-fn poll(engine: &mut dyn Engine) -> Result<usize, EngineError> {
+fn poll<E: Engine + ?Sized>(engine: &mut Driven<E>) -> Result<usize, EngineError> {
     let mut done = Completions::new(8, engine.faults().len());
     engine.poll(&mut done)?;
     assert!(done.as_slice().iter().all(|done| done.length == 2048 + 64));
@@ -131,9 +133,9 @@ fn registers_are_written_before_start_and_after_stop() {
         { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
     ]";
     let wrap = |mock: &Arc<Mock>, keys: &str| {
-        let engine = mock.open::<Edu>("", Path::new("")).unwrap();
+        let engine = mock.open::<Edu>("", Path::new("")).unwrap().engine;
         let registers = source::<Edu>(keys).config.registers;
-        EngineWithRegisters::wrap(Box::new(engine), &**mock, &registers)
+        EngineWithRegisters::wrap(engine, &**mock, &registers).map(Driven::new)
     };
     let mut engine = wrap(&mock, steps).unwrap();
     mock.registers.set(0x204, 0xabcd);
@@ -152,7 +154,7 @@ fn registers_are_written_before_start_and_after_stop() {
     let error = engine.arm(&slots()).unwrap_err().to_string();
     assert!(error.contains("0x208") && error.contains("0x10"), "{error}");
     mock.registers.writes();
-    drop(engine);
+    engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
     // A removed card is not a register value.
     let mut engine = wrap(&mock, steps).unwrap();

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
-/// A mapped range of a device's memory. The range is accessed only in 32-bit words, and no Rust reference to the range is ever
-/// created.
+/// A mapped range of a device's memory. The range is accessed only in words of 32 or 64 bits, and no Rust reference to the
+/// range is ever created.
 ///
 /// Values are little-endian, as PCI requires. Each load and store is executed once, in program order.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Bar {
     pub fn read(&self, offset: usize) -> u32 {
         // SAFETY: `word` checks bounds and alignment, and the mapping lives as long as `self`. The load is volatile and
         // uses a raw pointer, because the device can change the memory.
-        let value = unsafe { self.word(offset).read_volatile() };
+        let value = unsafe { self.word::<u32>(offset).read_volatile() };
         fence(Ordering::Acquire);
         u32::from_le(value)
     }
@@ -69,13 +69,37 @@ impl Bar {
     pub fn write(&self, offset: usize, value: u32) {
         fence(Ordering::Release);
         // SAFETY: the requirements are met as in `read`.
-        unsafe { self.word(offset).write_volatile(value.to_le()) };
+        unsafe { self.word::<u32>(offset).write_volatile(value.to_le()) };
     }
 
-    fn word(&self, offset: usize) -> *mut u32 {
+    /// Reads 64 bits at `offset` in one access, as [`read`](Self::read) does.
+    ///
+    /// # Panics
+    /// Panics if the bits are outside the mapping or `offset` is not a multiple of 8.
+    #[inline]
+    pub fn read64(&self, offset: usize) -> u64 {
+        // SAFETY: the requirements are met as in `read`.
+        let value = unsafe { self.word::<u64>(offset).read_volatile() };
+        fence(Ordering::Acquire);
+        u64::from_le(value)
+    }
+
+    /// Writes 64 bits at `offset` in one access, as [`write`](Self::write) does.
+    ///
+    /// # Panics
+    /// Panics as [`read64`](Self::read64) does.
+    #[inline]
+    pub fn write64(&self, offset: usize, value: u64) {
+        fence(Ordering::Release);
+        // SAFETY: the requirements are met as in `read`.
+        unsafe { self.word::<u64>(offset).write_volatile(value.to_le()) };
+    }
+
+    fn word<T>(&self, offset: usize) -> *mut T {
+        let size = size_of::<T>();
         assert!(
-            offset.is_multiple_of(4) && offset < self.bytes() && self.bytes() - offset >= 4,
-            "word offset {offset:#x} is not a multiple of 4, or beyond the {:#x} bytes of the BAR",
+            offset.is_multiple_of(size) && offset < self.bytes() && self.bytes() - offset >= size,
+            "word offset {offset:#x} is not a multiple of {size}, or beyond the {:#x} bytes of the BAR",
             self.bytes()
         );
         self.memory.as_mut_ptr().wrapping_add(offset).cast()
@@ -100,6 +124,9 @@ mod tests {
             std::fs::read(file.path()).unwrap()[4100..4104],
             [4, 3, 2, 1]
         );
+        part.write64(8, 0x1_0000_0002);
+        assert_eq!((whole.read(4104), whole.read(4108)), (2, 1));
+        assert_eq!(whole.read64(4104), 0x1_0000_0002);
         whole.write(12284, 7);
         assert_eq!(part.read(8188), 7);
     }

@@ -6,12 +6,12 @@
 use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers};
 use crate::fpga::engines::{
-    self, FpgaEngine, NoKeys, Opening, check_slots, now, unfit, wait_until,
+    FpgaEngine, NoKeys, Opening, check_slots, now, quiesce_timeout, unfit, wait_until,
 };
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
-    Slots,
+    ArmError, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,
+    QuiesceTimeout, SlotLimits, Slots,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,6 @@ pub struct Edu {
     registers: Arc<dyn Registers>,
     interrupt: Option<Interrupt>,
     slots: Slots,
-    is_armed: bool,
     /// Number of free slots that the engine may fill.
     credits: u64,
     /// Number of filled slots.
@@ -74,7 +73,7 @@ impl FpgaEngine for Edu {
     const INFO: EngineInfo = EngineInfo {
         name: "edu",
         summary: "QEMU's educational device",
-        limits: Limits {
+        limits: SlotLimits {
             alignment: 64,
             max_slot: MAX_SLOT,
             max_slots: MAX_SLOTS,
@@ -82,6 +81,8 @@ impl FpgaEngine for Edu {
         },
         faults: &[],
         supports_backpressure: true,
+        // QEMU has copied all bytes, to any memory, before the register shows the end of the copy.
+        order: CompletionOrder::AfterPayload,
     };
 
     type Keys = NoKeys;
@@ -134,13 +135,7 @@ impl FpgaEngine for Edu {
         Ok(Self {
             registers,
             interrupt,
-            slots: Slots {
-                addresses: Vec::new(),
-                bytes: 0,
-                first: 0,
-                doorbell: None,
-            },
-            is_armed: false,
+            slots: Slots::none(),
             credits: 0,
             filled: 0,
             copied: 0,
@@ -159,7 +154,7 @@ impl Edu {
             first,
             ..
         } = &self.slots;
-        if !self.is_armed || self.in_flight > 0 || self.credits == 0 {
+        if self.in_flight > 0 || self.credits == 0 || self.copied == *bytes {
             return;
         }
         let slot = usize::try_from((*first as u64 + self.filled) % addresses.len() as u64);
@@ -195,47 +190,30 @@ impl Edu {
     }
 }
 
-impl Engine for Edu {
-    fn name(&self) -> &'static str {
-        Self::INFO.name
+// SAFETY: `start_copy` writes the address of a slot and a length within the slot. A copy starts only in `credit` and
+// `poll`, and `quiesce` waits until the last copy has ended. `arm` starts no copy.
+unsafe impl Engine for Edu {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
         &self.device
     }
 
-    fn caps(&self) -> Caps {
-        Caps {
-            supports_backpressure: true,
-            doorbell_bits: 0,
-            end_of_packet: false,
-            alignment: Self::INFO.limits.alignment,
-            max_transfer: MAX_SLOT,
-            max_slots: MAX_SLOTS,
-        }
-    }
-
-    fn faults(&self) -> &'static [&'static str] {
-        Self::INFO.faults
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         check_slots(self.device.name(), slots, &self.caps(), ADDRESS_BITS)?;
         let command = self.registers.read(register::COMMAND);
         if command == GONE {
-            return Err(EngineError::Gone {
-                device: self.device.name().to_owned(),
-            });
+            let device = self.device.name().to_owned();
+            return Err(EngineError::Gone { device }.into());
         }
         if command & RUN != 0 {
-            return Err(unfit(
-                self.device.name(),
-                "a copy is already in progress: reset the device",
-            ));
+            let why = "a copy is already in progress: reset the device";
+            return Err(unfit(self.device.name(), why).into());
         }
         self.slots = slots.clone();
         (self.credits, self.filled, self.copied, self.in_flight) = (0, 0, 0, 0);
-        self.is_armed = true;
         Ok(())
     }
 
@@ -243,6 +221,12 @@ impl Engine for Edu {
         if self.in_flight > 0 && !self.finish_copy()? {
             return Ok(());
         }
+        self.poll_stopped(done)?;
+        self.start_copy();
+        Ok(())
+    }
+
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         if self.copied == self.slots.bytes && self.credits > 0 {
             let finished = Done {
                 length: self.slots.bytes,
@@ -250,14 +234,12 @@ impl Engine for Edu {
                 timestamp: now(),
                 ..Done::default()
             };
-            if !done.push(finished) {
-                return Ok(());
+            if done.push(finished) {
+                self.copied = 0;
+                self.filled += 1;
+                self.credits -= 1;
             }
-            self.copied = 0;
-            self.filled += 1;
-            self.credits -= 1;
         }
-        self.start_copy();
         Ok(())
     }
 
@@ -285,7 +267,7 @@ impl Engine for Edu {
     }
 
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
-        if !std::mem::take(&mut self.is_armed) || self.in_flight == 0 {
+        if self.in_flight == 0 {
             return Ok(());
         }
         // A copy cannot be aborted. A removed device does not copy.
@@ -295,18 +277,7 @@ impl Engine for Edu {
         if is_over {
             Ok(())
         } else {
-            Err(QuiesceTimeout {
-                engine: format!("{} of {}", Self::INFO.name, self.device.name()),
-                waited: timeout,
-            })
-        }
-    }
-}
-
-impl Drop for Edu {
-    fn drop(&mut self) {
-        if self.quiesce(Duration::from_secs(1)).is_err() {
-            engines::disable_and_reset(&self.device);
+            Err(quiesce_timeout(self, timeout))
         }
     }
 }

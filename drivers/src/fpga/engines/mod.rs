@@ -11,13 +11,16 @@ use super::device::{Device, DeviceError};
 use super::transports::{self, Open};
 use daq_core::check::NamedFile;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::dma::{Caps, DmaDevice, Engine, EngineError, EngineInfo, Slots};
+use daq_core::dma::{
+    Caps, Completions, Done, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
+};
 use daq_core::entry::{Registered, Registry, SourceSpec};
 use daq_core::frame::{Clock, Timestamp};
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -207,15 +210,48 @@ pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Disables bus mastering and resets the device after a quiesce timeout.
-pub fn disable_and_reset(device: &Arc<dyn DmaDevice>) {
-    match device.disable_and_reset() {
-        Ok(()) => tracing::warn!(
-            "{}: quiesce timeout; disabled bus mastering and reset the device",
-            device.name()
-        ),
-        Err(error) => tracing::error!("{error}; the device may still write to memory"),
+/// Returns the error of an engine that did not stop within `waited`.
+pub fn quiesce_timeout(engine: &dyn Engine, waited: Duration) -> QuiesceTimeout {
+    QuiesceTimeout {
+        engine: format!("{} of {}", engine.name(), engine.device().name()),
+        waited,
     }
+}
+
+/// Reports the transfers in `intact` that were not reported yet, each with `length` bytes, and counts the transfers before
+/// them as overwritten. `reported` is the number of transfers that were reported or counted.
+pub fn report_full_slots(
+    reported: &mut u64,
+    intact: Range<u64>,
+    length: usize,
+    done: &mut Completions,
+) {
+    if *reported < intact.start {
+        done.skip(intact.start - *reported);
+        *reported = intact.start;
+    }
+    if *reported < intact.end {
+        let finished = Done {
+            length,
+            timestamp: now(),
+            ..Done::default()
+        };
+        while *reported < intact.end && done.push(finished) {
+            *reported += 1;
+        }
+    }
+}
+
+/// Returns the error of a free-running engine that may be overwriting all `count` slots of the ring, because it is up to
+/// `ahead` slots ahead of its completions.
+pub fn too_few_slots(device: &str, count: usize, ahead: u64) -> EngineError {
+    let min = ahead + 1;
+    unfit(
+        device,
+        format!(
+            "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {min} `slots`"
+        ),
+    )
 }
 
 /// Extends the value of a wrapping device counter to 64 bits.
@@ -268,6 +304,7 @@ pub fn check_slots(
         bytes,
         first,
         doorbell,
+        ..
     } = slots;
     let (count, alignment) = (addresses.len(), caps.alignment as u64);
     let refuse = |why: String| Err(unfit(device, why));
@@ -315,6 +352,7 @@ pub fn check_slots(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::region::Placement;
     use proptest::prelude::*;
 
     proptest! {
@@ -336,7 +374,6 @@ mod tests {
         let caps = Caps {
             supports_backpressure: true,
             doorbell_bits: 0,
-            end_of_packet: false,
             alignment: 64,
             max_transfer: 4096,
             max_slots: 4,
@@ -346,6 +383,7 @@ mod tests {
             bytes: 4096,
             first: 1,
             doorbell: None,
+            placement: Placement::Host,
         };
         let check = |change: &dyn Fn(&mut Slots)| {
             let mut slots = good.clone();

@@ -3,7 +3,7 @@
 //! This crate contains no emulators. A program adds the entries of its emulated devices to its registry.
 
 use crate::fpga::FpgaConfig;
-use crate::fpga::device::{Device, DeviceError};
+use crate::fpga::device::{BARS, Device, DeviceError};
 use daq_core::config::Problem;
 use daq_core::config::nearest;
 use daq_core::entry::Registered;
@@ -13,9 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-
-/// Opens an emulated device by its name.
-pub type OpenEmulated = fn(&str, &EmulatedOptions) -> Result<Arc<dyn Device>, DeviceError>;
+use std::time::Duration;
 
 /// One emulated device.
 pub struct EmulatedDeviceEntry {
@@ -28,8 +26,10 @@ pub struct EmulatedDeviceEntry {
     /// Checks that the frames of the device contain the numbers that `sequence` describes, in slots of the given number
     /// of bytes.
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
-    /// Starts the device of this name.
-    pub open: OpenEmulated,
+    /// Creates the device. The error explains the invalid option and the fix.
+    pub build: fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>,
+    /// Starts the device in this process.
+    pub open: fn(Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError>,
 }
 
 impl Registered for EmulatedDeviceEntry {
@@ -44,6 +44,77 @@ impl Registered for EmulatedDeviceEntry {
     fn summary(&self) -> &'static str {
         self.summary
     }
+}
+
+/// The identity of a device in its configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Vendor, device, subsystem vendor and subsystem identifiers.
+    pub ids: [u16; 4],
+    /// Class, subclass and programming interface, 24 bits.
+    pub class: u32,
+    /// Size in bytes of each base address register: 0, or a power of two of at least 4 KiB. All are 32-bit memory.
+    pub bars: [u32; BARS],
+    /// Number of interrupt vectors (MSI-X), 0 to 32.
+    pub vectors: u16,
+}
+
+/// A DMA fault: the memory is not mapped, or bus mastering is disabled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("DMA fault: the device cannot access {bytes} bytes at {address:#x}")]
+pub struct Fault {
+    /// The device address.
+    pub address: u64,
+    /// The number of bytes.
+    pub bytes: usize,
+}
+
+/// Access to the host's memory and interrupts. Memory accesses fail while bus mastering is disabled.
+pub trait Host {
+    /// Writes memory. Writes become visible in the order of the calls.
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// Reads memory.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
+
+    /// Raises an interrupt vector after all earlier writes. No effect if the vector is not connected.
+    fn interrupt(&self, vector: u16);
+}
+
+/// The time at which a device has more work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The device has more work immediately.
+    Busy,
+    /// The device has more work after this time, or after an access to its registers.
+    After(Duration),
+    /// The device has more work only after an access to its registers.
+    Idle,
+    /// The device was removed and has no more work. Every register reads all ones, and the device no longer writes.
+    Removed,
+}
+
+/// An emulated PCI device. Only one thread at a time uses a device.
+pub trait EmulatedDevice: Send {
+    /// Returns the identity of the device.
+    fn identity(&self) -> Identity;
+
+    /// Reads the register at `offset`, a multiple of 4, of base address register `bar`.
+    fn read(&mut self, bar: usize, offset: u64) -> u32;
+
+    /// Writes a register. The effects occur during this call or in the next [`step`](Self::step).
+    fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host);
+
+    /// Restores the state after power-on.
+    fn reset(&mut self);
+
+    /// Returns the register addresses in the format of LitePCIe's `csr.csv`; `None` for other devices.
+    fn csr(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Performs a bounded amount of work, at most some hundred microseconds.
+    fn step(&mut self, host: &dyn Host) -> Step;
 }
 
 /// The content of a stream: 64-bit little-endian words.

@@ -39,7 +39,9 @@ pub fn open(device: &DeviceKey, options: &Open) -> Result<Arc<dyn Device>, Devic
                     format!("there is no emulated device `{name}`"),
                 )
             })?;
-            (known.open)(name, &options.emulated_options.cloned().unwrap_or_default())
+            let emulated_options = options.emulated_options.cloned().unwrap_or_default();
+            let built = (known.build)(&emulated_options);
+            (known.open)(built.map_err(|why| DeviceError::new(device.to_string(), why))?)
         }
     }
 }

@@ -44,7 +44,8 @@ use super::psn::PsnTracker;
 use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Engine, EngineError, QuiesceTimeout, Sentinel, Slots,
+    ArmError, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
+    QuiesceTimeout, Sentinel, SlotLimits, Slots,
 };
 use daq_core::source::SourceError;
 use daq_rdma::registration::set::{RailRegions, RegistrationSet};
@@ -310,28 +311,30 @@ fn tracker(sensor: &Pages, pages: usize) -> PsnTracker {
     tracker.ignore_old_restarts()
 }
 
-impl Engine for QueuePair {
-    fn name(&self) -> &'static str {
-        "hsb"
+/// The description of the engine.
+const INFO: EngineInfo = EngineInfo {
+    name: "hsb",
+    summary: "a sensor bridge that writes to memory over a queue pair",
+    limits: SlotLimits {
+        alignment: ALIGNMENT,
+        max_slot: 1 << 32,
+        max_slots: MAX_PAGES,
+        preferred: 1 << 20,
+    },
+    faults: FAULTS,
+    supports_backpressure: false,
+    order: CompletionOrder::AfterPayload,
+};
+
+// SAFETY: the sensor writes only through the queue pair and the memory region of its pages. `end` destroys the queue
+// pair, after which the NIC drops all writes. `begin` fails only before it has connected, or `end` follows.
+unsafe impl Engine for QueuePair {
+    fn info(&self) -> &'static EngineInfo {
+        &INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
         &self.device
-    }
-
-    fn caps(&self) -> Caps {
-        Caps {
-            supports_backpressure: false,
-            doorbell_bits: 0,
-            end_of_packet: true,
-            alignment: ALIGNMENT,
-            max_transfer: 1 << 32,
-            max_slots: MAX_PAGES,
-        }
-    }
-
-    fn faults(&self) -> &'static [&'static str] {
-        FAULTS
     }
 
     fn writes_past_length(&self) -> bool {
@@ -342,12 +345,12 @@ impl Engine for QueuePair {
         self.pages.packet
     }
 
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         let begun = self.begin(slots);
         if begun.is_err() {
             self.end();
         }
-        begun
+        Ok(begun?)
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {

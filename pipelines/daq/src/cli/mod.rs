@@ -173,7 +173,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(&args),
-        Command::Emulate(device) => emulate::emulate(&device),
+        Command::Emulate(device) => emulate::emulate(&device, registry),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(registry, page)),
         Command::FpgaGuard { device } => guard::guard(&device),

@@ -2,8 +2,8 @@
 
 use super::DmaError;
 use daq_core::dma::{
-    Armed, BounceCopy, BounceCopyError, Completions, DmaDevice, DmaMap, Engine, EngineError, Idle,
-    Slots,
+    BounceCopy, BounceCopyError, Completions, DmaDevice, DmaMap, Engine, EngineError, Running,
+    SlotLayout, Stopped,
 };
 use daq_core::gpu::driver::Device;
 use daq_core::gpu::{Backend, Writer};
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// State of an engine.
 enum State {
-    Idle(Box<dyn Engine>, DmaMap),
-    Armed(Armed),
+    Stopped(Stopped),
+    Running(Running),
     /// The engine cannot be used: it could not be stopped or disabled, or a change of its state failed.
     Lost,
 }
@@ -43,12 +43,10 @@ pub(super) struct Port {
     is_ringing: bool,
     /// The GPU to flush, so that kernels see the writes of the device.
     flushed: Option<&'static Device>,
-    /// Address of every slot as the device sees it.
-    addresses: Vec<u64>,
+    layout: SlotLayout,
     /// Index of the slot that the engine filled first after it was armed.
     first: usize,
     slots: usize,
-    slot_bytes: usize,
 }
 
 /// Allocates an engine's own slots on the GPU of `producer`'s ring, or in host memory if the ring is in host memory.
@@ -86,19 +84,25 @@ fn own_on_host(producer: &Producer) -> Result<Arc<Region>, RegionError> {
     )
 }
 
-/// Maps `region` for DMA by `device`. Returns the DMA mapping and the device addresses of the slots. The slots have the
-/// same layout as in `producer`'s ring.
+/// Returns the layout of the slots of `producer`'s ring, which the engine's own slots have too.
+fn layout(producer: &Producer) -> SlotLayout {
+    let options = producer.options();
+    SlotLayout {
+        slots: options.slots,
+        stride: options.stride(),
+        bytes: options.slot_bytes,
+    }
+}
+
+/// Maps `region` for DMA by `device`. Fails if a slot has no consecutive device addresses.
 fn map(
     device: &Arc<dyn DmaDevice>,
     region: &Arc<Region>,
     producer: &Producer,
-) -> Result<(DmaMap, Vec<u64>), EngineError> {
-    let options = producer.options();
+) -> Result<DmaMap, EngineError> {
     let map = DmaMap::new(device.clone(), region.clone())?;
-    let addresses = (0..options.slots)
-        .map(|slot| map.address_of(slot * options.stride(), options.slot_bytes))
-        .collect::<Result<_, _>>()?;
-    Ok((map, addresses))
+    layout(producer).addresses(&map)?;
+    Ok(map)
 }
 
 impl Port {
@@ -144,7 +148,7 @@ impl Port {
             }
             mapped => (mapped, region),
         };
-        let (map, addresses) = mapped?;
+        let map = mapped?;
         let is_straight = supports_backpressure && Arc::ptr_eq(&region, producer.region());
         let bits = engine.caps().doorbell_bits;
         let bell = match bell {
@@ -168,16 +172,15 @@ impl Port {
             bounce_copy: (!is_straight)
                 .then(|| BounceCopy::new(region, producer))
                 .transpose()?,
-            state: State::Idle(engine, map),
+            state: State::Stopped(Stopped::new(engine, map)),
             supports_backpressure,
             ungiven: 0,
             given: 0,
             bell,
             is_ringing: false,
-            addresses,
+            layout: layout(producer),
             first: 0,
             slots: options.slots,
-            slot_bytes: options.slot_bytes,
         })
     }
 
@@ -207,7 +210,7 @@ impl Port {
     }
 
     pub(super) const fn is_armed(&self) -> bool {
-        matches!(self.state, State::Armed(_))
+        matches!(self.state, State::Running(_))
     }
 
     pub(super) const fn is_ringing(&self) -> bool {
@@ -222,8 +225,8 @@ impl Port {
     /// Returns the memory that the engine writes.
     pub(super) fn region(&self) -> Option<&Arc<Region>> {
         match &self.state {
-            State::Idle(_, map) => Some(map.region()),
-            State::Armed(armed) => Some(armed.memory().region()),
+            State::Stopped(stopped) => stopped.memory.as_ref().map(DmaMap::region),
+            State::Running(running) => Some(running.memory().region()),
             State::Lost => None,
         }
     }
@@ -239,7 +242,7 @@ impl Port {
 
     /// Arms the engine, starting at the slot of the ring's next frame.
     pub(super) fn arm(&mut self, producer: &Producer, is_proved: bool) -> Result<(), DmaError> {
-        let State::Idle(engine, map) = std::mem::replace(&mut self.state, State::Lost) else {
+        let Some((engine, map)) = self.take_stopped() else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be armed, because the engine is not idle",
                 self.name
@@ -251,18 +254,12 @@ impl Port {
             None => usize::try_from(producer.published() % slots).unwrap_or(0),
         };
         let bell = self.bell.as_ref().filter(|_| is_proved && self.is_ringing);
-        let wanted = Slots {
-            addresses: self.addresses.clone(),
-            bytes: self.slot_bytes,
-            first: self.first,
-            doorbell: bell.map(|(_, map)| map.address()),
-        };
         (self.given, self.ungiven) = (0, slots);
         let bell = bell.map(|(_, map)| map.clone());
-        match Armed::arm_with_doorbell(engine, map, bell, &wanted) {
-            Ok(armed) => self.state = State::Armed(armed),
+        match Running::start(engine, map, self.layout, self.first, bell) {
+            Ok(running) => self.state = State::Running(running),
             Err(refused) => {
-                self.leak(refused.idle);
+                self.leak(refused.stopped);
                 return Err(refused.error.into());
             }
         }
@@ -270,18 +267,27 @@ impl Port {
     }
 
     /// Stores the parts of a stopped engine; returns whether bus mastering had to be disabled.
-    fn leak(&mut self, idle: Idle) -> bool {
-        let stuck = idle.quiesce_timeout.is_some();
-        self.state = match idle.memory {
-            Some(memory) => State::Idle(idle.engine, memory),
-            None => State::Lost,
+    fn leak(&mut self, stopped: Stopped) -> bool {
+        let stuck = stopped.quiesce_timeout.is_some();
+        self.state = if stopped.memory.is_some() {
+            State::Stopped(stopped)
+        } else {
+            State::Lost
         };
         stuck
     }
 
+    /// Moves the stopped engine and its memory out. `None` if the engine runs or is lost.
+    fn take_stopped(&mut self) -> Option<(Box<dyn Engine>, DmaMap)> {
+        match std::mem::replace(&mut self.state, State::Lost) {
+            State::Stopped(Stopped { engine, memory, .. }) => Some((engine, memory?)),
+            State::Running(_) | State::Lost => None,
+        }
+    }
+
     /// Gives free slots to the engine: one slot until the path is verified, afterwards all free slots.
     pub(super) fn credit(&mut self, producer: &mut Producer, is_proving: bool) {
-        let State::Armed(armed) = &mut self.state else {
+        let State::Running(running) = &mut self.state else {
             return;
         };
         if !self.supports_backpressure {
@@ -301,7 +307,7 @@ impl Port {
         };
         if slots > 0 {
             self.given += slots;
-            armed.credit(u32::try_from(slots).unwrap_or(u32::MAX));
+            running.credit(u32::try_from(slots).unwrap_or(u32::MAX));
         }
     }
 
@@ -330,9 +336,9 @@ impl Port {
 
     pub(super) fn poll(&mut self, completions: &mut Completions) -> Result<(), DmaError> {
         let polled = match &mut self.state {
-            State::Armed(armed) => armed.poll(completions),
+            State::Running(running) => running.poll(completions),
             // Completions remain valid after the engine has stopped.
-            State::Idle(engine, _) => engine.poll(completions),
+            State::Stopped(stopped) => stopped.poll(completions),
             State::Lost => Ok(()),
         };
         if self.bounce_copy.is_none() {
@@ -345,16 +351,16 @@ impl Port {
     /// Waits for an interrupt for at most `limit`. Returns false if the device has no interrupts.
     pub(super) fn wait(&mut self, limit: Duration) -> Result<bool, DmaError> {
         match &mut self.state {
-            State::Armed(armed) => Ok(armed.wait(limit)?),
-            State::Idle(..) | State::Lost => Ok(false),
+            State::Running(running) => Ok(running.wait(limit)?),
+            State::Stopped(_) | State::Lost => Ok(false),
         }
     }
 
     /// Returns the number of completed transfers whose data the engine may have overwritten.
     pub(super) fn overwritten(&mut self) -> Result<u64, DmaError> {
         match &mut self.state {
-            State::Armed(armed) => Ok(armed.overwritten()?),
-            State::Idle(engine, _) => Ok(engine.overwritten()?),
+            State::Running(running) => Ok(running.overwritten()?),
+            State::Stopped(stopped) => Ok(stopped.overwritten()?),
             State::Lost => Ok(u64::MAX),
         }
     }
@@ -390,9 +396,9 @@ impl Port {
     /// Stops the engine; returns true if bus mastering had to be disabled.
     pub(super) fn stop(&mut self, timeout: Duration) -> bool {
         match std::mem::replace(&mut self.state, State::Lost) {
-            State::Armed(armed) => {
-                let idle = armed.stop(timeout);
-                self.leak(idle)
+            State::Running(running) => {
+                let stopped = running.stop(timeout);
+                self.leak(stopped)
             }
             other => {
                 self.state = other;
@@ -409,7 +415,7 @@ impl Port {
 
     /// Gives a stopped engine its own slots in host memory.
     pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
-        let State::Idle(engine, old) = std::mem::replace(&mut self.state, State::Lost) else {
+        let Some((engine, old)) = self.take_stopped() else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be stopped, so its memory cannot be changed",
                 self.name
@@ -418,25 +424,24 @@ impl Port {
         let made = own_on_host(producer)
             .map_err(DmaError::from)
             .and_then(|region| {
-                let (map, addresses) = map(engine.device(), &region, producer)?;
-                Ok((BounceCopy::new(region, producer)?, map, addresses))
+                let map = map(engine.device(), &region, producer)?;
+                Ok((BounceCopy::new(region, producer)?, map))
             });
-        let (bounce_copy, map, addresses) = match made {
+        let (bounce_copy, map) = match made {
             Ok(made) => made,
             Err(error) => {
                 // The caller polls the remaining completions later.
-                self.state = State::Idle(engine, old);
+                self.state = State::Stopped(Stopped::new(engine, old));
                 return Err(error);
             }
         };
         drop(old);
-        self.addresses = addresses;
         self.bounce_copy = Some(bounce_copy);
         if let Some((bell, _)) = self.bell.take() {
             bell.disable_device();
         }
         self.flushed = None;
-        self.state = State::Idle(engine, map);
+        self.state = State::Stopped(Stopped::new(engine, map));
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 
 use super::*;
 use daq_core::dma::{
-    Caps, DmaDevice, DmaError as MapError, Origin, QuiesceTimeout, Sentinel, Slots,
+    ArmError, Caps, CompletionOrder, DmaDevice, DmaError as MapError, EngineInfo, Origin,
+    QuiesceTimeout, Sentinel, SlotLimits, Slots,
 };
 use daq_core::ledger::{ReaderLedger, RingLedger, SourceReport};
 use daq_core::region::{HostOptions, Region};
@@ -78,9 +79,24 @@ struct Scripted {
     next: usize,
 }
 
-impl Engine for Scripted {
-    fn name(&self) -> &'static str {
-        "scripted"
+const SCRIPTED: EngineInfo = EngineInfo {
+    name: "scripted",
+    summary: "an engine of these tests",
+    limits: SlotLimits {
+        alignment: 8,
+        max_slot: 1 << 20,
+        max_slots: 64,
+        preferred: 8,
+    },
+    faults: &[],
+    supports_backpressure: true,
+    order: CompletionOrder::AfterPayload,
+};
+
+// SAFETY: no device writes.
+unsafe impl Engine for Scripted {
+    fn info(&self) -> &'static EngineInfo {
+        &SCRIPTED
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -91,15 +107,10 @@ impl Engine for Scripted {
         Caps {
             supports_backpressure: self.supports_backpressure,
             doorbell_bits: 0,
-            end_of_packet: true,
             alignment: 8,
             max_transfer: 1 << 20,
             max_slots: 64,
         }
-    }
-
-    fn faults(&self) -> &'static [&'static str] {
-        &[]
     }
 
     fn writes_past_length(&self) -> bool {
@@ -110,12 +121,12 @@ impl Engine for Scripted {
         PACKET_BYTES
     }
 
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         if self.script.0.lock().unwrap().1 {
-            return Err(EngineError::Unfit {
+            return Err(ArmError::Stopped(EngineError::Unfit {
                 device: "given".to_owned(),
                 why: "the test requests a refusal".to_owned(),
-            });
+            }));
         }
         (self.slots, self.next) = (slots.addresses.clone(), slots.first);
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::litepcie::gateware::{Gateware, built};
 use crate::litepcie::served::Served;
-use daq_core::dma::{Armed, Completions, DmaMap, Engine, Slots};
+use daq_core::dma::{Completions, DmaMap, Engine, Running, SlotLayout};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::FpgaSource;
 use daq_drivers::fpga::engines::litepcie::Writer;
@@ -58,18 +58,16 @@ fn engine_on_gateware_fills_slots_in_order() {
         let mut map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
         let opened = source.open(device.clone(), directory.path()).unwrap();
         let mut engine: Box<dyn Engine> = Box::new(opened);
-        let slots = Slots {
-            addresses: (0..SLOTS)
-                .map(|slot| map.address() + 2 * SLOT * slot)
-                .collect(),
+        let layout = SlotLayout {
+            slots: usize::try_from(SLOTS).unwrap(),
+            stride: usize::try_from(2 * SLOT).unwrap(),
             bytes: usize::try_from(SLOT).unwrap(),
-            first: usize::try_from(FIRST).unwrap(),
-            doorbell: None,
         };
+        let first = usize::try_from(FIRST).unwrap();
         for _ in 0..10 {
             file.write_all_at(&vec![0xa5; bytes], 0).unwrap();
             let mut completions = Completions::new(64, engine.faults().len());
-            let mut armed = Armed::arm(engine, map, &slots).unwrap();
+            let mut armed = Running::start(engine, map, layout, first, None).unwrap();
             let (mut fed, mut seen) = (0, 0);
             while seen < 4 * SLOTS {
                 // A transfer is reported when the next one is done, so one more is needed. The device must not
@@ -110,14 +108,13 @@ fn engine_on_gateware_fills_slots_in_order() {
             wait_for("the card to accept all data", || {
                 (served.left() == 0).then_some(())
             });
-            let idle = armed.stop(TIMEOUT);
+            let mut idle = armed.stop(TIMEOUT);
             assert_eq!(idle.quiesce_timeout, None);
-            engine = idle.engine;
             completions.clear(64);
-            engine.poll(&mut completions).unwrap();
+            idle.poll(&mut completions).unwrap();
             let reported = completions.as_slice().len() as u64;
             assert_eq!((seen + reported, completions.overrun()), (fed + unseen, 0));
-            assert_eq!(engine.overwritten().unwrap(), fed + unseen + 1 - SLOTS);
+            assert_eq!(idle.overwritten().unwrap(), fed + unseen + 1 - SLOTS);
             for transfer in seen..fed + unseen {
                 let mut found = vec![0; usize::try_from(SLOT).unwrap()];
                 let place = 2 * SLOT * ((FIRST + transfer) % SLOTS);
@@ -129,7 +126,7 @@ fn engine_on_gateware_fills_slots_in_order() {
                     "transfer {transfer}, which the stop reported, has wrong bytes"
                 );
             }
-            map = idle.memory.unwrap();
+            (engine, map) = (idle.engine, idle.memory.unwrap());
             // After the stop nothing may be written, even if the sensor continues to send.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);

@@ -28,8 +28,8 @@ use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
 use control::{Connected, Control, PendingSender, Phase, Rejection, Shape, Shared, Terms};
 use daq_core::dma::{
-    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, Origin, QuiesceTimeout,
-    Slots,
+    ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError,
+    EngineInfo, Origin, QuiesceTimeout, SlotLimits, Slots,
 };
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
@@ -538,9 +538,26 @@ impl Receiver {
     }
 }
 
-impl Engine for Receiver {
-    fn name(&self) -> &'static str {
-        "rdma"
+/// The description of the engine.
+const INFO: EngineInfo = EngineInfo {
+    name: "rdma",
+    summary: "frames that another host writes over queue pairs",
+    limits: SlotLimits {
+        alignment: 1,
+        max_slot: usize::MAX,
+        max_slots: usize::MAX,
+        preferred: 1 << 20,
+    },
+    faults: FAULTS,
+    supports_backpressure: true,
+    order: CompletionOrder::AfterPayload,
+};
+
+// SAFETY: the sender writes only through the queue pairs and memory regions of its link, which cover the slots of the
+// ring. `quiesce` ends the link, after which the NIC drops all writes. `arm` fails before a sender can connect.
+unsafe impl Engine for Receiver {
+    fn info(&self) -> &'static EngineInfo {
+        &INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -551,18 +568,13 @@ impl Engine for Receiver {
         Caps {
             supports_backpressure: self.supports_backpressure(),
             doorbell_bits: 0,
-            end_of_packet: true,
             alignment: 1,
             max_transfer: self.max.1,
             max_slots: self.max.0,
         }
     }
 
-    fn faults(&self) -> &'static [&'static str] {
-        FAULTS
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         self.release_link();
         let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
             device: self.device.name().to_owned(),

@@ -19,13 +19,15 @@ pub use command::{Action, CommandInput, ExternalCommand, MemoryRange};
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{Device, DeviceError};
-use crate::fpga::engines::{self, FpgaEngine, Opening, check_slots, now, unfit};
+use crate::fpga::engines::{
+    FpgaEngine, Opening, check_slots, quiesce_timeout, report_full_slots, unfit,
+};
 use crate::fpga::transports::kernel_driver::KernelDriverDevice;
 use crate::fpga::transports::{self, Open};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits,
-    QuiesceTimeout, Slots,
+    ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Engine, EngineError,
+    EngineInfo, QuiesceTimeout, SlotLimits, Slots,
 };
 use daq_core::units::Span;
 use schemars::JsonSchema;
@@ -75,7 +77,6 @@ pub struct ExternalEngine {
     words: DmaBuffer,
     supports_backpressure: bool,
     slots: Slots,
-    is_armed: bool,
     /// Number of finished transfers, number of reported transfers, and number of transfers with a credit.
     finished: u64,
     reported: u64,
@@ -87,7 +88,7 @@ impl FpgaEngine for ExternalEngine {
     const INFO: EngineInfo = EngineInfo {
         name: "external",
         summary: "a card with its own driver, started and stopped by your program",
-        limits: Limits {
+        limits: SlotLimits {
             alignment: ALIGNMENT,
             max_slot: MAX_SLOT,
             max_slots: MAX_SLOTS,
@@ -95,6 +96,7 @@ impl FpgaEngine for ExternalEngine {
         },
         faults: FAULTS,
         supports_backpressure: false,
+        order: CompletionOrder::AfterPayload,
     };
 
     type Keys = ExternalKeys;
@@ -180,13 +182,7 @@ impl FpgaEngine for ExternalEngine {
             words: DmaBuffer::new(dma.clone(), PAGE)?,
             command,
             supports_backpressure: Self::supports_backpressure(keys),
-            slots: Slots {
-                addresses: Vec::new(),
-                bytes: 0,
-                first: 0,
-                doorbell: None,
-            },
-            is_armed: false,
+            slots: Slots::none(),
             finished: 0,
             reported: 0,
             credited: 0,
@@ -240,9 +236,12 @@ impl ExternalEngine {
     }
 }
 
-impl Engine for ExternalEngine {
-    fn name(&self) -> &'static str {
-        Self::INFO.name
+// SAFETY: the command gets the addresses of the slots, and its documentation requires that the card writes nothing
+// else. A stop command that fails is a quiesce timeout, and so is a start command that fails, because it may have
+// started the card.
+unsafe impl Engine for ExternalEngine {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -252,103 +251,66 @@ impl Engine for ExternalEngine {
     fn caps(&self) -> Caps {
         Caps {
             supports_backpressure: self.supports_backpressure,
-            doorbell_bits: 0,
-            end_of_packet: false,
-            alignment: ALIGNMENT,
-            max_transfer: MAX_SLOT,
-            max_slots: MAX_SLOTS,
+            ..Caps::of(&Self::INFO)
         }
     }
 
-    fn faults(&self) -> &'static [&'static str] {
-        FAULTS
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), 64)?;
         if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
             let why = "the engine always overwrites the only slot of the ring: set at least 2 `slots` in the ring";
-            return Err(unfit(name, why));
+            return Err(unfit(name, why).into());
         }
-        self.device.check()?;
+        self.device.check().map_err(EngineError::from)?;
         self.words.clear();
         self.slots = slots.clone();
         (self.finished, self.reported, self.credited, self.polls) = (0, 0, 0, 0);
         // A failed command may have started the engine.
-        self.is_armed = true;
         self.run(Action::Start)
-            .map_err(|why| unfit(self.device.name(), why))
+            .map_err(|why| ArmError::Started(unfit(self.device.name(), why)))
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        if self.is_armed {
-            self.finished = self.count()?;
-            self.polls = self.polls.wrapping_add(1);
-            if self.polls.is_multiple_of(POLLS_PER_CHECK) {
-                self.device.check()?;
-            }
+        self.finished = self.count()?;
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CHECK) {
+            self.device.check()?;
         }
-        let overwritten = self.overwritten_at(self.finished);
-        if self.reported < overwritten {
-            done.skip(overwritten - self.reported);
-            self.reported = overwritten;
-        }
-        if self.reported < self.finished {
-            let finished = Done {
-                length: self.slots.bytes,
-                is_bad: false,
-                timestamp: now(),
-                ..Done::default()
-            };
-            while self.reported < self.finished && done.push(finished) {
-                self.reported += 1;
-            }
-        }
+        self.poll_stopped(done)
+    }
+
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let intact = self.overwritten_at(self.finished)..self.finished;
+        report_full_slots(&mut self.reported, intact, self.slots.bytes, done);
         Ok(())
     }
 
     fn credit(&mut self, slots: u32) {
-        if self.supports_backpressure && self.is_armed {
+        if self.supports_backpressure {
             self.credited += u64::from(slots);
             self.words.write64(CREDITS, self.credited);
         }
     }
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
-        let finished = if self.is_armed {
-            self.count()?
-        } else {
-            self.finished
-        };
-        Ok(self.overwritten_at(finished))
+        Ok(self.overwritten_at(self.count()?))
+    }
+
+    fn overwritten_stopped(&mut self) -> Result<u64, EngineError> {
+        Ok(self.overwritten_at(self.finished))
     }
 
     fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
         // The configured timeout of the command applies.
-        if !self.is_armed {
-            return Ok(());
-        }
         let stopped = self.run(Action::Stop);
         // Finished transfers can still be polled. The stop command reports errors.
         if let Ok(finished) = self.count() {
             self.finished = finished;
         }
-        self.is_armed = false;
         stopped.map_err(|why| {
             tracing::warn!("{}: {why}", self.device.name());
-            QuiesceTimeout {
-                engine: format!("{} of {}", Self::INFO.name, self.device.name()),
-                waited: self.command.timeout(),
-            }
+            quiesce_timeout(self, self.command.timeout())
         })
-    }
-}
-
-impl Drop for ExternalEngine {
-    fn drop(&mut self) {
-        if self.quiesce(Duration::ZERO).is_err() {
-            engines::disable_and_reset(&self.dma);
-        }
     }
 }

@@ -3,9 +3,9 @@
 use super::*;
 use crate::fpga::device::Identity;
 use crate::fpga::engines::edu::Edu;
-use crate::fpga::mock::{self, Mock};
-use daq_core::dma::{Armed, DmaMap};
-use daq_core::region::{HostOptions, Region};
+use crate::fpga::mock::{self, Driven, Mock};
+use daq_core::dma::{DmaMap, Running, SlotLayout};
+use daq_core::region::{HostOptions, Placement, Region};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -26,7 +26,7 @@ impl Fixture {
     }
 
     /// An engine whose command is a shell's `script`, run in the fixture's folder.
-    fn engine(&self, script: &str, keys: &str) -> ExternalEngine {
+    fn engine(&self, script: &str, keys: &str) -> Driven<ExternalEngine> {
         let words = serde_json::json!(["sh", "-c", script]);
         let keys = format!("command = {words}\ntimeout = \"60 s\"\n{keys}");
         self.mock.open(&keys, self.folder.path()).unwrap()
@@ -43,11 +43,12 @@ fn slots() -> Slots {
         bytes: SLOT,
         first: 1,
         doorbell: None,
+        placement: Placement::Host,
     }
 }
 
 /// Polls for at most `limit` transfers; returns the numbers of skipped and of finished transfers.
-fn poll(engine: &mut ExternalEngine, limit: usize) -> Result<(u64, usize), EngineError> {
+fn poll(engine: &mut Driven<ExternalEngine>, limit: usize) -> Result<(u64, usize), EngineError> {
     let mut done = Completions::new(64, FAULTS.len());
     done.clear(limit);
     engine.poll(&mut done)?;
@@ -55,7 +56,7 @@ fn poll(engine: &mut ExternalEngine, limit: usize) -> Result<(u64, usize), Engin
     Ok((done.overrun(), done.as_slice().len()))
 }
 
-fn faulted(engine: &mut ExternalEngine) -> Vec<&'static str> {
+fn faulted(engine: &mut Driven<ExternalEngine>) -> Vec<&'static str> {
     match poll(engine, 64) {
         Err(EngineError::Faulted { faults, .. }) => faults,
         other => panic!("{other:?}"),
@@ -180,15 +181,20 @@ fn external_engine_revoked_addresses_end_run_with_reason() {
 }
 
 /// Arms the engine in the same way as the runtime.
-fn armed(fixture: &Fixture, script: &str) -> Result<Armed, Box<daq_core::dma::Refused>> {
-    let engine = Box::new(fixture.engine(script, "credits = true"));
+fn armed(fixture: &Fixture, script: &str) -> Result<Running, Box<daq_core::dma::Refused>> {
+    let engine = fixture.engine(script, "credits = true").engine;
     let options = HostOptions {
         shared: true,
         ..HostOptions::default()
     };
     let region = Region::host(SLOTS * 4096, options).unwrap();
     let memory = DmaMap::new(fixture.mock.clone(), region).unwrap();
-    Armed::arm(engine, memory, &slots())
+    let layout = SlotLayout {
+        slots: SLOTS,
+        stride: 4096,
+        bytes: SLOT,
+    };
+    Running::start(engine, memory, layout, 1, None)
 }
 
 #[test]
@@ -210,23 +216,21 @@ fn external_engine_start_failure_runs_stop_command() {
     let refused = armed(&fixture, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
     assert!(
-        refused.idle.quiesce_timeout.is_none(),
+        refused.stopped.quiesce_timeout.is_none(),
         "the engine stopped in time"
     );
     assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 
     let refused = armed(&fixture, "exit 4").unwrap_err();
-    assert!(refused.idle.quiesce_timeout.is_some());
+    assert!(refused.stopped.quiesce_timeout.is_some());
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 1);
 }
 
 #[test]
 fn external_engine_dropped_is_stopped() {
     let fixture = Fixture::new();
-    let mut engine = fixture.engine("cat >input", "");
-    engine.arm(&slots()).unwrap();
-    drop(engine);
+    drop(armed(&fixture, "cat >input").unwrap());
     assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 0);
 }

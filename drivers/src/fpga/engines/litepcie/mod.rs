@@ -44,14 +44,18 @@ mod csr;
 mod tests;
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
-use crate::fpga::device::{GONE, Interrupt, Registers};
-use crate::fpga::engines::{self, Count, FpgaEngine, Opening, check_slots, now, unfit, wait_until};
+use crate::fpga::device::{GONE, Interrupt, Registers, halves};
+use crate::fpga::engines::{
+    Count, FpgaEngine, Opening, check_slots, quiesce_timeout, report_full_slots, too_few_slots,
+    unfit, wait_until,
+};
+use crate::fpga::register_table::Window;
 use csr::{ADDRESS_BITS, Map, Msi};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
-    Slots,
+    ArmError, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
+    QuiesceTimeout, SlotLimits, Slots,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -78,22 +82,27 @@ const LEFT_RUNNING: Duration = Duration::from_millis(100);
 
 /// Registers of a writer.
 mod register {
-    /// Enable register. Bit 0: enable. Bit 1 reads as 1 while no write is in progress, in cores that report it.
-    pub const ENABLE: u64 = 0x00;
+    use crate::fpga::register_table::{Field, Register};
+
+    /// Bit 0: enable. Bit 1 reads as 1 while no write is in progress, in cores that report it.
+    pub const ENABLE: Register = Register::read_write("enable", 0x00);
     /// Length and flags of a table entry. Bits 0 to 23: length. Bit 24: no interrupt. Bit 25: the slot does not end at the end
     /// of a packet.
-    pub const VALUE_HIGH: u64 = 0x04;
+    pub const VALUE_HIGH: Register = Register::read_write("table_value high", 0x04);
     /// Low half of the address in a table entry.
-    pub const VALUE_LOW: u64 = 0x08;
+    pub const VALUE_LOW: Register = Register::read_write("table_value low", 0x08);
     /// High half of the address in a table entry. A write adds the entry to the table.
-    pub const PUSH: u64 = 0x0c;
-    /// Loop register; with the value 1, the table is cyclic (loop mode).
-    pub const LOOP: u64 = 0x10;
-    /// Progress of the writer. Bits 0 to 15: index of the last finished slot. Bits 16 to 31: number of passes through the
-    /// table.
-    pub const LOOP_STATUS: u64 = 0x14;
-    /// Reset register: a write empties the table.
-    pub const RESET: u64 = 0x1c;
+    pub const PUSH: Register = Register::write_only("table_we", 0x0c);
+    /// With the value 1, the table is cyclic (loop mode).
+    pub const LOOP: Register = Register::read_write("table_loop_prog_n", 0x10);
+    /// Progress of the writer.
+    pub const LOOP_STATUS: Register = Register::read_only("table_loop_status", 0x14);
+    /// Field of [`LOOP_STATUS`]: index of the last finished slot.
+    pub const INDEX: Field = Field::bits(0, 16);
+    /// Field of [`LOOP_STATUS`]: number of passes through the table.
+    pub const PASSES: Field = Field::bits(16, 16);
+    /// A write empties the table.
+    pub const RESET: Register = Register::write_only("table_reset", 0x1c);
 }
 
 /// Bit of [`register::ENABLE`]: the writer is enabled.
@@ -130,12 +139,12 @@ struct WriterInterrupt {
 pub struct Writer {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
+    writer: Window,
     map: Map,
     signal: Option<WriterInterrupt>,
     /// Number and size of the slots at the last start.
     slots: u64,
     slot_bytes: usize,
-    is_armed: bool,
     /// Whether the core reports when it is idle, or `None` until this is known.
     reports_idle: Option<bool>,
     count: Count,
@@ -151,7 +160,7 @@ impl FpgaEngine for Writer {
     const INFO: EngineInfo = EngineInfo {
         name: "litepcie",
         summary: "the DMA writer of LitePCIe",
-        limits: Limits {
+        limits: SlotLimits {
             alignment: ALIGNMENT,
             max_slot: MAX_TRANSFER,
             max_slots: TABLE,
@@ -159,6 +168,8 @@ impl FpgaEngine for Writer {
         },
         faults: FAULTS,
         supports_backpressure: false,
+        // A transfer is reported only after the next one, as explained above.
+        order: CompletionOrder::AfterPayload,
     };
 
     type Keys = LitePcieKeys;
@@ -241,12 +252,13 @@ impl FpgaEngine for Writer {
                 ),
             ))
         };
-        inside("the writer", map.writer, register::RESET + 4)?;
+        inside("the writer", map.writer, register::RESET.offset + 4)?;
         if let Some(Msi { enable, clear, .. }) = map.msi {
             inside("interrupts", enable, 4)?;
             inside("interrupts", clear.unwrap_or(enable), 4)?;
         }
-        let read = registers.read(map.writer + register::LOOP);
+        let writer = Window::new(&registers, map.writer);
+        let read = writer.read(register::LOOP);
         if read == GONE {
             return Err(EngineError::Gone {
                 device: name.to_owned(),
@@ -259,7 +271,7 @@ impl FpgaEngine for Writer {
                 format!(
                     "no LitePCIe writer at {:#x} of BAR 0: its register at {:#x} reads {read:#x}, expected 0 or 1; check that this csr.csv belongs to the loaded design",
                     map.writer,
-                    map.writer + register::LOOP
+                    writer.offset(register::LOOP)
                 ),
             ));
         }
@@ -284,11 +296,11 @@ impl FpgaEngine for Writer {
         };
         Ok(Self {
             registers,
+            writer,
             map,
             signal,
             slots: 1,
             slot_bytes: 0,
-            is_armed: false,
             reports_idle: None,
             count: Count::new(ROUNDS),
             end: 0,
@@ -300,14 +312,6 @@ impl FpgaEngine for Writer {
 }
 
 impl Writer {
-    fn read(&self, offset: u64) -> u32 {
-        self.registers.read(self.map.writer + offset)
-    }
-
-    fn write(&self, offset: u64, value: u32) {
-        self.registers.write(self.map.writer + offset, value);
-    }
-
     fn faulted(&self, fault: usize) -> EngineError {
         EngineError::Faulted {
             device: self.device.name().to_owned(),
@@ -318,13 +322,14 @@ impl Writer {
 
     /// Reads the device and returns the number of transfers that are certainly finished.
     fn finished(&self) -> Result<u64, EngineError> {
-        let status = self.read(register::LOOP_STATUS);
+        let status = self.writer.read(register::LOOP_STATUS);
         if status == GONE {
             return Err(EngineError::Gone {
                 device: self.device.name().to_owned(),
             });
         }
-        let (index, count) = (u64::from(status & 0xffff), u64::from(status >> 16));
+        let (index, count) = (register::INDEX.of(status), register::PASSES.of(status));
+        let (index, count) = (u64::from(index), u64::from(count));
         if index >= self.slots {
             return Err(self.faulted(0));
         }
@@ -346,10 +351,16 @@ impl Writer {
         }
     }
 
+    /// Reports the transfers below `finished` that were not reported yet.
+    fn report(&mut self, finished: u64, done: &mut Completions) {
+        let intact = self.overwritten_at(finished)..finished;
+        report_full_slots(&mut self.reported, intact, self.slot_bytes, done);
+    }
+
     /// Disables the writer, records its progress, and only then empties its table. If the writer does not become idle
     /// in time, the error is the last value of the enable register.
     fn end(&mut self, timeout: Duration) -> Result<(), u32> {
-        self.write(register::ENABLE, 0);
+        self.writer.write(register::ENABLE, 0);
         let idle = self.wait_idle(timeout);
         // The idle writer has passed on its last packet (`port.source.ready`), but the packet may still be inside the
         // core. The replies to reads may use a separate path there. Once the packet has left the core, the read below
@@ -363,25 +374,25 @@ impl Writer {
                 (Err(_), _) => (finished, Some(AHEAD)),
             };
         }
-        self.write(register::LOOP, 0);
-        self.write(register::RESET, 1);
+        self.writer.write(register::LOOP, 0);
+        self.writer.write(register::RESET, 1);
         idle
     }
 
     /// Stops a writer of any version and empties its table. This clears the counter before the writer has stopped.
     fn halt(&self) {
-        self.write(register::LOOP, 0);
-        self.write(register::RESET, 1);
+        self.writer.write(register::LOOP, 0);
+        self.writer.write(register::RESET, 1);
         std::thread::sleep(SETTLE_TIME);
-        self.write(register::ENABLE, 0);
-        self.write(register::RESET, 1);
+        self.writer.write(register::ENABLE, 0);
+        self.writer.write(register::RESET, 1);
     }
 
     /// Waits until the writer is idle, in a core that reports it. The error is the last value of the register.
     fn wait_idle(&self, timeout: Duration) -> Result<(), u32> {
         let mut enable = 0;
         let is_idle = wait_until(timeout, || {
-            enable = self.read(register::ENABLE);
+            enable = self.writer.read(register::ENABLE);
             enable == GONE || self.reports_idle == Some(false) || enable & IDLE != 0
         });
         if is_idle { Ok(()) } else { Err(enable) }
@@ -398,55 +409,35 @@ impl Writer {
     }
 }
 
-impl Engine for Writer {
-    fn name(&self) -> &'static str {
-        Self::INFO.name
+// SAFETY: the table has one entry per slot, with the length of the slot, and is filled only by `arm`. `arm` enables the
+// writer as its last step. `quiesce` disables the writer and empties the table, and waits until the writer is idle.
+unsafe impl Engine for Writer {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
         &self.device
     }
 
-    fn caps(&self) -> Caps {
-        Caps {
-            supports_backpressure: false,
-            doorbell_bits: 0,
-            end_of_packet: false,
-            alignment: ALIGNMENT,
-            max_transfer: MAX_TRANSFER,
-            max_slots: TABLE,
-        }
-    }
-
-    fn faults(&self) -> &'static [&'static str] {
-        Self::INFO.faults
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), self.map.address_bits)?;
         let count = slots.addresses.len();
         if count as u64 <= AHEAD {
-            return Err(unfit(
-                name,
-                format!(
-                    "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {} `slots`",
-                    AHEAD + 1
-                ),
-            ));
+            return Err(too_few_slots(name, count, AHEAD).into());
         }
-        let enable = self.read(register::ENABLE);
+        let enable = self.writer.read(register::ENABLE);
         if enable != GONE && enable & ON != 0 {
             self.halt();
         }
-        self.write(register::ENABLE, 0);
-        self.write(register::RESET, 1);
-        self.write(register::LOOP, 0);
+        self.writer.write(register::ENABLE, 0);
+        self.writer.write(register::RESET, 1);
+        self.writer.write(register::LOOP, 0);
         let idle = self.wait_idle(LEFT_RUNNING);
-        if self.read(register::ENABLE) == GONE {
-            return Err(EngineError::Gone {
-                device: self.device.name().to_owned(),
-            });
+        if self.writer.read(register::ENABLE) == GONE {
+            let device = self.device.name().to_owned();
+            return Err(EngineError::Gone { device }.into());
         }
         if let (Err(enable), Some(true)) = (idle, self.reports_idle) {
             return Err(unfit(
@@ -455,7 +446,8 @@ impl Engine for Writer {
                     "the writer is already busy ({enable:#x} at {:#x}): reset the card",
                     self.map.writer
                 ),
-            ));
+            )
+            .into());
         }
         // A core that has not reported idle after this wait never reports it.
         self.reports_idle.get_or_insert(idle.is_ok());
@@ -466,12 +458,11 @@ impl Engine for Writer {
             } else {
                 NO_INTERRUPT
             };
-        let (before, from_first) = slots.addresses.split_at(slots.first);
-        for address in from_first.iter().chain(before) {
-            let (low, high) = halves(*address);
-            self.write(register::VALUE_HIGH, entry);
-            self.write(register::VALUE_LOW, low);
-            self.write(register::PUSH, high);
+        for address in slots.in_order() {
+            let (low, high) = halves(address);
+            self.writer.write(register::VALUE_HIGH, entry);
+            self.writer.write(register::VALUE_LOW, low);
+            self.writer.write(register::PUSH, high);
         }
         self.slots = count as u64;
         self.slot_bytes = slots.bytes;
@@ -479,59 +470,37 @@ impl Engine for Writer {
         (self.end, self.ahead) = (0, Some(AHEAD));
         self.reported = 0;
         self.set_interrupt(true);
-        self.is_armed = true;
-        self.write(register::LOOP, 1);
-        self.write(register::ENABLE, ON);
+        self.writer.write(register::LOOP, 1);
+        self.writer.write(register::ENABLE, ON);
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        let finished = if self.is_armed {
-            let finished = self.finished()?;
-            self.count.advance(finished)
-        } else {
-            self.end
-        };
-        let overwritten = self.overwritten_at(finished);
-        if self.reported < overwritten {
-            done.skip(overwritten - self.reported);
-            self.reported = overwritten;
-        }
-        if self.reported < finished {
-            let timestamp = now();
-            let length = self.slot_bytes;
-            while self.reported < finished
-                && done.push(Done {
-                    length,
-                    is_bad: false,
-                    timestamp,
-                    ..Done::default()
-                })
-            {
-                self.reported += 1;
-            }
-        }
+        let finished = self.finished()?;
+        let finished = self.count.advance(finished);
+        self.report(finished, done);
+        Ok(())
+    }
+
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.report(self.end, done);
         Ok(())
     }
 
     fn credit(&mut self, _: u32) {}
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
-        let finished = if self.is_armed {
-            self.finished()?
-        } else {
-            self.end
-        };
-        Ok(self.overwritten_at(finished))
+        Ok(self.overwritten_at(self.finished()?))
+    }
+
+    fn overwritten_stopped(&mut self) -> Result<u64, EngineError> {
+        Ok(self.overwritten_at(self.end))
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         let Some(WriterInterrupt { interrupt, msi }) = &self.signal else {
             return Ok(false);
         };
-        if !self.is_armed {
-            return Ok(false);
-        }
         if interrupt.wait(limit)
             && let Some(clear) = msi.clear
         {
@@ -541,14 +510,10 @@ impl Engine for Writer {
     }
 
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
-        if !self.is_armed {
-            return Ok(());
-        }
         // Update the count even if the device reports an error; `end` handles errors.
         if let Ok(finished) = self.finished() {
             self.count.advance(finished);
         }
-        self.is_armed = false;
         (self.end, self.ahead) = (self.count.total(), None);
         let idle = if self.reports_idle == Some(true) {
             self.end(timeout)
@@ -558,23 +523,6 @@ impl Engine for Writer {
             self.wait_idle(timeout)
         };
         self.set_interrupt(false);
-        idle.map_err(|_| QuiesceTimeout {
-            engine: format!("{} of {}", Self::INFO.name, self.device.name()),
-            waited: timeout,
-        })
+        idle.map_err(|_| quiesce_timeout(self, timeout))
     }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if self.quiesce(Duration::from_secs(1)).is_err() {
-            engines::disable_and_reset(&self.device);
-        }
-    }
-}
-
-/// Splits an address into the values of two registers.
-#[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
-const fn halves(address: u64) -> (u32, u32) {
-    (address as u32, (address >> 32) as u32)
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::fpga::device::Identity;
-use crate::fpga::mock::Mock;
+use crate::fpga::mock::{Driven, Mock};
+use daq_core::region::Placement;
 use daq_testkit::assert_contains;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ fn device() -> Arc<Mock> {
     Mock::new(0x1_0000, Identity::default(), core)
 }
 
-fn open(mock: &Arc<Mock>, keys: &str, directory: &Path) -> Result<Writer, EngineError> {
+fn open(mock: &Arc<Mock>, keys: &str, directory: &Path) -> Result<Driven<Writer>, EngineError> {
     mock.open(keys, directory)
 }
 
@@ -34,10 +35,11 @@ fn slots(count: u64) -> Slots {
         bytes: 4096,
         first: 0,
         doorbell: None,
+        placement: Placement::Host,
     }
 }
 
-fn armed(mock: &Arc<Mock>, count: u64) -> Writer {
+fn armed(mock: &Arc<Mock>, count: u64) -> Driven<Writer> {
     let mut engine = open(mock, BASE, Path::new("")).unwrap();
     engine.arm(&slots(count)).unwrap();
     mock.registers.writes();
@@ -50,7 +52,7 @@ fn status(mock: &Mock, count: u64, index: u64) {
     mock.registers.set(0x2014, value);
 }
 
-fn poll(engine: &mut Writer, room: usize) -> Result<(usize, u64), EngineError> {
+fn poll(engine: &mut Driven<Writer>, room: usize) -> Result<(usize, u64), EngineError> {
     let mut done = Completions::new(room, FAULTS.len());
     engine.poll(&mut done)?;
     let is_whole = |done: &Done| done.length == 4096 && !done.is_bad;
@@ -206,7 +208,8 @@ fn litepcie_busy_writer_times_out() {
 fn litepcie_unreachable_slots_are_rejected() {
     let mock = device();
     let mut engine = open(&mock, BASE, Path::new("")).unwrap();
-    let refused = |slots: Slots, engine: &mut Writer| engine.arm(&slots).unwrap_err().to_string();
+    let refused =
+        |slots: Slots, engine: &mut Driven<Writer>| engine.arm(&slots).unwrap_err().to_string();
     let mut high = slots(8);
     high.addresses[7] = 0x1_0000_0000;
     let error = refused(high, &mut engine);

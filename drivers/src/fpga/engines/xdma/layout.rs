@@ -33,67 +33,84 @@ pub const CHANNEL: u64 = 0x100;
 
 /// Registers of a channel.
 pub mod channel {
+    use crate::fpga::register_table::Register;
+
     /// Identifier.
-    pub const ID: u64 = 0x00;
+    pub const ID: Register = Register::read_only("id", 0x00);
     /// Control register.
-    pub const CONTROL: u64 = 0x04;
+    pub const CONTROL: Register = Register::read_write("control", 0x04);
     /// Control register; bits written as 1 are cleared.
-    pub const CONTROL_CLEAR: u64 = 0x0c;
+    pub const CONTROL_CLEAR: Register = Register::write_only("control clear", 0x0c);
     /// Status register.
-    pub const STATUS: u64 = 0x40;
+    pub const STATUS: Register = Register::read_only("status", 0x40);
     /// Status register; a read clears it.
-    pub const STATUS_CLEAR: u64 = 0x44;
+    pub const STATUS_CLEAR: Register = Register::read_clears("status clear", 0x44);
     /// Number of completed descriptors since RUN was set.
-    pub const COUNT: u64 = 0x48;
+    pub const COUNT: Register = Register::read_only("count", 0x48);
     /// Bits 16 to 23: alignment of addresses. Bits 8 to 15: alignment of lengths. Bits 0 to 7: width of addresses in
     /// bits.
-    pub const ALIGNMENTS: u64 = 0x4c;
+    pub const ALIGNMENTS: Register = Register::read_only("alignments", 0x4c);
     /// Low half of the address to which the engine writes the number of completed descriptors.
-    pub const WRITE_BACK_LOW: u64 = 0x88;
+    pub const WRITE_BACK_LOW: Register = Register::read_write("write back low", 0x88);
     /// High half of the address to which the engine writes the number of completed descriptors.
-    pub const WRITE_BACK_HIGH: u64 = 0x8c;
+    pub const WRITE_BACK_HIGH: Register = Register::read_write("write back high", 0x8c);
     /// Mask of the status bits that raise an interrupt.
-    pub const INTERRUPTS: u64 = 0x90;
+    pub const INTERRUPTS: Register = Register::read_write("interrupts", 0x90);
     /// Interrupt mask; bits written as 1 are set.
-    pub const INTERRUPTS_SET: u64 = 0x94;
+    pub const INTERRUPTS_SET: Register = Register::write_only("interrupts set", 0x94);
     /// Interrupt mask; bits written as 1 are cleared.
-    pub const INTERRUPTS_CLEAR: u64 = 0x98;
+    pub const INTERRUPTS_CLEAR: Register = Register::write_only("interrupts clear", 0x98);
 }
 
 /// Scatter-gather registers of a channel.
 pub mod sgdma {
+    use crate::fpga::register_table::Register;
+
     /// Address of the first descriptor, low half.
-    pub const FIRST_LOW: u64 = 0x80;
+    pub const FIRST_LOW: Register = Register::read_write("first low", 0x80);
     /// Address of the first descriptor, high half.
-    pub const FIRST_HIGH: u64 = 0x84;
+    pub const FIRST_HIGH: Register = Register::read_write("first high", 0x84);
     /// Number of descriptors that follow the first contiguously and are fetched with it.
-    pub const ADJACENT: u64 = 0x88;
+    pub const ADJACENT: Register = Register::read_write("adjacent", 0x88);
     /// Credit register: the written value is added to the credits of the channel, up to 1023.
-    pub const CREDITS: u64 = 0x8c;
+    pub const CREDITS: Register = Register::write_only("credits", 0x8c);
 }
 
 /// Registers for all channels; bits 16 to 19 belong to the card-to-host channels.
 pub mod common {
+    use crate::fpga::register_table::Register;
+
     /// Mask of the channels whose descriptor fetch is halted; bits written as 1 are cleared.
-    pub const HALT_CLEAR: u64 = 0x18;
+    pub const HALT_CLEAR: Register = Register::write_only("halt clear", 0x18);
     /// Mask of the channels that need a credit for each descriptor.
-    pub const CREDIT_MODE: u64 = 0x20;
+    pub const CREDIT_MODE: Register = Register::read_write("credit mode", 0x20);
     /// Credit mode; bits written as 1 are set.
-    pub const CREDIT_MODE_SET: u64 = 0x24;
+    pub const CREDIT_MODE_SET: Register = Register::write_only("credit mode set", 0x24);
     /// Credit mode; bits written as 1 are cleared.
-    pub const CREDIT_MODE_CLEAR: u64 = 0x28;
+    pub const CREDIT_MODE_CLEAR: Register = Register::write_only("credit mode clear", 0x28);
     /// Bit of the first channel from card to host.
     pub const C2H_BIT: u32 = 16;
 }
 
 /// Registers of the interrupt block.
 pub mod irq {
+    use crate::fpga::register_table::{Field, Register};
+
     /// Mask of the channels that may raise interrupts; bits written as 1 are set. The host-to-card channels come first.
-    pub const CHANNELS_SET: u64 = 0x14;
+    pub const CHANNELS_SET: Register = Register::write_only("channels set", 0x14);
     /// Mask of the channels that may raise interrupts; bits written as 1 are cleared.
-    pub const CHANNELS_CLEAR: u64 = 0x18;
-    /// Interrupt vectors of the channels: four 5-bit numbers per register, one in each byte.
-    pub const VECTORS: u64 = 0xa0;
+    pub const CHANNELS_CLEAR: Register = Register::write_only("channels clear", 0x18);
+
+    /// The register with the interrupt vector of the channel with interrupt bit `bit`: each register has the vectors of
+    /// four channels.
+    pub const fn vectors(bit: u32) -> Register {
+        Register::read_write("channel vectors", 0xa0 + (bit as u64 / 4) * 4)
+    }
+
+    /// Field of [`vectors`]: the vector of the channel.
+    pub const fn vector(bit: u32) -> Field {
+        Field::bits(bit % 4 * 8, 5)
+    }
 }
 
 /// Bit of the control register: run.

@@ -24,12 +24,15 @@ mod ring;
 mod tests;
 
 use crate::fpga::config::{CompletionMode, FpgaConfig};
-use crate::fpga::device::{Device, GONE, Interrupt, Registers};
-use crate::fpga::engines::{self, Count, FpgaEngine, Opening, check_slots, now, unfit, wait_until};
+use crate::fpga::device::{Device, GONE, Interrupt, Registers, halves};
+use crate::fpga::engines::{
+    Count, FpgaEngine, Opening, check_slots, now, too_few_slots, unfit, wait_until,
+};
+use crate::fpga::register_table::Window;
 use daq_core::config::Problem;
 use daq_core::dma::{
-    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, Limits, QuiesceTimeout,
-    Slots,
+    ArmError, Caps, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,
+    QuiesceTimeout, SlotLimits, Slots,
 };
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
@@ -98,8 +101,12 @@ struct ChannelInterrupt {
 /// A card-to-host channel.
 pub struct Xdma {
     device: Arc<dyn DmaDevice>,
-    registers: Arc<dyn Registers>,
-    channel: u64,
+    channel: Window,
+    sgdma: Window,
+    common: Window,
+    irq: Window,
+    /// Number of the channel.
+    number: u64,
     /// The channel's bit in the registers for all channels.
     bit: u32,
     has_credits: bool,
@@ -112,7 +119,6 @@ pub struct Xdma {
     slot_bytes: usize,
     /// True if the count is written to the ring, false if it is written to a doorbell.
     counts_in_ring: bool,
-    is_armed: bool,
     /// Total number of credits since the start.
     credited: u64,
     /// Number of transfers that were reported or skipped.
@@ -138,7 +144,7 @@ impl FpgaEngine for Xdma {
     const INFO: EngineInfo = EngineInfo {
         name: "xdma",
         summary: "AMD/Xilinx XDMA, a stream from card to host",
-        limits: Limits {
+        limits: SlotLimits {
             // The widest data path that the core has.
             alignment: 64,
             max_slot: MAX_TRANSFER,
@@ -147,6 +153,7 @@ impl FpgaEngine for Xdma {
         },
         faults: FAULTS,
         supports_backpressure: true,
+        order: CompletionOrder::AfterPayload,
     };
 
     type Keys = XdmaKeys;
@@ -179,7 +186,9 @@ impl FpgaEngine for Xdma {
         };
         let channel = config.channel as u64;
         let at = C2H + CHANNEL * channel;
-        let id = registers.read(at + channel::ID);
+        let window = |base| Window::new(&registers, base);
+        let (c2h, common) = (window(at), window(COMMON));
+        let id = c2h.read(channel::ID);
         if id == GONE {
             return Err(EngineError::Gone {
                 device: name.to_owned(),
@@ -201,7 +210,7 @@ impl FpgaEngine for Xdma {
                 ),
             ));
         }
-        let alignments = registers.read(at + channel::ALIGNMENTS);
+        let alignments = c2h.read(channel::ALIGNMENTS);
         let bytes = |shift: u32| ((alignments >> shift & 0xff) as usize).next_power_of_two();
         let address_bits = match alignments & 0xff {
             bits @ 1..=64 => bits,
@@ -210,20 +219,20 @@ impl FpgaEngine for Xdma {
         let bit = 1_u32 << (u64::from(common::C2H_BIT) + channel);
         let has_credits = Self::supports_backpressure(opening.keys);
         // The probe of the credit mode below would let an engine continue that was left running and waits for credits.
-        let control = registers.read(at + channel::CONTROL);
-        if control & RUN != 0 || registers.read(at + channel::STATUS) & BUSY != 0 {
-            registers.write(at + channel::CONTROL_CLEAR, RUN);
-            idle(name, &*registers, channel)?;
+        let control = c2h.read(channel::CONTROL);
+        if control & RUN != 0 || c2h.read(channel::STATUS) & BUSY != 0 {
+            c2h.write(channel::CONTROL_CLEAR, RUN);
+            idle(name, &c2h, channel)?;
         }
         if has_credits {
-            let before = registers.read(COMMON + common::CREDIT_MODE);
-            registers.write(COMMON + common::CREDIT_MODE_SET, bit);
-            let modes = registers.read(COMMON + common::CREDIT_MODE);
+            let before = common.read(common::CREDIT_MODE);
+            common.write(common::CREDIT_MODE_SET, bit);
+            let modes = common.read(common::CREDIT_MODE);
             if before & bit == 0 {
-                registers.write(COMMON + common::CREDIT_MODE_CLEAR, bit);
+                common.write(common::CREDIT_MODE_CLEAR, bit);
             }
             if modes & bit == 0 {
-                let at = COMMON + common::CREDIT_MODE;
+                let at = common.offset(common::CREDIT_MODE);
                 return Err(unfit(
                     name,
                     format!(
@@ -244,8 +253,11 @@ impl FpgaEngine for Xdma {
             }
         };
         Ok(Self {
-            registers,
-            channel,
+            sgdma: window(C2H_SGDMA + CHANNEL * channel),
+            irq: window(IRQ),
+            channel: c2h,
+            common,
+            number: channel,
             bit,
             has_credits,
             alignment: bytes(16).max(bytes(8)),
@@ -255,7 +267,6 @@ impl FpgaEngine for Xdma {
             first: 0,
             slot_bytes: 0,
             counts_in_ring: true,
-            is_armed: false,
             credited: 0,
             reported: 0,
             count: Count::new(1 << COUNT_BITS),
@@ -273,20 +284,6 @@ impl FpgaEngine for Xdma {
 }
 
 impl Xdma {
-    fn read(&self, offset: u64) -> u32 {
-        self.registers.read(C2H + CHANNEL * self.channel + offset)
-    }
-
-    fn write(&self, offset: u64, value: u32) {
-        self.registers
-            .write(C2H + CHANNEL * self.channel + offset, value);
-    }
-
-    fn write_sgdma(&self, offset: u64, value: u32) {
-        self.registers
-            .write(C2H_SGDMA + CHANNEL * self.channel + offset, value);
-    }
-
     fn gone(&self) -> EngineError {
         EngineError::Gone {
             device: self.device.name().to_owned(),
@@ -352,6 +349,32 @@ impl Xdma {
         Ok(found)
     }
 
+    /// Reports the finished transfers. Returns the number of reported transfers.
+    fn collect_finished(&mut self, done: &mut Completions) -> Result<usize, EngineError> {
+        let Some(ring) = &self.ring else {
+            return Ok(0);
+        };
+        let bound = if self.has_credits {
+            self.credited
+        } else {
+            let count = ring.count();
+            let finished = self.finished(count)?;
+            self.count.advance(finished);
+            let overwritten = (finished + AHEAD).saturating_sub(ring.slots() as u64);
+            if self.reported < overwritten {
+                done.skip(overwritten - self.reported);
+                self.reported = overwritten;
+            }
+            finished
+        };
+        let found = self.collect(bound, done)?;
+        if found > 0 {
+            self.idle_polls = 0;
+            self.missing_since = None;
+        }
+        Ok(found)
+    }
+
     /// Checks for errors after an empty poll.
     fn check_errors(&mut self) -> Result<(), EngineError> {
         let count = self
@@ -382,7 +405,7 @@ impl Xdma {
             return Ok(());
         }
         self.checked_at = Instant::now();
-        let status = self.read(channel::STATUS);
+        let status = self.channel.read(channel::STATUS);
         if status == GONE {
             return Err(self.gone());
         }
@@ -405,11 +428,11 @@ impl Xdma {
         let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
         };
-        let at = IRQ + irq::VECTORS + u64::from(bit / 4) * 4;
-        let shift = bit % 4 * 8;
-        let vectors = self.registers.read(at) & !(0x1f << shift);
-        self.registers.write(at, vectors);
-        self.registers.write(IRQ + irq::CHANNELS_SET, 1 << bit);
+        // All channels use vector 0.
+        let vectors = irq::vectors(bit);
+        let value = irq::vector(bit).set(self.irq.read(vectors), 0);
+        self.irq.write(vectors, value);
+        self.irq.write(irq::CHANNELS_SET, 1 << bit);
     }
 
     /// Disables the channel's interrupt.
@@ -417,8 +440,9 @@ impl Xdma {
         let Some(ChannelInterrupt { bit, .. }) = self.signal else {
             return;
         };
-        self.write(channel::INTERRUPTS_CLEAR, ANY_ERROR | DESCRIPTOR_DONE);
-        self.registers.write(IRQ + irq::CHANNELS_CLEAR, 1 << bit);
+        self.channel
+            .write(channel::INTERRUPTS_CLEAR, ANY_ERROR | DESCRIPTOR_DONE);
+        self.irq.write(irq::CHANNELS_CLEAR, 1 << bit);
     }
 }
 
@@ -428,10 +452,10 @@ const MASK: u32 = (1 << COUNT_BITS) - 1;
 const HALF: u32 = 1 << (COUNT_BITS - 1);
 
 /// Waits until a stopped channel is idle.
-fn idle(device: &str, registers: &dyn Registers, channel: u64) -> Result<(), EngineError> {
+fn idle(device: &str, window: &Window, channel: u64) -> Result<(), EngineError> {
     let mut status = 0;
     let is_idle = wait_until(LEFT_RUNNING, || {
-        status = registers.read(C2H + CHANNEL * channel + channel::STATUS);
+        status = window.read(channel::STATUS);
         status == GONE || status & BUSY == 0
     });
     if status == GONE {
@@ -473,9 +497,12 @@ fn not_found(device: &dyn Device) -> String {
     )
 }
 
-impl Engine for Xdma {
-    fn name(&self) -> &'static str {
-        Self::INFO.name
+// SAFETY: each descriptor has the address and the length of one slot. The descriptors are written only by `arm`, while
+// the channel is idle, and stay in `ring` until the next `arm`. `arm` sets RUN as its last step; after that it fails
+// only if the card was removed. `quiesce` clears RUN and waits until the channel is idle.
+unsafe impl Engine for Xdma {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
     }
 
     fn device(&self) -> &Arc<dyn DmaDevice> {
@@ -486,32 +513,20 @@ impl Engine for Xdma {
         Caps {
             supports_backpressure: self.has_credits,
             doorbell_bits: if self.has_credits { COUNT_BITS } else { 0 },
-            end_of_packet: true,
             alignment: self.alignment,
-            max_transfer: MAX_TRANSFER,
-            max_slots: MAX_CREDITS,
+            ..Caps::of(&Self::INFO)
         }
     }
 
-    fn faults(&self) -> &'static [&'static str] {
-        Self::INFO.faults
-    }
-
-    fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), self.address_bits)?;
         let count = slots.addresses.len();
         if !self.has_credits && (count as u64) <= AHEAD {
-            return Err(unfit(
-                name,
-                format!(
-                    "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {} `slots`",
-                    AHEAD + 1
-                ),
-            ));
+            return Err(too_few_slots(name, count, AHEAD).into());
         }
-        self.write(channel::CONTROL_CLEAR, u32::MAX);
-        idle(name, &*self.registers, self.channel)?;
+        self.channel.write(channel::CONTROL_CLEAR, u32::MAX);
+        idle(name, &self.channel, self.number)?;
         let ring = match self.ring.take() {
             Some(ring) if ring.slots() == count => ring,
             _ => Ring::new(self.device.clone(), count)?,
@@ -525,105 +540,86 @@ impl Engine for Xdma {
         (self.missing_since, self.empty, self.continues) = (None, None, None);
         self.checked_at = Instant::now();
         // Clears earlier errors.
-        self.read(channel::STATUS_CLEAR);
+        self.channel.read(channel::STATUS_CLEAR);
 
         let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
-        self.write(channel::WRITE_BACK_LOW, low);
-        self.write(channel::WRITE_BACK_HIGH, high);
+        self.channel.write(channel::WRITE_BACK_LOW, low);
+        self.channel.write(channel::WRITE_BACK_HIGH, high);
         let mask = match self.signal {
             Some(_) => ANY_ERROR | DESCRIPTOR_DONE,
             None => 0,
         };
-        self.write(channel::INTERRUPTS, mask);
+        self.channel.write(channel::INTERRUPTS, mask);
         self.enable_interrupt();
         let (low, high) = halves(ring.descriptor(slots.first));
-        self.write_sgdma(sgdma::FIRST_LOW, low);
-        self.write_sgdma(sgdma::FIRST_HIGH, high);
-        self.write_sgdma(sgdma::ADJACENT, 0);
+        self.sgdma.write(sgdma::FIRST_LOW, low);
+        self.sgdma.write(sgdma::FIRST_HIGH, high);
+        self.sgdma.write(sgdma::ADJACENT, 0);
         let mode = if self.has_credits {
             common::CREDIT_MODE_SET
         } else {
             common::CREDIT_MODE_CLEAR
         };
-        self.registers.write(COMMON + mode, self.bit);
-        self.registers.write(COMMON + common::HALT_CLEAR, self.bit);
+        self.common.write(mode, self.bit);
+        self.common.write(common::HALT_CLEAR, self.bit);
         self.ring = Some(ring);
-        self.is_armed = true;
         // Enabling the error bits makes the status register show errors. Both `DESCRIPTOR_DONE` and `WRITE_BACK` are
         // set, because the documentation does not specify whether one works without the other.
-        self.write(
+        self.channel.write(
             channel::CONTROL,
             RUN | DESCRIPTOR_DONE | ANY_ERROR | WRITE_BACK,
         );
-        if self.read(channel::STATUS) == GONE {
-            return Err(self.gone());
+        if self.channel.read(channel::STATUS) == GONE {
+            return Err(self.gone().into());
         }
         Ok(())
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        let Some(ring) = &self.ring else {
-            return Ok(());
-        };
-        let bound = if self.has_credits {
-            self.credited
-        } else {
-            let count = ring.count();
-            let finished = self.finished(count)?;
-            self.count.advance(finished);
-            let overwritten = (finished + AHEAD).saturating_sub(ring.slots() as u64);
-            if self.reported < overwritten {
-                done.skip(overwritten - self.reported);
-                self.reported = overwritten;
-            }
-            finished
-        };
-        if self.collect(bound, done)? > 0 {
-            self.idle_polls = 0;
-            self.missing_since = None;
-            return Ok(());
-        }
-        if self.is_armed && done.room() > 0 {
+        if self.collect_finished(done)? == 0 && done.room() > 0 {
             self.check_errors()?;
         }
         Ok(())
     }
 
+    fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.collect_finished(done)?;
+        Ok(())
+    }
+
     fn credit(&mut self, slots: u32) {
-        if !self.has_credits || !self.is_armed || slots == 0 {
+        if !self.has_credits || slots == 0 {
             return;
         }
         self.credited += u64::from(slots);
         // The ring has no more slots than [`MAX_CREDITS`], so the credit register cannot overflow.
-        self.write_sgdma(sgdma::CREDITS, slots);
+        self.sgdma.write(sgdma::CREDITS, slots);
     }
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
         let (false, Some(ring)) = (self.has_credits, &self.ring) else {
             return Ok(0);
         };
-        let slots = ring.slots() as u64;
-        if !self.is_armed {
-            let finished = self.finished(ring.count())?;
-            return Ok((finished + AHEAD).saturating_sub(slots));
-        }
         // Reads the register instead of the word in memory: when the read returns, all counted transfers have been
         // written.
-        let count = self.read(channel::COUNT);
-        if count == GONE && self.read(channel::ID) == GONE {
+        let count = self.channel.read(channel::COUNT);
+        if count == GONE && self.channel.read(channel::ID) == GONE {
             return Err(self.gone());
         }
-        let finished = self.finished(count)?;
-        Ok((finished + AHEAD).saturating_sub(slots))
+        Ok((self.finished(count)? + AHEAD).saturating_sub(ring.slots() as u64))
+    }
+
+    fn overwritten_stopped(&mut self) -> Result<u64, EngineError> {
+        let (false, Some(ring)) = (self.has_credits, &self.ring) else {
+            return Ok(0);
+        };
+        Ok((self.finished(ring.count())? + AHEAD).saturating_sub(ring.slots() as u64))
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
         let Some(signal) = &self.signal else {
             return Ok(false);
         };
-        if !self.is_armed {
-            return Ok(false);
-        }
         if !signal.interrupt.wait(limit) {
             // No interrupt within the limit: the next empty poll must check the status register.
             self.idle_polls = POLLS_PER_CHECK - 1;
@@ -632,24 +628,21 @@ impl Engine for Xdma {
         // The order is: disable, clear, enable. An event in between either raises an interrupt after interrupts are
         // enabled again, or is found by the following poll.
         let all = ANY_ERROR | DESCRIPTOR_DONE;
-        self.write(channel::INTERRUPTS_CLEAR, all);
-        let status = self.read(channel::STATUS_CLEAR);
+        self.channel.write(channel::INTERRUPTS_CLEAR, all);
+        let status = self.channel.read(channel::STATUS_CLEAR);
         if status == GONE {
             return Err(self.gone());
         }
         self.errors |= status & ANY_ERROR;
-        self.write(channel::INTERRUPTS_SET, all);
+        self.channel.write(channel::INTERRUPTS_SET, all);
         Ok(true)
     }
 
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
-        if !std::mem::take(&mut self.is_armed) {
-            return Ok(());
-        }
-        self.write(channel::CONTROL_CLEAR, RUN);
+        self.channel.write(channel::CONTROL_CLEAR, RUN);
         // The engine finishes the descriptor in progress first. A removed device does not write.
         let is_idle = wait_until(timeout, || {
-            let status = self.read(channel::STATUS);
+            let status = self.channel.read(channel::STATUS);
             status == GONE || status & BUSY == 0
         });
         if !is_idle {
@@ -657,31 +650,16 @@ impl Engine for Xdma {
                 engine: format!(
                     "{} channel {} of {}",
                     Self::INFO.name,
-                    self.channel,
+                    self.number,
                     self.device.name()
                 ),
                 waited: timeout,
             });
         }
-        self.write(channel::CONTROL_CLEAR, u32::MAX);
-        self.read(channel::STATUS_CLEAR);
+        self.channel.write(channel::CONTROL_CLEAR, u32::MAX);
+        self.channel.read(channel::STATUS_CLEAR);
         self.disable_interrupt();
-        self.registers
-            .write(COMMON + common::CREDIT_MODE_CLEAR, self.bit);
+        self.common.write(common::CREDIT_MODE_CLEAR, self.bit);
         Ok(())
     }
-}
-
-impl Drop for Xdma {
-    fn drop(&mut self) {
-        if self.quiesce(RESULT_TIMEOUT).is_err() {
-            engines::disable_and_reset(&self.device);
-        }
-    }
-}
-
-/// Splits an address into the values of two registers.
-#[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
-const fn halves(address: u64) -> (u32, u32) {
-    (address as u32, (address >> 32) as u32)
 }

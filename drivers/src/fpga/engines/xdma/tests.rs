@@ -1,9 +1,9 @@
 use super::*;
 use crate::fpga::device::Identity;
-use crate::fpga::mock::Mock;
-use daq_core::dma::Armed;
+use crate::fpga::mock::{Driven, Mock};
 use daq_core::dma::DmaMap;
-use daq_core::region::{HostOptions, Region};
+use daq_core::dma::{Running, SlotLayout};
+use daq_core::region::{HostOptions, Placement, Region};
 use daq_testkit::assert_contains;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ fn device() -> Arc<Mock> {
     mock
 }
 
-fn open(mock: &Arc<Mock>, keys: &str) -> Result<Xdma, EngineError> {
+fn open(mock: &Arc<Mock>, keys: &str) -> Result<Driven<Xdma>, EngineError> {
     mock.open(&format!("channel = 1\n{keys}"), Path::new(""))
 }
 
@@ -56,10 +56,11 @@ fn slots(count: u64) -> Slots {
         bytes: 4096,
         first: 0,
         doorbell: None,
+        placement: Placement::Host,
     }
 }
 
-fn armed(mock: &Arc<Mock>, keys: &str, slots: &Slots) -> Xdma {
+fn armed(mock: &Arc<Mock>, keys: &str, slots: &Slots) -> Driven<Xdma> {
     let mut engine = open(mock, keys).unwrap();
     engine.arm(slots).unwrap();
     mock.registers.writes();
@@ -80,7 +81,7 @@ fn count(engine: &Xdma, word: u32) {
     ring.memory().write32(ring.slots() * 64, word);
 }
 
-fn poll(engine: &mut Xdma, room: usize) -> Result<(Vec<usize>, u64), EngineError> {
+fn poll(engine: &mut Driven<Xdma>, room: usize) -> Result<(Vec<usize>, u64), EngineError> {
     let mut done = Completions::new(room, FAULTS.len());
     engine.poll(&mut done)?;
     let lengths = done.as_slice().iter().map(|done| done.length).collect();
@@ -280,7 +281,7 @@ fn xdma_missing_result_after_wrap_is_reported() {
 #[test]
 fn xdma_packet_longer_than_slot_is_reported() {
     let mut engine = armed(&device(), "", &slots(6));
-    let cut = |engine: &mut Xdma| {
+    let cut = |engine: &mut Driven<Xdma>| {
         let mut done = Completions::new(8, FAULTS.len());
         engine.poll(&mut done).unwrap();
         (done.as_slice().len(), done.faults()[CUT])
@@ -361,14 +362,15 @@ fn xdma_removed_device_is_reported() {
 #[test]
 fn xdma_quiesce_timeout_disables_bus_mastering() {
     let mock = device();
-    let engine = Box::new(open(&mock, "").unwrap());
+    let engine = open(&mock, "").unwrap().engine;
     let region = Region::host(3 * 4096, HostOptions::default()).unwrap();
     let map = DmaMap::new(mock.clone(), region).unwrap();
-    let slots = Slots {
-        addresses: (0..3).map(|i| map.address() + i * 4096).collect(),
-        ..slots(3)
+    let layout = SlotLayout {
+        slots: 3,
+        stride: 4096,
+        bytes: 4096,
     };
-    let armed = Armed::arm(engine, map, &slots).unwrap();
+    let armed = Running::start(engine, map, layout, 0, None).unwrap();
     mock.registers.hold(0x1140, 1);
     let idle = armed.stop(Duration::ZERO);
     assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
@@ -386,8 +388,9 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
     let error = open(&mock, "").err().unwrap().to_string();
     assert!(error.contains("reset the card"), "{error}");
     assert_eq!(mock.registers.writes(), [(0x110c, 1)]);
-    engine.registers = mock.registers.clone();
-    let error = engine.arm(&slots).unwrap_err().to_string();
+    let registers: Arc<dyn Registers> = mock.registers.clone();
+    engine.channel = Window::new(&registers, 0x1100);
+    let error = engine.arm(&slots(3)).unwrap_err().to_string();
     assert!(error.contains("reset the card"), "{error}");
 }
 

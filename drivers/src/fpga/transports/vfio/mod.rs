@@ -11,7 +11,7 @@ mod binding;
 mod descriptors;
 
 use super::iova::IovaAllocator;
-use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use crate::fpga::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers, halves};
 use crate::fpga::guard::{self, BUS_MASTER, DeviceGuard, PCI_COMMAND, read_config, set_bus_master};
 use crate::sys::vfio as sys;
 use crate::sys::vfio_bar::Bar;
@@ -380,6 +380,20 @@ impl Device for VfioDevice {
         }))
     }
 
+    fn write_combined(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
+        let path = Path::new("/sys/bus/pci/devices").join(&self.name);
+        match Bar::open(&path.join(format!("resource{bar}_wc"))) {
+            Ok(mapped) => Ok(Arc::new(DeviceRegisters {
+                bytes: mapped.bytes() as u64,
+                bar: Some(mapped),
+                offset: 0,
+                opened: self.opened.clone(),
+            })),
+            // Linux combines writes only to a prefetchable BAR.
+            Err(_) => self.registers(bar),
+        }
+    }
+
     fn interrupts(&self, count: usize) -> Result<Vec<Interrupt>, DeviceError> {
         let error = |why: String| DeviceError::new(&self.name, why);
         let device = &self.opened.device;
@@ -524,6 +538,22 @@ impl Registers for DeviceRegisters {
             &value.to_le_bytes(),
             self.offset + offset,
         );
+    }
+
+    fn read64(&self, offset: u64) -> u64 {
+        match &self.bar {
+            Some(bar) => bar.read64(self.checked_offset(offset)),
+            None => u64::from(self.read(offset)) | u64::from(self.read(offset + 4)) << 32,
+        }
+    }
+
+    fn write64(&self, offset: u64, value: u64) {
+        if let Some(bar) = &self.bar {
+            return bar.write64(self.checked_offset(offset), value);
+        }
+        let (low, high) = halves(value);
+        self.write(offset, low);
+        self.write(offset + 4, high);
     }
 }
 

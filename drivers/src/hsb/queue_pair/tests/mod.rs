@@ -9,9 +9,11 @@ use super::super::ecb::{Ecb, Reservation};
 use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
-use daq_core::dma::{Armed as Engaged, DmaMap, Done};
+use crate::sys::words;
+use daq_core::dma::{DmaMap, Done, Running, SlotLayout};
 use daq_core::frame::{Clock, Flags};
-use daq_core::region::{HostOptions, Region};
+use daq_core::ledger::Counter;
+use daq_core::region::{HostOptions, Placement, Region};
 use daq_rdma::emulated::{EmulatedNic, Faults};
 use daq_rdma::verbs::{
     Endpoint, Limits, MemoryRegion, Payload, Port, QueuePairOptions, RegistrationMethod, Service,
@@ -238,7 +240,7 @@ fn device(seen: &Shared) -> SocketAddr {
 
 struct Bench {
     seen: Shared,
-    engine: Option<Engaged>,
+    engine: Option<Running>,
     idle: Option<(Box<dyn Engine>, DmaMap)>,
     region: Arc<Region>,
     completions: Completions,
@@ -348,19 +350,15 @@ impl Bench {
 
     fn try_arm(&mut self) -> Result<(), EngineError> {
         let (engine, map) = self.idle.take().unwrap();
-        let addresses = (0..PAGES)
-            .map(|page| map.address_of(page * STRIDE, STRIDE).unwrap())
-            .collect();
-        let slots = Slots {
-            addresses,
+        let layout = SlotLayout {
+            slots: PAGES,
+            stride: STRIDE,
             bytes: STRIDE,
-            first: 0,
-            doorbell: None,
         };
-        match Engaged::arm(engine, map, &slots) {
+        match Running::start(engine, map, layout, 0, None) {
             Ok(engine) => self.engine = Some(engine),
             Err(refused) => {
-                self.idle = Some((refused.idle.engine, refused.idle.memory.unwrap()));
+                self.idle = Some((refused.stopped.engine, refused.stopped.memory.unwrap()));
                 return Err(refused.error);
             }
         }

@@ -1,14 +1,16 @@
 //! `daq emulate xdma|litepcie`: emulates a PCIe card over a vfio-user socket.
 
 use crate::cli::{exit, show};
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{Args as ClapArgs, Command, FromArgMatches, ValueEnum};
+use daq_core::entry::Registry;
 use daq_core::units::{BitRate, ByteSize};
 use daq_drivers::fpga::transports::emulated::{EmulatedOptions, FaultOption};
 use daq_emulators::pattern::Pattern;
 use daq_emulators::vfio_user::{Server, ServerError};
-use daq_emulators::{DEVICES, EmulatedDevice};
+use daq_emulators::{DEVICES, EmulatedDevice, EmulatedDeviceEntry};
 use daq_pipelines::console::print_error;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -62,9 +64,30 @@ pub(super) fn faults(card: &str) -> String {
     text
 }
 
+/// Emulates a device that only the registry names. `words` are its name and its options.
+pub(super) fn emulate_other(registry: &Registry, words: &[OsString]) -> u8 {
+    let name = words[0].to_string_lossy().into_owned();
+    let entry = match daq_emulators::find(registry, &name) {
+        Ok(entry) => entry,
+        Err(why) => {
+            print_error!("error: {why}");
+            return exit::USAGE;
+        }
+    };
+    let command = Args::augment_args(Command::new(entry.name).about(entry.summary));
+    let matches = command.try_get_matches_from(words);
+    match matches.and_then(|matches| Args::from_arg_matches(&matches)) {
+        Ok(args) => emulate(registry, &name, &args),
+        Err(error) => {
+            let _ = error.print();
+            if error.use_stderr() { exit::USAGE } else { 0 }
+        }
+    }
+}
+
 /// Returns the text that the command prints at startup.
-fn introduce(name: &str, args: &Args, card: &dyn EmulatedDevice) -> String {
-    let summary = DEVICES.iter().find(|entry| entry.name == name);
+fn introduce(entry: &EmulatedDeviceEntry, args: &Args, card: &dyn EmulatedDevice) -> String {
+    let (name, summary) = (entry.name, entry.summary);
     let [vendor, device, ..] = card.identity().ids;
     let rate = match args.rate {
         Some(rate) => format!("{rate} per channel"),
@@ -76,12 +99,12 @@ fn introduce(name: &str, args: &Args, card: &dyn EmulatedDevice) -> String {
     };
     format!(
         "{name} ({vendor:04x}:{device:04x}): {}; {rate}, {packet}\nlistening on {}\n",
-        summary.map_or("", |entry| entry.summary),
+        summary,
         args.socket.display()
     )
 }
 
-pub(super) fn emulate(name: &str, args: &Args) -> u8 {
+pub(super) fn emulate(registry: &Registry, name: &str, args: &Args) -> u8 {
     crate::cli::run::log();
     let options = EmulatedOptions {
         rate: args.rate,
@@ -94,8 +117,10 @@ pub(super) fn emulate(name: &str, args: &Args) -> u8 {
         fifo: args.fifo,
         faults: args.faults.clone(),
     };
-    let card = match daq_emulators::build(name, &options) {
-        Ok(card) => card,
+    let built =
+        daq_emulators::find(registry, name).and_then(|entry| Ok((entry, (entry.build)(&options)?)));
+    let (entry, card) = match built {
+        Ok(built) => built,
         Err(why) => {
             print_error!("error: {why}");
             return exit::USAGE;
@@ -125,7 +150,7 @@ pub(super) fn emulate(name: &str, args: &Args) -> u8 {
             };
         }
     };
-    let code = show(&introduce(name, args, &*card));
+    let code = show(&introduce(entry, args, &*card));
     if code != 0 {
         return code;
     }

@@ -4,6 +4,8 @@ mod card;
 mod hsb;
 
 use clap::Subcommand;
+use daq_core::entry::Registry;
+use std::ffi::OsString;
 
 const XDMA: &str = "xdma";
 const LITEPCIE: &str = "litepcie";
@@ -19,14 +21,18 @@ pub(super) enum Device {
     Litepcie(card::Args),
     /// Emulate a Holoscan Sensor Bridge.
     Hsb(hsb::Args),
+    /// Emulate another device of this program: NAME, with the options of `xdma`.
+    #[command(external_subcommand)]
+    Other(Vec<OsString>),
 }
 
 /// Emulates a device until a signal arrives. Returns the exit code.
-pub(super) fn emulate(device: &Device) -> u8 {
+pub(super) fn emulate(device: &Device, registry: &Registry) -> u8 {
     match device {
-        Device::Xdma(args) => card::emulate(XDMA, args),
-        Device::Litepcie(args) => card::emulate(LITEPCIE, args),
+        Device::Xdma(args) => card::emulate(registry, XDMA, args),
+        Device::Litepcie(args) => card::emulate(registry, LITEPCIE, args),
         Device::Hsb(args) => hsb::emulate(args),
+        Device::Other(words) => card::emulate_other(registry, words),
     }
 }
 

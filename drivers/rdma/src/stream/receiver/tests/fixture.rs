@@ -12,6 +12,7 @@ use crate::verbs::{
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::region::Placement;
 use daq_testkit::assert_fields;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -140,8 +141,10 @@ impl Fixture {
             bytes: SLOT,
             first,
             doorbell: None,
+            placement: Placement::Host,
         };
-        self.engine.arm(&slots).unwrap();
+        // SAFETY: the engine is dropped, which ends its link, before the memory.
+        unsafe { self.engine.arm(&slots) }.unwrap();
         self.engine.credit(u32::try_from(self.slots).unwrap());
     }
 

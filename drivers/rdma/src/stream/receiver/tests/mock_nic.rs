@@ -8,7 +8,7 @@ use crate::verbs::{
     Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
     RegistrationMethod, Sge, Side, Status, VerbsError, WorkCompletion, WorkRequest,
 };
-use daq_core::region::Region;
+use daq_core::region::{Placement, Region};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Mutex;
@@ -295,8 +295,10 @@ impl MockFixture {
             bytes: SLOT,
             first: 0,
             doorbell: None,
+            placement: Placement::Host,
         };
-        engine.arm(&slots).unwrap();
+        // SAFETY: the mock NIC writes only to memory that outlives the engine.
+        unsafe { engine.arm(&slots) }.unwrap();
         engine.credit(u32::try_from(SLOTS).unwrap());
         Self {
             engine,

@@ -7,6 +7,7 @@ use crate::verbs::{
     RegistrationMethod, Sge, VerbsError, WorkCompletion, WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
+use daq_core::region::Placement;
 use daq_testkit::assert_fields;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
@@ -85,8 +86,10 @@ fn take(
         bytes: shape.slot,
         first: 2,
         doorbell: None,
+        placement: Placement::Host,
     };
-    engine.arm(&slots).unwrap();
+    // SAFETY: the engine is dropped, which ends its link, before the memory.
+    unsafe { engine.arm(&slots) }.unwrap();
     engine.credit(u32::try_from(SLOTS).unwrap());
     let mut completions =
         Completions::with_packets_per_frame(SLOTS, FAULTS.len(), shape.packets_per_frame.max(1));

@@ -1,7 +1,11 @@
-//! A running DMA engine, and the memory that it may write.
+//! The state of a DMA engine, and the memory that it may write.
 
-use super::{Caps, Completions, DmaMap, Engine, EngineError, QuiesceTimeout, Slots};
+use super::{
+    ArmError, Caps, CompletionOrder, Completions, DmaMap, Engine, EngineError, QuiesceTimeout,
+    SlotLayout, Slots,
+};
 use crate::leak::leak;
+use crate::region::Placement;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -13,14 +17,14 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// A running engine, with the memory of its slots and of its doorbell.
 ///
 /// Only [`stop`](Self::stop) returns the memory. Dropping stops the engine first.
-pub struct Armed {
+pub struct Running {
     /// The engine and its memory, which `stop` or `drop` moves out exactly once.
-    parts: ManuallyDrop<Idle>,
+    parts: ManuallyDrop<Stopped>,
 }
 
 /// A stopped engine, with the memory that it wrote.
 #[derive(Debug)]
-pub struct Idle {
+pub struct Stopped {
     /// The stopped engine.
     pub engine: Box<dyn Engine>,
     /// The memory; `None` if the memory was leaked because the engine could not be stopped and its device could not be
@@ -37,50 +41,51 @@ pub struct Idle {
 #[error("{error}")]
 pub struct Refused {
     /// The engine and the memory.
-    pub idle: Idle,
+    pub stopped: Stopped,
     /// The reason.
     pub error: EngineError,
 }
 
-impl Armed {
-    /// Arms `engine` to fill `slots`, which are in `memory`. The caller must keep the memory of a doorbell while the
-    /// returned value exists.
+impl Running {
+    /// Arms `engine` to fill the slots of `layout` in `memory`, beginning with the slot `first`. The engine writes its
+    /// count to the start of `doorbell`, if given.
     ///
     /// # Errors
     /// Returns the stopped engine and the memory with the reason.
-    pub fn arm(
-        engine: Box<dyn Engine>,
-        memory: DmaMap,
-        slots: &Slots,
-    ) -> Result<Self, Box<Refused>> {
-        Self::arm_with_doorbell(engine, memory, None, slots)
-    }
-
-    /// Arms the engine as [`arm`](Self::arm) does, and also keeps `bell`, the memory of the doorbell of `slots`.
     ///
-    /// # Errors
-    /// Returns the same errors as [`arm`](Self::arm).
-    pub fn arm_with_doorbell(
+    /// # Panics
+    /// Panics if the slots exceed the memory.
+    pub fn start(
         mut engine: Box<dyn Engine>,
         memory: DmaMap,
+        layout: SlotLayout,
+        first: usize,
         doorbell: Option<Arc<DmaMap>>,
-        slots: &Slots,
     ) -> Result<Self, Box<Refused>> {
-        let result = engine.arm(slots);
-        let idle = Idle {
-            engine,
-            memory: Some(memory),
-            quiesce_timeout: None,
+        let armed = slots(&*engine, &memory, layout, first, doorbell.as_deref())
+            .map_err(ArmError::Stopped)
+            .and_then(|slots| {
+                // SAFETY: the engine is stopped, because only `start` arms engines, and an engine that it armed is
+                // returned only after it has stopped. The slots and the doorbell are in `memory` and `doorbell`, which
+                // `stopped` below releases only after the engine has stopped or its device was reset.
+                unsafe { engine.arm(&slots) }
+            });
+        let parts = Stopped {
             doorbell,
+            ..Stopped::new(engine, memory)
         };
-        match result {
+        match armed {
             Ok(()) => Ok(Self {
-                parts: ManuallyDrop::new(idle),
+                parts: ManuallyDrop::new(parts),
             }),
-            Err(error) => Err(Box::new(Refused {
-                idle: idle.stopped(STOP_TIMEOUT),
-                error,
-            })),
+            Err(error) => {
+                let stopped = match &error {
+                    ArmError::Stopped(_) => parts,
+                    ArmError::Started(_) => parts.stopped(STOP_TIMEOUT),
+                };
+                let error = error.into_reason();
+                Err(Box::new(Refused { stopped, error }))
+            }
         }
     }
 
@@ -92,12 +97,12 @@ impl Armed {
     /// Returns the memory of the slots.
     ///
     /// # Panics
-    /// Never panics, because only an idle engine can have lost its memory.
+    /// Never panics, because only a stopped engine can have lost its memory.
     pub fn memory(&self) -> &DmaMap {
         self.parts
             .memory
             .as_ref()
-            .expect("an armed engine owns its memory")
+            .expect("a running engine owns its memory")
     }
 
     /// Calls [`Engine::poll`].
@@ -121,7 +126,7 @@ impl Armed {
     }
 
     /// Stops the engine. When this returns, no transfer is in flight.
-    pub fn stop(self, timeout: Duration) -> Idle {
+    pub fn stop(self, timeout: Duration) -> Stopped {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used again. Its drop, which also moves the parts out, does not run.
         let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
@@ -129,7 +134,55 @@ impl Armed {
     }
 }
 
-impl Idle {
+/// Returns the slots that the engine may write, or why it cannot write to this memory.
+fn slots(
+    engine: &dyn Engine,
+    memory: &DmaMap,
+    layout: SlotLayout,
+    first: usize,
+    doorbell: Option<&DmaMap>,
+) -> Result<Slots, EngineError> {
+    let placement = memory.region().placement();
+    if placement != Placement::Host && engine.info().order == CompletionOrder::HostMemory {
+        return Err(EngineError::Unfit {
+            device: engine.device().name().to_owned(),
+            why: format!(
+                "the engine `{}` reads its completions from a register, which does not prove that the payload has arrived \
+                 in GPU memory: set path = \"staged\"",
+                engine.name()
+            ),
+        });
+    }
+    Ok(Slots {
+        addresses: layout.addresses(memory)?,
+        bytes: layout.bytes,
+        first,
+        doorbell: doorbell.map(DmaMap::address),
+        placement,
+    })
+}
+
+impl Stopped {
+    /// Creates the state of an engine that was never armed, with the memory for its slots.
+    pub const fn new(engine: Box<dyn Engine>, memory: DmaMap) -> Self {
+        Self {
+            engine,
+            memory: Some(memory),
+            quiesce_timeout: None,
+            doorbell: None,
+        }
+    }
+
+    /// Calls [`Engine::poll_stopped`].
+    pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.engine.poll_stopped(done)
+    }
+
+    /// Calls [`Engine::overwritten_stopped`].
+    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
+        self.engine.overwritten_stopped()
+    }
+
     /// Stops the engine.
     fn stopped(mut self, timeout: Duration) -> Self {
         if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
@@ -153,7 +206,7 @@ impl Idle {
     }
 }
 
-impl Drop for Armed {
+impl Drop for Running {
     fn drop(&mut self) {
         // SAFETY: `drop` runs at most once. `stop`, which also moves the parts out, prevents it from running.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
@@ -161,9 +214,9 @@ impl Drop for Armed {
     }
 }
 
-impl fmt::Debug for Armed {
+impl fmt::Debug for Running {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Armed")
+        f.debug_struct("Running")
             .field("parts", &*self.parts)
             .finish()
     }
@@ -177,7 +230,7 @@ impl fmt::Debug for dyn Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DmaDevice, DmaError};
+    use super::super::{DmaDevice, DmaError, EngineInfo, SlotLimits};
     use super::*;
     use crate::region::{HostOptions, Region};
     use std::sync::Mutex;
@@ -230,34 +283,34 @@ mod tests {
         stops: bool,
     }
 
-    impl Engine for Runs {
-        fn name(&self) -> &'static str {
-            "runs"
+    const RUNS: EngineInfo = EngineInfo {
+        name: "runs",
+        summary: "an engine of these tests",
+        limits: SlotLimits {
+            alignment: 1,
+            max_slot: 1,
+            max_slots: 1,
+            preferred: 1,
+        },
+        faults: &[],
+        supports_backpressure: true,
+        order: CompletionOrder::AfterPayload,
+    };
+
+    // SAFETY: no device writes.
+    unsafe impl Engine for Runs {
+        fn info(&self) -> &'static EngineInfo {
+            &RUNS
         }
 
         fn device(&self) -> &Arc<dyn DmaDevice> {
             &self.device
         }
 
-        fn caps(&self) -> Caps {
-            Caps {
-                supports_backpressure: true,
-                doorbell_bits: 32,
-                end_of_packet: false,
-                alignment: 1,
-                max_transfer: 1,
-                max_slots: 1,
-            }
-        }
-
-        fn faults(&self) -> &'static [&'static str] {
-            &[]
-        }
-
-        fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
             if slots.addresses.is_empty() {
                 let device = "recorded".to_owned();
-                return Err(DmaError::Gone { device }.into());
+                return Err(ArmError::Started(DmaError::Gone { device }.into()));
             }
             Ok(())
         }
@@ -291,22 +344,22 @@ mod tests {
         let memory = DmaMap::new(recorded.clone(), region(2)).unwrap();
         let doorbell = region(1);
         let doorbell_map = Arc::new(DmaMap::new(recorded.clone(), doorbell.clone()).unwrap());
-        let slots = Slots {
-            addresses: vec![memory.address(); slots],
+        let layout = SlotLayout {
+            slots,
+            stride: 1,
             bytes: 1,
-            first: 0,
-            doorbell: Some(doorbell_map.address()),
         };
         let engine = Box::new(Runs {
             device: recorded.clone(),
             recorded: recorded.clone(),
             stops,
         });
-        drop(Armed::arm_with_doorbell(
+        drop(Running::start(
             engine,
             memory,
+            layout,
+            0,
             Some(doorbell_map),
-            &slots,
         ));
         (recorded.recorded(), Arc::strong_count(&doorbell) - 1)
     }
