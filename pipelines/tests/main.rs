@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "tests report failures by panicking")]
 
 mod allocations;
+mod own_engine;
 mod persistent_on_host;

@@ -418,7 +418,7 @@ fn keys_of_groups_are_read_with_their_locations() {
     #[serde(deny_unknown_fields)]
     struct Shared {
         #[serde(default)]
-        window: u32,
+        slots: u32,
         #[serde(default)]
         from: Vec<u8>,
     }
@@ -432,7 +432,7 @@ fn keys_of_groups_are_read_with_their_locations() {
     }
     let read = |keys: &str| finish::<Keys>("source", &format!("[source.adc]\n{keys}"));
     let shared = Shared {
-        window: 4,
+        slots: 4,
         from: vec![1],
     };
     let expected = Keys {
@@ -441,14 +441,14 @@ fn keys_of_groups_are_read_with_their_locations() {
         core: Some(2),
     };
     assert_eq!(
-        read("from = [1]\ncore = 2\nwindow = 4\nlisten = 'here'\n"),
+        read("from = [1]\ncore = 2\nslots = 4\nlisten = 'here'\n"),
         Ok(expected)
     );
-    let error = read("windwo = 4\nfrom = [1, 'x']\ncore = 'a'\n'..shared' = 1\n").unwrap_err();
+    let error = read("slotz = 4\nfrom = [1, 'x']\ncore = 'a'\n'..shared' = 1\n").unwrap_err();
     for expected in [
         "missing key `listen` in [source.adc]",
-        "unknown key `windwo` in [source.adc]\n --> daq.toml:2:1\n",
-        "did you mean `window`?",
+        "unknown key `slotz` in [source.adc]\n --> daq.toml:2:1\n",
+        "did you mean `slots`?",
         "`from[1]` is a string, but an integer is expected\n --> daq.toml:3:12\n",
         "`core` is a string, but an integer is expected\n --> daq.toml:4:8\n",
         "unknown key `..shared` in [source.adc]",

@@ -315,6 +315,7 @@ impl Attack<'_> {
                 start..start + layout.unit_bytes
             }
             Format::Spead(_) => layout.range(u32::try_from(n % PACKETS_PER_FRAME).unwrap()),
+            Format::Other(_) => unreachable!("attacks use the built-in formats"),
         }
     }
 }

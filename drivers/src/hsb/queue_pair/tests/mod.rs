@@ -9,7 +9,6 @@ use super::super::ecb::{Ecb, Reservation};
 use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
-use crate::sys::words;
 use daq_core::dma::{DmaMap, Done, Running, SlotLayout};
 use daq_core::frame::{Clock, Flags};
 use daq_core::ledger::Counter;
