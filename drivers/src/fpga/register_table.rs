@@ -79,6 +79,9 @@ pub struct Field {
 
 impl Field {
     /// Creates a field of `count` bits, 1 to 32, whose lowest bit is bit `low` of the register.
+    ///
+    /// # Panics
+    /// If the field is empty or longer than the register.
     pub const fn bits(low: u32, count: u32) -> Self {
         assert!(
             count >= 1 && low + count <= 32,

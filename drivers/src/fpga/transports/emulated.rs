@@ -15,6 +15,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Creates an emulated device. The error explains the invalid option and the fix.
+pub type BuildEmulated = fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>;
+
 /// One emulated device.
 pub struct EmulatedDeviceEntry {
     /// The name in the configuration; also the name of the engine that drives it.
@@ -26,8 +29,8 @@ pub struct EmulatedDeviceEntry {
     /// Checks that the frames of the device contain the numbers that `sequence` describes, in slots of the given number
     /// of bytes.
     pub check_sequence: fn(&FpgaConfig, usize) -> Result<(), Problem>,
-    /// Creates the device. The error explains the invalid option and the fix.
-    pub build: fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>,
+    /// Creates the device.
+    pub build: BuildEmulated,
     /// Starts the device in this process.
     pub open: fn(Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError>,
 }

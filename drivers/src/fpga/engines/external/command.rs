@@ -245,6 +245,7 @@ mod tests {
             bytes: 4096,
             first: 1,
             doorbell: None,
+            placement: daq_core::region::Placement::Host,
         };
         CommandInput::new(Action::Start, "0000:3b:00.0", &slots, 0x9000, Some(0x9040))
     }

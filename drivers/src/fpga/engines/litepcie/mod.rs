@@ -139,7 +139,7 @@ struct WriterInterrupt {
 pub struct Writer {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
-    writer: Window,
+    window: Window,
     map: Map,
     signal: Option<WriterInterrupt>,
     /// Number and size of the slots at the last start.
@@ -322,7 +322,7 @@ impl Writer {
 
     /// Reads the device and returns the number of transfers that are certainly finished.
     fn finished(&self) -> Result<u64, EngineError> {
-        let status = self.writer.read(register::LOOP_STATUS);
+        let status = self.window.read(register::LOOP_STATUS);
         if status == GONE {
             return Err(EngineError::Gone {
                 device: self.device.name().to_owned(),
@@ -360,7 +360,7 @@ impl Writer {
     /// Disables the writer, records its progress, and only then empties its table. If the writer does not become idle
     /// in time, the error is the last value of the enable register.
     fn end(&mut self, timeout: Duration) -> Result<(), u32> {
-        self.writer.write(register::ENABLE, 0);
+        self.window.write(register::ENABLE, 0);
         let idle = self.wait_idle(timeout);
         // The idle writer has passed on its last packet (`port.source.ready`), but the packet may still be inside the
         // core. The replies to reads may use a separate path there. Once the packet has left the core, the read below
@@ -374,25 +374,25 @@ impl Writer {
                 (Err(_), _) => (finished, Some(AHEAD)),
             };
         }
-        self.writer.write(register::LOOP, 0);
-        self.writer.write(register::RESET, 1);
+        self.window.write(register::LOOP, 0);
+        self.window.write(register::RESET, 1);
         idle
     }
 
     /// Stops a writer of any version and empties its table. This clears the counter before the writer has stopped.
     fn halt(&self) {
-        self.writer.write(register::LOOP, 0);
-        self.writer.write(register::RESET, 1);
+        self.window.write(register::LOOP, 0);
+        self.window.write(register::RESET, 1);
         std::thread::sleep(SETTLE_TIME);
-        self.writer.write(register::ENABLE, 0);
-        self.writer.write(register::RESET, 1);
+        self.window.write(register::ENABLE, 0);
+        self.window.write(register::RESET, 1);
     }
 
     /// Waits until the writer is idle, in a core that reports it. The error is the last value of the register.
     fn wait_idle(&self, timeout: Duration) -> Result<(), u32> {
         let mut enable = 0;
         let is_idle = wait_until(timeout, || {
-            enable = self.writer.read(register::ENABLE);
+            enable = self.window.read(register::ENABLE);
             enable == GONE || self.reports_idle == Some(false) || enable & IDLE != 0
         });
         if is_idle { Ok(()) } else { Err(enable) }
@@ -427,15 +427,15 @@ unsafe impl Engine for Writer {
         if count as u64 <= AHEAD {
             return Err(too_few_slots(name, count, AHEAD).into());
         }
-        let enable = self.writer.read(register::ENABLE);
+        let enable = self.window.read(register::ENABLE);
         if enable != GONE && enable & ON != 0 {
             self.halt();
         }
-        self.writer.write(register::ENABLE, 0);
-        self.writer.write(register::RESET, 1);
-        self.writer.write(register::LOOP, 0);
+        self.window.write(register::ENABLE, 0);
+        self.window.write(register::RESET, 1);
+        self.window.write(register::LOOP, 0);
         let idle = self.wait_idle(LEFT_RUNNING);
-        if self.writer.read(register::ENABLE) == GONE {
+        if self.window.read(register::ENABLE) == GONE {
             let device = self.device.name().to_owned();
             return Err(EngineError::Gone { device }.into());
         }
@@ -460,9 +460,9 @@ unsafe impl Engine for Writer {
             };
         for address in slots.in_order() {
             let (low, high) = halves(address);
-            self.writer.write(register::VALUE_HIGH, entry);
-            self.writer.write(register::VALUE_LOW, low);
-            self.writer.write(register::PUSH, high);
+            self.window.write(register::VALUE_HIGH, entry);
+            self.window.write(register::VALUE_LOW, low);
+            self.window.write(register::PUSH, high);
         }
         self.slots = count as u64;
         self.slot_bytes = slots.bytes;
@@ -470,8 +470,8 @@ unsafe impl Engine for Writer {
         (self.end, self.ahead) = (0, Some(AHEAD));
         self.reported = 0;
         self.set_interrupt(true);
-        self.writer.write(register::LOOP, 1);
-        self.writer.write(register::ENABLE, ON);
+        self.window.write(register::LOOP, 1);
+        self.window.write(register::ENABLE, ON);
         Ok(())
     }
 

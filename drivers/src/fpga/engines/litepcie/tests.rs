@@ -1,6 +1,7 @@
 use super::*;
 use crate::fpga::device::Identity;
 use crate::fpga::mock::{Driven, Mock};
+use daq_core::dma::Done;
 use daq_core::region::Placement;
 use daq_testkit::assert_contains;
 use proptest::prelude::*;

@@ -11,7 +11,6 @@ use super::super::supervisor::Control;
 use super::*;
 use daq_core::dma::{DmaMap, Done, Running, SlotLayout};
 use daq_core::frame::{Clock, Flags};
-use daq_core::ledger::Counter;
 use daq_core::region::{HostOptions, Placement, Region};
 use daq_rdma::emulated::{EmulatedNic, Faults};
 use daq_rdma::verbs::{
