@@ -32,6 +32,7 @@ use daq_core::entry::Registry;
 pub fn registry() -> Registry {
     Registry::default()
         .with_all(daq_drivers::SOURCES)
+        .with_all(daq_drivers::packet::FORMATS)
         .with_all(daq_drivers::fpga::ENGINES)
         .with_all(daq_emulators::DEVICES)
         .with_all(kernels::KERNELS)

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
-mod example_sink;
 mod file_sink;
 mod lock;
 mod rdma_sink;

@@ -3,7 +3,7 @@
 use super::spead::Detector;
 use super::{Numbering, PacketLayout, Parsed, Raw, Reject, Spead, Split, TimeScale, raw, spead};
 use daq_core::config::{Diagnostics, Section};
-use daq_core::entry::{Registered, Registry};
+use daq_core::entry::Registered;
 use daq_core::reorder::Geometry;
 use schemars::{Schema, SchemaGenerator};
 use std::fmt::Debug;
@@ -233,10 +233,5 @@ impl Registered for FormatEntry {
     }
 }
 
-/// The built-in formats. A program with formats of its own adds their entries to its [`Registry`].
+/// The built-in formats.
 pub const FORMATS: &[FormatEntry] = &[raw::ENTRY, spead::ENTRY];
-
-/// Returns the built-in formats and those of `registry`.
-pub(super) fn all(registry: &Registry) -> impl Iterator<Item = &'static FormatEntry> {
-    FORMATS.iter().chain(registry.all())
-}

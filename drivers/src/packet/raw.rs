@@ -18,7 +18,7 @@ use serde::Deserialize;
 /// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "raw",
-    summary: "packets with a header of fixed size that contains a sequence number, and a payload of fixed size",
+    summary: "Packets with a header of fixed size that contains a sequence number, and a payload of fixed size",
     example: r#"kind     = "raw"
 header   = "16 B"        # before the payload of each packet
 payload  = "8 KiB"       # of each packet

@@ -1,6 +1,6 @@
 //! Parses the configuration table `[source.NAME.format]`.
 
-use super::{Format, format};
+use super::{Format, FormatEntry};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registry;
 use schemars::Schema;
@@ -15,9 +15,9 @@ pub fn take(
     diagnostics: &mut Diagnostics,
 ) -> Option<Format> {
     let mut table = section.require_section("format", diagnostics)?;
-    let kinds: Vec<&str> = format::all(registry).map(|entry| entry.name).collect();
+    let kinds = registry.names::<FormatEntry>();
     let (kind, _) = table.take_string("kind", &kinds, diagnostics)?;
-    let entry = format::all(registry).find(|entry| entry.name == kind)?;
+    let entry = registry.find::<FormatEntry>(&kind)?;
     (entry.parse)(&mut table, diagnostics)
 }
 
@@ -43,7 +43,8 @@ pub fn finish<T: DeserializeOwned>(
 pub fn with_format(registry: &Registry, keys: Schema, required: bool) -> Schema {
     let mut schema = keys;
     let mut generator = SchemaSettings::default().into_generator();
-    let kinds: Vec<_> = format::all(registry)
+    let kinds: Vec<_> = registry
+        .all::<FormatEntry>()
         .map(|entry| with_kind(entry.name, (entry.schema)(&mut generator)))
         .collect();
     let format = json!({
@@ -100,7 +101,7 @@ fn add(schema: &mut Schema, key: &str, entries: Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FormatEntry, PacketFormat, Parsed, raw};
+    use super::super::{FORMATS, PacketFormat, Parsed, raw};
     use super::*;
     use daq_core::config::Document;
 
@@ -115,7 +116,7 @@ mod tests {
 
     #[test]
     fn format_of_another_crate_is_parsed() {
-        let registry = Registry::default().with(&OWN);
+        let registry = Registry::default().with_all(FORMATS).with(&OWN);
         let mut diagnostics = Diagnostics::new();
         let text = "[source.adc.format]\nkind = \"own\"\nheader = 8\npayload = 2\nsequence = { offset = 0, bytes = 8 }\n";
         let document = Document::from_text("daq.toml", text, &mut diagnostics);

@@ -6,4 +6,5 @@ mod check;
 mod commands;
 mod documents;
 mod examples;
+mod own_instrument;
 mod topology;

@@ -1,0 +1,179 @@
+//! Builds the program of `docs/examples/own-instrument`, and uses each of its entries.
+
+use daq_tests::{Daq, binary, free_udp_port, repository, wait_for};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::process::Command;
+use toml::Table;
+
+const CONFIG: &str = r#"
+[source.ramp]
+driver = "ramp"
+packets = 800
+ring = "numbers"
+
+[source.card]
+driver = "fpga"
+device = "emulated:fifo"
+ring = "frames"
+
+[source.served]
+driver = "fpga"
+device = "vfio-user:card.sock"
+engine = "fifo"
+ring = "served-frames"
+
+[source.net]
+driver = "udp"
+listen = "127.0.0.1:PORT"
+format = { kind = "counted", magic = 0xda01 }
+ring = "packets"
+
+[ring.numbers]
+memory = "host"
+slots = 8
+
+[kernel.peak]
+use = "peak"
+input = "numbers"
+output = "peaks"
+
+[ring.peaks]
+memory = "host"
+slots = 8
+
+[sink.index]
+driver = "index"
+input = "peaks"
+path = "index.txt"
+
+[ring.frames]
+memory = "host"
+slots = 8
+
+[sink.drop]
+driver = "null"
+input = "frames"
+
+[ring.served-frames]
+memory = "host"
+slots = 8
+
+[sink.drop-served]
+driver = "null"
+input = "served-frames"
+
+[ring.packets]
+memory = "host"
+slot = "1 KiB"
+slots = 64
+
+[sink.drop-packets]
+driver = "null"
+input = "packets"
+
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+/// Builds the example with the versions, the profiles and the target directory of this workspace, so that third-party
+/// crates are not built again.
+fn build(daq: &Daq) -> PathBuf {
+    let (root, binary) = (repository(), binary());
+    let example = root.join("docs/examples/own-instrument");
+    std::fs::copy(root.join("Cargo.lock"), example.join("Cargo.lock")).unwrap();
+    let workspace = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let profiles = toml::from_str::<Table>(&workspace)
+        .unwrap()
+        .remove("profile");
+    let profiles = Table::from_iter([("profile".to_owned(), profiles.unwrap())]);
+    let profiles = daq.write("profiles.toml", &toml::to_string(&profiles).unwrap());
+    let folder = binary.parent().unwrap();
+    let profile = match folder.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        name => name,
+    };
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--offline", "--quiet", "--profile", profile])
+        .arg("--config")
+        .arg(profiles)
+        .arg("--target-dir")
+        .arg(folder.parent().unwrap())
+        .current_dir(example)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    folder.join("own-instrument")
+}
+
+#[test]
+fn own_instrument_has_all_commands_of_daq() {
+    let port = free_udp_port();
+    let daq = Daq::new(&CONFIG.replace("PORT", &port.to_string()));
+    let own = build(&daq);
+    let command = |arguments: &[&str]| {
+        let mut command = Command::new(&own);
+        daq.prepare(&mut command).args(arguments);
+        command
+    };
+    let print = |arguments: &[&str]| {
+        let output = command(arguments).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let names = ["ramp", "counted", "fifo", "peak", "index"];
+    let pages = ["schema", "config"].map(|page| print(&["reference", page]));
+    let list = print(&["list"]);
+    for name in names {
+        let is_first = |line: &str| line.split_whitespace().next() == Some(name);
+        assert!(list.lines().any(is_first), "{name} is not in\n{list}");
+        for page in &pages {
+            assert!(
+                page.contains(&format!("\"{name}\"")),
+                "{name} is not in\n{page}"
+            );
+        }
+    }
+    daq.write("new.toml", &print(&["new", "ramp/peak/index"]));
+    assert!(print(&["check", "new.toml"]).contains("ok"));
+
+    let mut card = command(&["emulate", "fifo", "--socket", "card.sock", "--once"]);
+    let mut card = card.spawn().unwrap();
+    wait_for("the socket of the card", || {
+        daq.path("card.sock").exists().then_some(())
+    });
+    let mut live = daq.spawn_command(command(&["run", "daq.toml", "--report", "json"]));
+    live.wait_ready();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for number in 0_u32..64 {
+        let mut packet = [0; 8 + 512];
+        packet[..2].copy_from_slice(&[0xda, 0x01]);
+        packet[4..8].copy_from_slice(&number.to_be_bytes());
+        socket.send_to(&packet, ("127.0.0.1", port)).unwrap();
+    }
+    for source in ["ramp", "card", "served", "net"] {
+        let least = if source == "ramp" { 800 } else { 32 };
+        live.wait_count(&format!("sources.{source}.delivered"), least);
+    }
+    live.stop().ok();
+    assert!(card.wait().unwrap().success());
+    let index = std::fs::read_to_string(daq.path("index.txt")).unwrap();
+    let lines: Vec<_> = index.lines().collect();
+    assert_eq!(
+        (lines.len(), lines[0], lines[99]),
+        (100, "0 262", "99 1054")
+    );
+}
+
+#[test]
+fn own_crate_guide_shows_this_program() {
+    let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
+    let program = read("docs/examples/own-instrument/src/main.rs");
+    let main = &program[program.find("fn main").unwrap()..];
+    assert!(read("docs/src/how-to/own-crate.md").contains(main));
+}
