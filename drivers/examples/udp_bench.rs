@@ -9,6 +9,7 @@
 //! segmentation offload. The baseline, `baseline`, calls recvmmsg with UDP_GRO and receives 64 KiB per message directly
 //! into a ring of the same size, without reading the data. Loss is the number of packets sent but not received.
 
+use daq_core::entry::Registry;
 use daq_core::ledger::SourceReport;
 use daq_drivers::packet::Format;
 use daq_drivers::packet::{Endian, Field, Raw};
@@ -16,7 +17,7 @@ use daq_drivers::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::{Options, UdpSocket};
 use daq_testkit::loopback::free_address;
-use daq_testkit::source::{SourceFixture, new_fixture, spec};
+use daq_testkit::source::{SourceFixture, new_fixture, spec_in};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -174,7 +175,9 @@ fn udp(packet: usize, length: Duration) -> Outcome {
          header = {HEADER}\npayload = {}\nsequence = {{ offset = 0, bytes = 8 }}\n",
         packet - HEADER
     );
-    let spec = spec(&daq_drivers::udp::ENTRY, &text).unwrap_or_else(|errors| panic!("{errors}"));
+    let registry = Registry::default().with_all(daq_drivers::packet::FORMATS);
+    let spec = spec_in(&registry, &daq_drivers::udp::ENTRY, &text)
+        .unwrap_or_else(|errors| panic!("{errors}"));
     let mut fixture = new_fixture(&*spec, SLOT, SLOTS).expect("a free port");
     let ledger = fixture.ledger.clone();
     let outcome = beside_sender("udp", port, packet, length, move |stop| {

@@ -1,12 +1,13 @@
 //! Checks that the source `udp` allocates no memory after its start, whatever packets arrive.
 
+use crate::spec;
 use daq_core::source::Polled;
 use daq_drivers::packet::{Endian, Field, Format, Raw};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::udp::ENTRY;
 use daq_testkit::allocations::{ObservedAllocator, count_on_thread, of_thread};
 use daq_testkit::loopback::{self, free_address};
-use daq_testkit::source::{new_fixture, spec};
+use daq_testkit::source::new_fixture;
 use std::time::{Duration, Instant};
 
 #[global_allocator]

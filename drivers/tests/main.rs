@@ -9,3 +9,11 @@ mod fuzz_hsb;
 mod hsb;
 mod replay;
 mod udp;
+
+use daq_core::entry::{Registry, SourceEntry, SourceSpec};
+
+/// Returns the checked source of a configuration's first section, in a program with the built-in packet formats.
+fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
+    let registry = Registry::default().with_all(daq_drivers::packet::FORMATS);
+    daq_testkit::source::spec_in(&registry, entry, text)
+}

@@ -5,6 +5,7 @@
     reason = "paths are quoted and escaped as in TOML"
 )]
 
+use crate::spec;
 use daq_core::frame::Clock;
 use daq_core::ledger::SourceReport;
 use daq_core::sigmf::{Annotation, Capture, Datatype, Global, LABEL_MISSING, Meta, Number, Stream};
@@ -12,7 +13,7 @@ use daq_core::source::Polled;
 use daq_drivers::replay::ENTRY;
 use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
-use daq_testkit::source::{SourceFixture, new_fixture, spec};
+use daq_testkit::source::{SourceFixture, new_fixture};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};

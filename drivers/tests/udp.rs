@@ -1,5 +1,6 @@
 //! Compares the source `udp` over the loopback interface with a window that gets the same packets one by one.
 
+use crate::spec;
 use daq_core::entry::Registry;
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
@@ -13,7 +14,7 @@ use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
 use daq_testkit::loopback::free_address;
 use daq_testkit::loopback::{self, Queue};
-use daq_testkit::source::{SourceFixture, new_fixture, spec};
+use daq_testkit::source::{SourceFixture, new_fixture};
 use proptest::prelude::*;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

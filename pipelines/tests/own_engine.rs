@@ -2,6 +2,10 @@
 //! parts of this file, and a test checks that both are equal.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+#![allow(
+    clippy::struct_excessive_bools,
+    reason = "the state of a card has many bits"
+)]
 
 use daq_core::config::{Diagnostics, Document};
 use daq_core::dma::{

@@ -18,8 +18,7 @@ pub fn parse(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, Str
 
 /// Returns the checked source of a configuration's first section, or all diagnostics.
 pub fn spec(entry: &SourceEntry, text: &str) -> Result<Box<dyn SourceSpec>, String> {
-    let registry = Registry::default().with_all(daq_drivers::packet::FORMATS);
-    spec_in(&registry, entry, text)
+    spec_in(&Registry::default(), entry, text)
 }
 
 /// As [`spec`], in a program with the entries of `registry`.

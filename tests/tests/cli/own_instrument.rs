@@ -1,6 +1,6 @@
 //! Builds the program of `docs/examples/own-instrument`, and uses each of its entries.
 
-use daq_tests::{Daq, binary, free_udp_port, repository, wait_for};
+use daq_testkit::{Daq, binary, free_udp_port, repository, wait_for};
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::Command;
@@ -160,7 +160,7 @@ fn own_instrument_has_all_commands_of_daq() {
         let least = if source == "ramp" { 800 } else { 32 };
         live.wait_count(&format!("sources.{source}.delivered"), least);
     }
-    live.stop().ok();
+    let _ = live.stop().ok();
     assert!(card.wait().unwrap().success());
     let index = std::fs::read_to_string(daq.path("index.txt")).unwrap();
     let lines: Vec<_> = index.lines().collect();

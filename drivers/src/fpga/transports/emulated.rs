@@ -18,6 +18,9 @@ use std::time::Duration;
 /// Creates an emulated device. The error explains the invalid option and the fix.
 pub type BuildEmulated = fn(&EmulatedOptions) -> Result<Box<dyn EmulatedDevice>, String>;
 
+/// Starts an emulated device in this process.
+pub type StartEmulated = fn(Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError>;
+
 /// One emulated device.
 pub struct EmulatedDeviceEntry {
     /// The name in the configuration; also the name of the engine that drives it.
@@ -32,7 +35,7 @@ pub struct EmulatedDeviceEntry {
     /// Creates the device.
     pub build: BuildEmulated,
     /// Starts the device in this process.
-    pub open: fn(Box<dyn EmulatedDevice>) -> Result<Arc<dyn Device>, DeviceError>,
+    pub open: StartEmulated,
 }
 
 impl Registered for EmulatedDeviceEntry {

@@ -29,11 +29,14 @@ pub fn mapping(common: &Common, sizes: &[usize], publish: Publish<'_>) -> Result
         common.rounds
     );
     let columns = "backend | bytes | allocate | pin | map | all | unmap + free";
-    let rows = compared.rows().filter(|row| row.is_measured()).map(|row| {
-        let mut cells = vec![row.method.name().into(), size(*row.scenario)];
-        cells.extend(numbers(row.figures, 3));
-        cells
-    });
+    let rows = compared
+        .rows()
+        .filter(super::comparison::Row::is_measured)
+        .map(|row| {
+            let mut cells = vec![row.method.name().into(), size(*row.scenario)];
+            cells.extend(numbers(row.figures, 3));
+            cells
+        });
     publish(Table::of(title, columns, rows));
     if !refused.is_empty() {
         let rows = refused

@@ -146,7 +146,7 @@ fn available(root: &Root) -> Option<Judgement> {
     let read = about(bytes);
     let judged = match bytes {
         ..MIN_AVAILABLE => bad(read, why, fix),
-        ..RECOMMENDED_AVAILABLE => warn(read, why, fix),
+        MIN_AVAILABLE..RECOMMENDED_AVAILABLE => warn(read, why, fix),
         _ => ok(read),
     };
     Some(judged.from(limit.map_or_else(|| MEMINFO.to_owned(), |(_, file)| file)))

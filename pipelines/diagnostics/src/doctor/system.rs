@@ -88,7 +88,7 @@ fn files(root: &Root) -> Option<Judgement> {
             let why = "one source and one sink need more open files than this limit";
             bad(soft, why, fix)
         }
-        ..RECOMMENDED_FILES => {
+        MIN_FILES..RECOMMENDED_FILES => {
             let why = "this limit may be too low for many sources and sinks";
             warn(soft, why, fix)
         }

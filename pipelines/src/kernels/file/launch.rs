@@ -37,9 +37,8 @@ impl FileCode {
         let code = Code::load(keys, context, device, image, ENTRY)?;
         let words = record::words(context.packets_per_frame);
         let burst = context.burst.max(1);
-        let records =
-            SharedWords::pinned(device, 8 * TABLES * burst * words)
-                .map_err(no_memory("frame records"))?;
+        let records = SharedWords::pinned(device, 8 * TABLES * burst * words)
+            .map_err(no_memory("frame records"))?;
         Ok(Self {
             code,
             records,

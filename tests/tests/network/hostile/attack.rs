@@ -309,14 +309,12 @@ impl Attack<'_> {
     /// Returns the byte range of packet `n` in its frame.
     fn extent(&self, n: u64) -> Range<usize> {
         let layout = self.format.packet_layout();
-        match &self.format {
-            Format::Raw(_) => {
-                let start = usize::try_from(n % PACKETS_PER_FRAME).unwrap() * layout.unit_bytes;
-                start..start + layout.unit_bytes
-            }
-            Format::Spead(_) => layout.range(u32::try_from(n % PACKETS_PER_FRAME).unwrap()),
-            Format::Other(_) => unreachable!("attacks use the built-in formats"),
+        let packet = n % PACKETS_PER_FRAME;
+        if self.format.is_unit_frame() {
+            return layout.range(u32::try_from(packet).unwrap());
         }
+        let start = usize::try_from(packet).unwrap() * layout.unit_bytes;
+        start..start + layout.unit_bytes
     }
 }
 

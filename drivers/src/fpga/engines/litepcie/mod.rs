@@ -257,8 +257,8 @@ impl FpgaEngine for Writer {
             inside("interrupts", enable, 4)?;
             inside("interrupts", clear.unwrap_or(enable), 4)?;
         }
-        let writer = Window::new(&registers, map.writer);
-        let read = writer.read(register::LOOP);
+        let window = Window::new(&registers, map.writer);
+        let read = window.read(register::LOOP);
         if read == GONE {
             return Err(EngineError::Gone {
                 device: name.to_owned(),
@@ -271,7 +271,7 @@ impl FpgaEngine for Writer {
                 format!(
                     "no LitePCIe writer at {:#x} of BAR 0: its register at {:#x} reads {read:#x}, expected 0 or 1; check that this csr.csv belongs to the loaded design",
                     map.writer,
-                    writer.offset(register::LOOP)
+                    window.offset(register::LOOP)
                 ),
             ));
         }
@@ -296,7 +296,7 @@ impl FpgaEngine for Writer {
         };
         Ok(Self {
             registers,
-            writer,
+            window,
             map,
             signal,
             slots: 1,

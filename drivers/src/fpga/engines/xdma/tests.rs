@@ -135,9 +135,6 @@ fn xdma_start_follows_product_guide_order() {
         mock.registers.writes(),
         [(0x110c, 1), (0x110c, u32::MAX), (0x6028, 1 << 17)]
     );
-    engine.quiesce(Duration::ZERO).unwrap();
-    engine.credit(1);
-    assert_eq!(mock.registers.writes(), []);
 }
 
 #[test]
@@ -491,7 +488,6 @@ fn xdma_interrupts_are_per_channel() {
     engine.quiesce(Duration::ZERO).unwrap();
     let writes = mock.registers.writes();
     assert!(writes.contains(&(0x1198, 0x00f8_3e3c)) && writes.contains(&(0x2018, 1 << 4)));
-    assert_eq!(engine.wait(Duration::ZERO), Ok(false));
 }
 
 #[test]

@@ -125,12 +125,12 @@ pub(super) fn stores(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchE
         &args.sizes,
         &targets,
         |&bytes, target| {
-            timed(args.round_trips / LAUNCH_DIVISOR, || match target {
-                Some(target) => Ok(target.copy_to(0, &from[..bytes])?),
-                None => {
-                    baseline.begin(0, bytes)?;
-                    Ok(baseline.finish()?)
+            timed(args.round_trips / LAUNCH_DIVISOR, || {
+                if let Some(target) = target {
+                    return Ok(target.copy_to(0, &from[..bytes])?);
                 }
+                baseline.begin(0, bytes)?;
+                Ok(baseline.finish()?)
             })
         },
     )?;

@@ -115,16 +115,16 @@ fn answer(card: NvmlCard) -> NvmlFacts {
 }
 
 /// Returns the server's findings with NVML's and CUDA's answers.
-fn of_answers(asked: Result<NvmlFacts, Refusal>, cuda: &Cuda) -> Vec<Finding> {
+fn of_answers(asked: &Result<NvmlFacts, Refusal>, cuda: &Cuda) -> Vec<Finding> {
     let (_dir, root) = server(&[]);
-    sound(judge(&root, Some(&asked), cuda))
+    sound(judge(&root, Some(asked), cuda))
 }
 
 /// Checks the status and the value of the finding `name` if NVML reports a healthy card with a change.
 fn nvml_reads(change: impl FnOnce(&mut NvmlCard), name: &str, status: Status, read: &str) {
     let mut card = healthy();
     change(&mut card);
-    let findings = of_answers(Ok(answer(card)), &Cuda::default());
+    let findings = of_answers(&Ok(answer(card)), &Cuda::default());
     assert_eq!(find(&findings, name).summary(), (status, read));
 }
 
@@ -224,7 +224,7 @@ fn well_configured_server_has_no_warning() {
         facts: BTreeMap::from([(ADDRESS.to_owned(), GOOD)]),
         stores: BTreeMap::from([(ADDRESS.to_owned(), Ok(tried(&Backend::ALL)))]),
     };
-    let findings = of_answers(Ok(answer(healthy())), &cuda);
+    let findings = of_answers(&Ok(answer(healthy())), &cuda);
     for finding in &findings {
         assert_eq!(finding.status, Fine, "{finding:?}");
     }
@@ -447,7 +447,7 @@ fn gpu_absent_from_nvml_is_not_judged() {
         address: "0000:99:00.0".to_owned(),
         ..healthy()
     };
-    let findings = of_answers(Ok(answer(elsewhere)), &Cuda::default());
+    let findings = of_answers(&Ok(answer(elsewhere)), &Cuda::default());
     let of = |group: &str| findings.iter().filter(|found| found.group == group).count();
     assert_eq!(of("gpu 0000:3b:00.0"), 1);
     assert!(of("gpu 0000:99:00.0") > 4);
@@ -486,7 +486,7 @@ fn gpu_unsupported_fact_is_unknown_or_omitted() {
         address: ADDRESS.to_owned(),
         ..NvmlCard::default()
     };
-    let findings = of_answers(Ok(answer(minimal)), &Cuda::default());
+    let findings = of_answers(&Ok(answer(minimal)), &Cuda::default());
     for name in ["card", "persistence mode", "clocks"] {
         assert_eq!(find(&findings, name).status, Unknown, "{name}");
     }
@@ -508,7 +508,7 @@ fn old_cuda_driver_is_warning() {
             cuda,
             ..answer(healthy())
         };
-        let findings = of_answers(Ok(facts), &Cuda::default());
+        let findings = of_answers(&Ok(facts), &Cuda::default());
         assert_eq!(find(&findings, "CUDA").status, status, "{cuda:?}");
     }
 }
@@ -521,7 +521,7 @@ fn cuda_refusal_is_reported_with_reason() {
         (Refusal::Silent(Duration::from_mins(1)), Warning),
         (Refusal::Other("no permission".to_owned()), Unknown),
     ] {
-        let findings = of_answers(Err(refusal.clone()), &Cuda::default());
+        let findings = of_answers(&Err(refusal.clone()), &Cuda::default());
         assert_eq!(find(&findings, "NVML").status, status, "{refusal:?}");
     }
 }

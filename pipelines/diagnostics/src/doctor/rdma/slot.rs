@@ -138,7 +138,7 @@ impl InSlot<'_> {
                 let why = "the card reads outgoing data in small requests and cannot send at its full rate";
                 warn(read, why, fix)
             }
-            ..READ_WANTED => ok(read).fix(fix),
+            MIN_READ_BYTES..READ_WANTED => ok(read).fix(fix),
             _ => ok(read),
         })
     }

@@ -128,7 +128,7 @@ pub fn connect(nic: &Arc<dyn Nic>, address: SocketAddr) -> Connecting {
 }
 
 fn connect_rails(
-    mut connector: impl Connector + Send + 'static,
+    mut connector: impl Connector + 'static,
     nics: &[Arc<dyn Nic>],
     greetings: &[Vec<u8>],
 ) -> Connecting {
