@@ -52,6 +52,11 @@ pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
 pub use stats::Stats;
 
+/// PTX of `convert`, for measurements of launches.
+pub const CONVERT_PTX: &[u8] = include_bytes!("../../generated/convert.ptx");
+/// PTX of the persistent kernels that measurements and self-tests run.
+pub const ECHO_PTX: &[u8] = include_bytes!("../../generated/echo.ptx");
+
 /// All built-in kernels, and the kernel that runs user files.
 ///
 /// ```

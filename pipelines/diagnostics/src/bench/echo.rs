@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
-const CODE: &[u8] = include_bytes!("../../../generated/echo.ptx");
+const CODE: &[u8] = daq_pipelines::kernels::ECHO_PTX;
 
 /// Timeout for a reply, and for a kernel to end.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);

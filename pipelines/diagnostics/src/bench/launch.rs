@@ -11,7 +11,7 @@ use daq_pipelines::kernels::parameters::{Conversion, RingSlots};
 use std::time::Instant;
 
 /// PTX of the built-in kernel `convert`. The frames are so small that almost all time is spent on the launch.
-const CODE: &[u8] = include_bytes!("../../../generated/convert.ptx");
+const CODE: &[u8] = daq_pipelines::kernels::CONVERT_PTX;
 const ENTRY: &str = "convert_straight";
 /// Size of an input frame in bytes. The samples have one byte and are converted to float32.
 const FRAME: u64 = 64;
