@@ -462,7 +462,7 @@ fn guide_contains_this_code() {
         let block = lines(block);
         assert!(
             here.windows(block.len()).any(|window| window == block),
-            "the guide contains code that tests/own_engine.rs does not contain:\n{}",
+            "the guide contains code that pipelines/tests/own_engine.rs does not contain:\n{}",
             block.join("\n")
         );
     }

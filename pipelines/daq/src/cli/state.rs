@@ -184,7 +184,7 @@ mod tests {
                 "ring.raw: published 3",
                 "copy.raw: started 5, frames 3, in_flight 1, size_4m 2",
                 "reader.copy to raw: read 3",
-                "kernel.beam: input 3, launches 2",
+                "kernel.beam: launches 2, input 3",
             ]
         );
     }
