@@ -183,7 +183,7 @@ fn emulator_client_killed_resets_device() {
     };
     for _ in 0..3 {
         let mut command = test_process(&test_name(module_path!(), "client_process_to_be_killed"));
-        command.arg("--nocapture").env(USER, place.socket());
+        command.env(USER, place.socket());
         let mut user = Running::new(&mut command);
         user.wait_line("the card is used");
         assert!(has_memory());
