@@ -99,6 +99,11 @@ pub struct EngineRequirements {
 
 /// The checked configuration of a source.
 pub trait SourceSpec: Send + Sync {
+    /// Returns every problem of the keys that the types of their values do not exclude.
+    fn problems(&self) -> Vec<Problem> {
+        Vec::new()
+    }
+
     /// Returns the resources that only this source may use.
     fn claims(&self) -> Vec<Claim> {
         Vec::new()
@@ -214,7 +219,7 @@ pub trait Registered: Any + Send + Sync {
 macro_rules! registered {
     ($($entry:ty, $spec:path, $kind:literal;)*) => {$(
         impl $entry {
-            /// Creates an entry whose keys are `K`, without checks beyond the types of the values.
+            /// Creates an entry whose keys are `K`.
             pub const fn of<K>(
                 name: &'static str,
                 summary: &'static str,
@@ -229,7 +234,7 @@ macro_rules! registered {
                     example,
                     schema: |_| schemars::schema_for!(K),
                     parse: |section, _, diagnostics| {
-                        Some(Box::new(section.finish::<K>(&[], diagnostics)?))
+                        Some(Box::new(section.finish_checked(&[], diagnostics, K::problems)?))
                     },
                 }
             }

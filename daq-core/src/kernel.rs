@@ -211,8 +211,10 @@ impl DeviceDoorbell {
 /// Each kernel runs on its own thread; `run` must not allocate memory.
 pub trait Kernel: Send {
     /// Returns the maximum number of output frames that the next `frames` input frames can produce. The runtime calls
-    /// `run` only with at least this number of free output slots.
-    fn outputs(&self, frames: usize) -> usize;
+    /// `run` only with at least this number of free output slots. By default, a kernel produces one frame per input frame.
+    fn outputs(&self, frames: usize) -> usize {
+        frames
+    }
 
     /// Returns the fraction of the GPU's threads that the kernel's blocks can occupy, 0 to 1; `None` on the CPU.
     fn occupancy(&self) -> Option<f64> {
@@ -266,6 +268,11 @@ pub trait Kernel: Send {
 
 /// The checked configuration of a kernel.
 pub trait KernelSpec: Send + Sync {
+    /// Returns every problem of the keys that the types of their values do not exclude.
+    fn problems(&self) -> Vec<crate::config::Problem> {
+        Vec::new()
+    }
+
     /// Returns the layout of the output for `input`, or why the kernel does not accept `input`.
     fn layout(&self, input: &Layout) -> Result<Layout, crate::config::Problem>;
 

@@ -133,6 +133,11 @@ pub trait Sink: Send {
 
 /// The checked configuration of a sink.
 pub trait SinkSpec: Send + Sync {
+    /// Returns every problem of the keys that the types of their values do not exclude.
+    fn problems(&self) -> Vec<crate::config::Problem> {
+        Vec::new()
+    }
+
     /// Returns the resources that only this sink may use. Relative paths are returned unchanged.
     fn claims(&self) -> Vec<crate::claim::Claim> {
         Vec::new()

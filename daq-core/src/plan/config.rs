@@ -93,27 +93,24 @@ impl<'de> Deserialize<'de> for FillKey {
             }
 
             fn visit_i64<E: Error>(self, byte: i64) -> Result<FillKey, E> {
-                u8::try_from(byte)
-                    .map(|byte| FillKey(Fill::byte(byte)))
-                    .map_err(|_| {
-                        E::custom(format!(
-                            "{byte} is out of range; write a byte from 0 to 255"
-                        ))
-                    })
+                fill_byte(byte)
             }
 
             fn visit_u64<E: Error>(self, byte: u64) -> Result<FillKey, E> {
-                u8::try_from(byte)
-                    .map(|byte| FillKey(Fill::byte(byte)))
-                    .map_err(|_| {
-                        E::custom(format!(
-                            "{byte} is out of range; write a byte from 0 to 255"
-                        ))
-                    })
+                fill_byte(byte)
             }
         }
         deserializer.deserialize_any(Reader)
     }
+}
+
+fn fill_byte<E: Error>(byte: impl TryInto<u8> + Copy + fmt::Display) -> Result<FillKey, E> {
+    let fill = byte.try_into().map(Fill::byte).map(FillKey);
+    fill.map_err(|_| {
+        E::custom(format!(
+            "{byte} is out of range; write a byte from 0 to 255"
+        ))
+    })
 }
 
 impl JsonSchema for FillKey {
@@ -217,22 +214,10 @@ pub struct KernelKeys {
     pub input: String,
     /// Ring that the kernel fills.
     pub output: String,
-    /// `true`: apply backpressure; frames wait until the kernel has processed them. `false`: the kernel may be overrun, and
-    /// lost frames are counted.
-    #[serde(default = "default_guarantee")]
-    pub guarantee: bool,
-    /// What happens to frames with missing packets: `"pass"` (the kernel gets them, with missing packets filled and marked)
-    /// or `"drop"` (the kernel does not get them; they are counted as `dropped_incomplete`).
-    #[serde(default)]
-    pub incomplete: Incomplete,
-    /// How the kernel's thread waits: `"adaptive"`, `"busy"` or `"event"`.
-    #[serde(default)]
-    pub wait: Wait,
-    /// CPU core that the kernel's thread runs on. Default: any core.
-    pub core: Option<usize>,
-    /// Maximum number of frames read in one batch, 1 to 4096.
-    #[serde(default = "default_burst")]
-    pub burst: u32,
+    /// How the kernel reads.
+    #[serde(rename = "..reader")]
+    #[schemars(flatten)]
+    pub reader: ReaderKeys,
     /// How a GPU kernel gets bursts: `"launch"` (one launch per burst) or `"persistent"` (the kernel runs permanently and
     /// waits for its doorbell; only for your own kernels in a `.cu` file). Default: `"launch"`.
     pub dispatch: Option<Dispatch>,
@@ -247,30 +232,45 @@ pub struct KernelKeys {
 pub struct SinkKeys {
     /// Ring that the sink reads.
     pub input: String,
-    /// `true`: apply backpressure; frames wait until the sink has written them, also while its disk is full. `false`: the
-    /// sink may be overrun, and it drops frames while its disk is full; lost frames are counted.
-    #[serde(default = "default_guarantee")]
+    /// How the sink reads.
+    #[serde(rename = "..reader")]
+    #[schemars(flatten)]
+    pub reader: ReaderKeys,
+}
+
+/// The keys that every reader of a ring has: each kernel and each sink.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReaderKeys {
+    /// `true`: apply backpressure; frames wait until the kernel has processed them or the sink has written them, also while
+    /// its disk is full. `false`: the kernel or sink may be overrun, and a sink drops frames while its disk is full; lost
+    /// frames are counted.
     pub guarantee: bool,
-    /// What happens to frames with missing packets: `"pass"` (the sink gets them, with missing packets filled and marked)
-    /// or `"drop"` (the sink does not get them; they are counted as `dropped_incomplete`).
-    #[serde(default)]
+    /// What happens to frames with missing packets: `"pass"` (the kernel or sink gets them, with missing packets filled and
+    /// marked) or `"drop"` (the kernel or sink does not get them; they are counted as `dropped_incomplete`).
     pub incomplete: Incomplete,
-    /// How the sink's thread waits: `"adaptive"`, `"busy"` or `"event"`.
-    #[serde(default)]
+    /// How the thread of the kernel or sink waits: `"adaptive"`, `"busy"` or `"event"`.
     pub wait: Wait,
-    /// CPU core that the sink's thread runs on. Default: any core.
+    /// CPU core that the thread of the kernel or sink runs on. Default: any core.
     pub core: Option<usize>,
     /// Maximum number of frames read in one batch, 1 to 4096.
-    #[serde(default = "default_burst")]
     pub burst: u32,
 }
 
-const fn default_guarantee() -> bool {
-    true
+impl ReaderKeys {
+    const NAMES: [&str; 5] = ["guarantee", "incomplete", "wait", "core", "burst"];
 }
 
-const fn default_burst() -> u32 {
-    16
+impl Default for ReaderKeys {
+    fn default() -> Self {
+        Self {
+            guarantee: true,
+            incomplete: Incomplete::default(),
+            wait: Wait::default(),
+            core: None,
+            burst: 16,
+        }
+    }
 }
 
 /// The keys of the `[daq]` table.
@@ -465,17 +465,8 @@ impl Config {
                 )));
             }
         }
-        let keys = &[
-            "input",
-            "output",
-            "guarantee",
-            "incomplete",
-            "wait",
-            "core",
-            "burst",
-            "dispatch",
-            "doorbell",
-        ][..];
+        let keys = ["input", "output", "dispatch", "doorbell"];
+        let keys = &[&keys[..], &ReaderKeys::NAMES].concat();
         let kernels = components(
             document,
             ("kernel", "use", keys),
@@ -483,7 +474,7 @@ impl Config {
             &mut known_keys,
             diagnostics,
         );
-        let keys = &["input", "guarantee", "incomplete", "wait", "core", "burst"][..];
+        let keys = &[&["input"][..], &ReaderKeys::NAMES].concat();
         let sinks = components(
             document,
             ("sink", tag, keys),

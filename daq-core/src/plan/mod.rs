@@ -19,7 +19,7 @@ use crate::staging::Direction;
 use crate::topology::DataPath;
 pub use config::{
     Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
-    Memory, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Memory, ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;

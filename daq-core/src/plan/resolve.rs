@@ -543,17 +543,17 @@ impl Resolver<'_> {
             input: reads,
             output: writes,
             side,
-            guarantee: kernel.keys.guarantee,
-            incomplete: kernel.keys.incomplete,
+            guarantee: kernel.keys.reader.guarantee,
+            incomplete: kernel.keys.reader.incomplete,
             dispatch: (side != Side::Cpu).then_some(dispatch),
             doorbell: is_persistent.then(|| PlannedDoorbell {
                 initiator: kernel.keys.doorbell.unwrap_or_default(),
                 backend: None,
                 location: String::new(),
             }),
-            burst: kernel.keys.burst as usize,
-            core: kernel.keys.core,
-            wait: kernel.keys.wait,
+            burst: kernel.keys.reader.burst as usize,
+            core: kernel.keys.reader.core,
+            wait: kernel.keys.reader.wait,
             memory,
         });
         true

@@ -14,15 +14,7 @@ use std::time::{Duration, Instant};
 /// Size of the largest copy in bytes.
 const LARGEST: usize = 64 << 20;
 /// The copy sizes in bytes from which the chunk size is selected.
-const SIZES: [usize; 7] = [
-    256 << 10,
-    512 << 10,
-    1 << 20,
-    2 << 20,
-    4 << 20,
-    8 << 20,
-    16 << 20,
-];
+const SIZES: [usize; 7] = doubled(256 << 10);
 /// Number of copies in flight while rates by size are measured.
 const DEPTH: usize = 4;
 /// Number of bytes copied per size.
@@ -36,21 +28,22 @@ const MIN_COPIES: usize = 4;
 /// Number of small copies for measuring the latency.
 const SMALL: usize = 32;
 /// The sizes in bytes at which CPU stores and the copy engine are compared.
-const STORES: [usize; 9] = [
-    4 << 10,
-    8 << 10,
-    16 << 10,
-    32 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    512 << 10,
-    1 << 20,
-];
+const STORES: [usize; 9] = doubled(4 << 10);
 /// Number of stores, and number of copies, that are timed per size.
 const PAIRS: usize = 9;
 /// The CPU-store threshold is a multiple of this number of bytes.
 const GRAIN: usize = 4 << 10;
+
+/// Returns `first`, and further numbers that are each twice the one before.
+const fn doubled<const N: usize>(first: usize) -> [usize; N] {
+    let mut numbers = [first; N];
+    let mut i = 1;
+    while i < N {
+        numbers[i] = 2 * numbers[i - 1];
+        i += 1;
+    }
+    numbers
+}
 
 /// The error of a failed measurement.
 #[derive(Debug, thiserror::Error)]

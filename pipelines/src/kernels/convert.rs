@@ -19,7 +19,7 @@ mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::{Keys, device, not_empty, refused, require};
+use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -30,10 +30,10 @@ use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 
 /// Registry entry of `convert`.
-pub const ENTRY: KernelEntry = KernelEntry {
-    name: "convert",
-    summary: "Converts samples of any type to float32, with a scale and an offset",
-    example: "\
+pub const ENTRY: KernelEntry = KernelEntry::of::<Convert>(
+    "convert",
+    "Converts samples of any type to float32, with a scale and an offset",
+    "\
 [kernel.NAME]
 use = \"convert\"
 input = \"INPUT\"
@@ -45,9 +45,7 @@ output = \"OUTPUT\"
 # Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
 ",
-    schema: |_| schemars::schema_for!(Convert),
-    parse: Convert::parse,
-};
+);
 
 /// The keys of a `convert` kernel.
 ///
@@ -140,7 +138,8 @@ impl JsonSchema for Scale {
     }
 }
 
-impl Keys for Convert {
+impl Convert {
+    /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
         if let Scale::Factor(factor) = self.scale {
             require(
@@ -180,6 +179,10 @@ impl Convert {
 }
 
 impl KernelSpec for Convert {
+    fn problems(&self) -> Vec<Problem> {
+        self.check().err().into_iter().collect()
+    }
+
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         not_empty(input)?;
         self.factor(input.scalar)?;

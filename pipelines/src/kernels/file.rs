@@ -30,7 +30,7 @@ mod unit;
 pub use frame::{AxisKey, FrameKeys};
 pub use params::Value;
 
-use super::{Keys, defect, not_empty, require};
+use super::{defect, not_empty, require};
 use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
@@ -64,10 +64,10 @@ const DEFAULT_MAX_BLOCKS: usize = 256;
 const MAX_SHARED: u64 = 1 << 20;
 
 /// Registry entry of kernel files.
-pub const ENTRY: KernelEntry = KernelEntry {
-    name: FILE_KERNEL,
-    summary: "Runs your own CUDA code on a GPU, from a .cu, .ptx or .cubin file",
-    example: "\
+pub const ENTRY: KernelEntry = KernelEntry::of::<FileKernel>(
+    FILE_KERNEL,
+    "Runs your own CUDA code on a GPU, from a .cu, .ptx or .cubin file",
+    "\
 [kernel.NAME]
 # The code. `daq reference kernel-header` prints the header daq.cuh, which describes the contents of this file.
 file = \"my.cu\"
@@ -88,9 +88,7 @@ output = \"OUTPUT\"
 # Options for the compiler of .cu files.
 # options = [\"--use_fast_math\"]
 ",
-    schema: |_| schemars::schema_for!(FileKernel),
-    parse: FileKernel::parse,
-};
+);
 
 /// Keys of a kernel file.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
@@ -266,7 +264,8 @@ fn is_ours(option: &str) -> bool {
         .any(|ours| option.starts_with(ours))
 }
 
-impl Keys for FileKernel {
+impl FileKernel {
+    /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
         let Some(code) = self.code() else {
             return Err(
@@ -339,6 +338,10 @@ impl Keys for FileKernel {
 }
 
 impl KernelSpec for FileKernel {
+    fn problems(&self) -> Vec<Problem> {
+        self.check().err().into_iter().collect()
+    }
+
     fn files(&self) -> Vec<NamedFile> {
         vec![NamedFile::new("file", &self.file, FileUse::Reads)]
     }

@@ -38,13 +38,12 @@ pub mod stats;
 #[expect(dead_code, reason = "the tests on GPUs use the rest")]
 mod trial;
 
-use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{KernelEntry, Registry};
+use daq_core::config::Problem;
+use daq_core::entry::KernelEntry;
 use daq_core::frame::FrameMeta;
-use daq_core::kernel::{KernelError, KernelSpec};
+use daq_core::kernel::KernelError;
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
-use serde::de::DeserializeOwned;
 use std::fmt::Display;
 
 pub use convert::Convert;
@@ -69,23 +68,6 @@ pub const KERNELS: &[KernelEntry] = &[
     stats::ENTRY,
     file::ENTRY,
 ];
-
-/// The keys of a kernel, with checks beyond the types of the values.
-trait Keys: DeserializeOwned + KernelSpec + 'static {
-    /// Checks everything that does not depend on the input.
-    fn check(&self) -> Result<(), Problem>;
-
-    /// Reads the keys from the rest of a section.
-    fn parse(
-        section: &mut Section,
-        _: &Registry,
-        diagnostics: &mut Diagnostics,
-    ) -> Option<Box<dyn KernelSpec>> {
-        let problems = |keys: &Self| keys.check().err().into_iter().collect();
-        let keys: Self = section.finish_checked(&[], diagnostics, problems)?;
-        Some(Box::new(keys))
-    }
-}
 
 /// Returns the first `whole` bytes of a frame; `None` if the frame is shorter.
 fn whole<'a>(frame: &Frame<'a>, whole: usize) -> Result<Option<&'a [u8]>, KernelError> {

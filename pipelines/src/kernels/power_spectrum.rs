@@ -73,7 +73,7 @@ mod tests;
 mod window;
 
 use super::grouping::{AtBoundary, Grouping, Groups};
-use super::{Keys, device, not_empty, refused, require};
+use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -87,10 +87,10 @@ pub use window::Window;
 const DEFAULT_SIZE: usize = 4096;
 
 /// Registry entry of `power-spectrum`.
-pub const ENTRY: KernelEntry = KernelEntry {
-    name: "power-spectrum",
-    summary: "Averages the power of windowed Fourier transforms at each frequency",
-    example: "\
+pub const ENTRY: KernelEntry = KernelEntry::of::<PowerSpectrum>(
+    "power-spectrum",
+    "Averages the power of windowed Fourier transforms at each frequency",
+    "\
 [kernel.NAME]
 use = \"power-spectrum\"
 input = \"INPUT\"
@@ -113,9 +113,7 @@ output = \"OUTPUT\"
 # If a frame is missing inside an integration: \"restart\" the integration or \"continue\" it.
 # gap = \"restart\"
 ",
-    schema: |_| schemars::schema_for!(PowerSpectrum),
-    parse: PowerSpectrum::parse,
-};
+);
 
 /// The keys of a `power-spectrum` kernel.
 ///
@@ -223,7 +221,8 @@ pub enum Gap {
     Continue,
 }
 
-impl Keys for PowerSpectrum {
+impl PowerSpectrum {
+    /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
         let size = self.size.unwrap_or(DEFAULT_SIZE);
         require(
@@ -338,6 +337,10 @@ impl PowerSpectrum {
 }
 
 impl KernelSpec for PowerSpectrum {
+    fn problems(&self) -> Vec<Problem> {
+        self.check().err().into_iter().collect()
+    }
+
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         let shape = self.shape(input)?;
         let rate = input.sample_rate();

@@ -33,7 +33,7 @@ mod histogram;
 mod tests;
 
 use super::grouping::{AtBoundary, Grouping, Groups};
-use super::{Keys, device, not_empty, refused, require};
+use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -50,10 +50,10 @@ const MAX_BINS: usize = 65_536;
 const FIELDS: [&str; 6] = ["count", "min", "max", "mean", "rms", "clip"];
 
 /// Registry entry of `stats`.
-pub const ENTRY: KernelEntry = KernelEntry {
-    name: "stats",
-    summary: "Computes minimum, maximum, mean, RMS, clip count and histogram of each channel",
-    example: "\
+pub const ENTRY: KernelEntry = KernelEntry::of::<Stats>(
+    "stats",
+    "Computes minimum, maximum, mean, RMS, clip count and histogram of each channel",
+    "\
 [kernel.NAME]
 use = \"stats\"
 input = \"INPUT\"
@@ -67,9 +67,7 @@ output = \"OUTPUT\"
 # Range of the histogram; default for integers: all codes. Float types have no default.
 # range = [-32768.0, 32768.0]
 ",
-    schema: |_| schemars::schema_for!(Stats),
-    parse: Stats::parse,
-};
+);
 
 /// The keys of a `stats` kernel.
 ///
@@ -114,7 +112,8 @@ impl Default for Stats {
     }
 }
 
-impl Keys for Stats {
+impl Stats {
+    /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
         require(
             self.every > 0,
@@ -198,6 +197,10 @@ impl Stats {
 }
 
 impl KernelSpec for Stats {
+    fn problems(&self) -> Vec<Problem> {
+        self.check().err().into_iter().collect()
+    }
+
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         not_empty(input)?;
         self.check()?;

@@ -1,7 +1,8 @@
 use super::trial::{Outcome, run};
 use super::*;
-use daq_core::config::Document;
-use daq_core::kernel::{KernelContext, Side};
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
+use daq_core::kernel::{KernelContext, KernelSpec, Side};
 use daq_core::layout::Samples;
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};

@@ -14,7 +14,14 @@ pub(crate) fn sample_report() -> Report {
         seconds: 12.5,
         ..Report::default()
     };
-    let source = SourceReport {
+    let engine = EngineReport {
+        proof: Proof::Proven,
+        restarts: 9,
+        fallbacks: 10,
+        quiesce_timeouts: 11,
+        ..EngineReport::default()
+    };
+    let mut source = SourceReport {
         expected: 1000,
         delivered: 900,
         pending: 60,
@@ -30,14 +37,12 @@ pub(crate) fn sample_report() -> Report {
         silent: true,
         incomplete: 9,
         engine: Some(EngineReport {
-            proof: Proof::Proven,
-            restarts: 9,
-            fallbacks: 10,
-            quiesce_timeouts: 11,
             faults: [("descriptor: magic", 12)].into(),
+            ..engine
         }),
-        counts: [("skipped", 4711)].into(),
+        ..SourceReport::default()
     };
+    source.counts = [("skipped", 4711)].into();
     report.sources.insert("adc".to_owned(), source);
     let ring = RingReport {
         capacity: 64,

@@ -66,11 +66,11 @@ impl Resolver<'_> {
                 .into_iter()
                 .chain(sink.spec.needs(slot, packets_per_frame))
                 .collect(),
-            guarantee: sink.keys.guarantee,
-            incomplete: sink.keys.incomplete,
-            burst: sink.keys.burst as usize,
-            core: sink.keys.core,
-            wait: sink.keys.wait,
+            guarantee: sink.keys.reader.guarantee,
+            incomplete: sink.keys.reader.incomplete,
+            burst: sink.keys.reader.burst as usize,
+            core: sink.keys.reader.core,
+            wait: sink.keys.reader.wait,
             memory: sink.spec.memory(slot),
             nic: None,
         })

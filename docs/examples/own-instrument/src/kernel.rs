@@ -41,10 +41,6 @@ impl KernelSpec for Peak {
 }
 
 impl Kernel for Peak {
-    fn outputs(&self, frames: usize) -> usize {
-        frames
-    }
-
     fn run(
         &mut self,
         burst: &Lease<'_>,

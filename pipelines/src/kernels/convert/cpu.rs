@@ -70,10 +70,6 @@ struct Converter<N> {
 }
 
 impl<N: Number> Kernel for Converter<N> {
-    fn outputs(&self, frames: usize) -> usize {
-        frames
-    }
-
     fn run(
         &mut self,
         burst: &Lease<'_>,

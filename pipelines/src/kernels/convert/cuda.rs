@@ -88,10 +88,6 @@ struct Converter {
 }
 
 impl Kernel for Converter {
-    fn outputs(&self, frames: usize) -> usize {
-        frames
-    }
-
     fn occupancy(&self) -> Option<f64> {
         Some(self.occupancy)
     }

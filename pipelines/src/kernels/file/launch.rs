@@ -99,10 +99,6 @@ impl FileCode {
 }
 
 impl Kernel for FileCode {
-    fn outputs(&self, frames: usize) -> usize {
-        frames
-    }
-
     fn occupancy(&self) -> Option<f64> {
         Some(self.code.occupancy)
     }

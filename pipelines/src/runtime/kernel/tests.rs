@@ -42,10 +42,6 @@ struct Doubler {
 }
 
 impl Kernel for Doubler {
-    fn outputs(&self, frames: usize) -> usize {
-        frames
-    }
-
     fn run(
         &mut self,
         burst: &Lease<'_>,

@@ -1,5 +1,6 @@
 //! `daq emulate xdma|litepcie`: emulates a PCIe card over a vfio-user socket.
 
+use super::stop_signals;
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, Command, FromArgMatches, ValueEnum};
 use daq_core::entry::Registry;
@@ -9,11 +10,9 @@ use daq_emulators::pattern::Pattern;
 use daq_emulators::vfio_user::{Server, ServerError};
 use daq_emulators::{DEVICES, EmulatedDevice, EmulatedDeviceEntry};
 use daq_pipelines::console::print_error;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 /// Arguments of `daq emulate xdma` and `daq emulate litepcie`.
@@ -126,19 +125,9 @@ pub(super) fn emulate(registry: &Registry, name: &str, args: &Args) -> u8 {
             return exit::USAGE;
         }
     };
-    // The signal handler writes a byte to this socket.
-    let stop = UnixStream::pair().and_then(|(stop, signal)| {
-        for number in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;
-        }
-        Ok((stop, signal))
-    });
-    let (stop, _signal) = match stop {
+    let (stop, _signal) = match stop_signals() {
         Ok(stop) => stop,
-        Err(error) => {
-            print_error!("error: cannot install signal handlers: {error}");
-            return exit::INTERNAL;
-        }
+        Err(code) => return code,
     };
     let server = match Server::bind(&args.socket) {
         Ok(server) => server,

@@ -1,5 +1,6 @@
 //! `daq emulate hsb`: emulates a Holoscan Sensor Bridge.
 
+use super::stop_signals;
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::BitRate;
@@ -9,10 +10,8 @@ use daq_emulators::hsb::{
 };
 use daq_pipelines::console::print_error;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::unix::net::UnixStream;
 use std::str::FromStr;
 
 /// Arguments of `daq emulate hsb`.
@@ -207,19 +206,9 @@ fn render(counts: &Counts) -> String {
 
 pub(super) fn emulate(args: &Args) -> u8 {
     crate::cli::run::log();
-    // The signal handler writes a byte to this socket.
-    let stop = UnixStream::pair().and_then(|(stop, signal)| {
-        for number in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;
-        }
-        Ok((stop, signal))
-    });
-    let (stop, _signal) = match stop {
+    let (stop, _signal) = match stop_signals() {
         Ok(stop) => stop,
-        Err(error) => {
-            print_error!("error: cannot install signal handlers: {error}");
-            return exit::INTERNAL;
-        }
+        Err(code) => return code,
     };
     let board = match Board::start(&options(args)) {
         Ok(board) => board,

@@ -3,9 +3,13 @@
 mod card;
 mod hsb;
 
+use crate::cli::exit;
 use clap::Subcommand;
 use daq_core::entry::Registry;
+use daq_pipelines::console::print_error;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
 
 const XDMA: &str = "xdma";
 const LITEPCIE: &str = "litepcie";
@@ -34,6 +38,21 @@ pub(super) fn emulate(device: &Device, registry: &Registry) -> u8 {
         Device::Hsb(args) => hsb::emulate(args),
         Device::Other(words) => card::emulate_other(registry, words),
     }
+}
+
+/// Returns a socket that a signal to end makes readable, and the other end of the socket, to which the signal handler
+/// writes. The error is the exit status.
+fn stop_signals() -> Result<(UnixStream, UnixStream), u8> {
+    let registered = UnixStream::pair().and_then(|(stop, signal)| {
+        for number in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::low_level::pipe::register(number, signal.try_clone()?)?;
+        }
+        Ok((stop, signal))
+    });
+    registered.map_err(|error| {
+        print_error!("error: cannot install signal handlers: {error}");
+        exit::INTERNAL
+    })
 }
 
 #[cfg(test)]
