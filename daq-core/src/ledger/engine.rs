@@ -9,34 +9,34 @@ use std::collections::BTreeMap;
 /// Whether the data path of a DMA engine has been verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Proof {
+pub enum PathState {
     /// No transfer has arrived yet.
     #[default]
-    Unproven,
+    Unverified,
     /// The first transfer wrote exactly what the engine reported, and nothing else.
-    Proven,
+    Verified,
     /// The first transfer did not write what the engine reported. If the ring is on a GPU, frames are now copied
     /// through host memory.
-    Disproved,
+    Failed,
 }
 
-impl Proof {
+impl PathState {
     /// Returns the name used in reports and metrics.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Unproven => "unproven",
-            Self::Proven => "proven",
-            Self::Disproved => "disproved",
+            Self::Unverified => "unverified",
+            Self::Verified => "verified",
+            Self::Failed => "failed",
         }
     }
 }
 
-impl Word for Proof {
+impl Word for PathState {
     fn from_word(word: u64) -> Self {
         match word {
-            1 => Self::Proven,
-            2 => Self::Disproved,
-            _ => Self::Unproven,
+            1 => Self::Verified,
+            2 => Self::Failed,
+            _ => Self::Unverified,
         }
     }
 
@@ -45,7 +45,7 @@ impl Word for Proof {
     }
 }
 
-impl Sampled for Proof {
+impl Sampled for PathState {
     fn sample(&self, put: Put<'_>) {
         put(Sample::Value(self.to_word() as f64));
     }
@@ -64,7 +64,7 @@ ledger! {
             remedy: "`daq topo` names the slots. Move the card, or set path = \"staged\".",
         },
         /// Whether the data path of a DMA engine was verified: 0 not yet, 1 verified, 2 failed.
-        proof: Proof = State<Proof>, gauge "daq_path_proof" {
+        path: PathState = State<PathState>, gauge "daq_path_state" {
             meaning: "The first transfer is compared with a pattern that was written to its slot before.",
             cause: "Value 0: no transfer yet. Value 2: the engine reported a transfer whose data did not arrive.",
             remedy: "Value 0: check whether the FPGA design sends data. Value 2: run `dmesg | grep -iE \
@@ -119,8 +119,8 @@ impl EngineCounters {
     }
 
     /// Records the result of the data path verification.
-    pub fn prove(&self, proof: Proof) {
-        self.ledger.proof.set(proof);
+    pub fn set_path(&self, path: PathState) {
+        self.ledger.path.set(path);
     }
 
     /// Counts a fault by its name and returns whether it is the first fault with this name. A fault that was not
@@ -167,9 +167,9 @@ mod tests {
         assert_eq!(EngineReport::of(&counters), EngineReport::default());
         counters.fault("align", 2);
         counters.fault("unknown", 1);
-        counters.prove(Proof::Disproved);
+        counters.set_path(PathState::Failed);
         let report = EngineReport::of(&counters);
         assert_eq!(report.faults, BTreeMap::from([("align", 2)]));
-        assert_eq!(report.proof, Proof::Disproved);
+        assert_eq!(report.path, PathState::Failed);
     }
 }

@@ -26,7 +26,7 @@ mod stored;
 pub use copy::{CopyLedger, CopyReport, CopySizes};
 pub use counter_file::{Counter, CounterFile, CounterFileError, LastRun};
 pub use counts::Counts;
-pub use engine::{EngineCounters, EngineLedger, EngineReport, Proof};
+pub use engine::{EngineCounters, EngineLedger, EngineReport, PathState};
 pub use kernel::{DeviceLedger, DeviceReport, KernelLedger, KernelReport};
 pub use loss::Loss;
 pub use metric::{Metric, MetricKind, MetricText, Put, Sample};

@@ -78,7 +78,6 @@ macro_rules! parameters {
             name: stringify!($name),
             bytes: size_of::<$name>(),
             fields: &[$(tests::Field {
-                purpose: &[$($purpose),*],
                 // An address has the type that `as` gives.
                 types: &[stringify!($kind) $(, $pointer)?],
                 name: stringify!($field),

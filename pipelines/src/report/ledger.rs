@@ -70,9 +70,9 @@ fn source(name: &str, source: &SourceReport) -> String {
 fn engine(engine: &EngineReport) -> String {
     format!(
         ", path {}{}{}",
-        engine.proof.name(),
+        engine.path.name(),
         by_name(", fault ", &engine.faults),
-        others(engine.counters(), &["proof"])
+        others(engine.counters(), &["path"])
     )
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, Proof, ReaderReport, RingReport,
+    CopyReport, DeviceReport, EngineReport, KernelReport, PathState, ReaderReport, RingReport,
     SinkReport, SourceReport,
 };
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) fn sample_report() -> Report {
         ..Report::default()
     };
     let engine = EngineReport {
-        proof: Proof::Proven,
+        path: PathState::Verified,
         restarts: 9,
         fallbacks: 10,
         quiesce_timeouts: 11,
@@ -139,7 +139,7 @@ fn ledger_shows_every_counter() {
         [
             "source adc: lost 40 of 1000 frames (late 3, wire_gap 37), 5 duplicates, 6 rejected, 8 skipped, 9 frames \
              incomplete; expected 1000, delivered 900, pending 60, lost to late 3, lost to wire_gap 37, duplicates 5, \
-             rejected 6, control packets 7, skipped 8, epochs 2, path proven, fault descriptor: magic 12, \
+             rejected 6, control packets 7, skipped 8, epochs 2, path verified, fault descriptor: magic 12, \
              fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",
             "ring raw: produced 110, published 100, refused 10; max in use 33 of 64",
             "ring raw@host: produced 0, published 0, refused 0; max in use 0 of 0",

@@ -64,7 +64,7 @@ pub const KERNELS: &[Kernel] = &[
     },
     // Counts sentinels, to verify a data path.
     Kernel {
-        name: "daq_proof",
+        name: "daq_verify",
         parameters: &[8; 6],
         run: |memory, values, _| {
             let [slot, bytes, written, seed, first, found] = *values else {

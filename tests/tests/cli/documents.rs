@@ -258,7 +258,7 @@ fn metrics_in_documents_exist() {
         "_seconds",
         "_silent",
         "_full",
-        "_proof",
+        "_path_state",
         "_violations",
     ];
     for word in in_pages.chain(in_rules) {

@@ -76,8 +76,8 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64, bytes: usize) {
     }
     assert_eq!(count("sources.adc.bytes"), bytes as u64);
     assert_eq!(
-        outcome.report["sources"]["adc"]["engine"]["proof"],
-        "proven"
+        outcome.report["sources"]["adc"]["engine"]["path"],
+        "verified"
     );
     let raw = data(daq, "raw");
     assert_eq!(raw.len(), bytes);

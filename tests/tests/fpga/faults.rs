@@ -77,7 +77,7 @@ fn xdma_error_in_first_transfer_is_counted() {
     live.wait_count("sources.adc.delivered", FRAMES);
     let outcome = live.stop().ok();
     assert_eq!(engine(&outcome, "faults")["read-decode"], 1);
-    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(engine(&outcome, "path"), "verified");
     assert_counts!(outcome, "sources.adc" => epochs: 1; "the stream must not be interrupted");
     assert_stream(&data(&daq, "raw"));
 }
@@ -236,7 +236,7 @@ fn xdma_transfer_that_never_completes_ends_run() {
         let daq = daq(&config(source, &card, &host(64)));
         let outcome = daq.run(&[]);
         assert_eq!(outcome.code, 69, "{}", outcome.stderr);
-        assert_eq!(engine(&outcome, "proof"), "disproved");
+        assert_eq!(engine(&outcome, "path"), "failed");
         assert_eq!(outcome.count("sources.adc.delivered"), 0);
         assert_contains!(outcome.stderr => "are unchanged");
         assert_eq!(data(&daq, "raw").len(), 0);

@@ -92,9 +92,9 @@ fn xdma_direct_writes_into_gpu_ring() {
         assert!(path.contains("direct") && path.contains("cuda:0"), "{path}");
         let (outcome, metrics) = run(&daq, FRAMES);
         is_whole(&daq, &outcome, FRAMES);
-        assert_eq!(engine(&outcome, "proof"), "proven");
+        assert_eq!(engine(&outcome, "path"), "verified");
         assert_eq!(engine(&outcome, "fallbacks"), 0);
-        assert_contains!(metrics => "daq_path_proof{source=\"adc\"} 1");
+        assert_contains!(metrics => "daq_path_state{source=\"adc\"} 1");
         // The frames must not be copied.
         assert!(outcome.report["copies"].get("raw").is_none());
         assert_all_given_back(&machine);
@@ -110,7 +110,7 @@ fn xdma_staged_through_host_fills_gpu_ring() {
     assert_contains!(path => "staged", "is declared");
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
-    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(engine(&outcome, "path"), "verified");
     assert_eq!(outcome.count("copies.raw.frames"), FRAMES);
     assert_all_given_back(&machine);
 }
@@ -128,8 +128,8 @@ fn direct_path_that_fails_verification_falls_back() {
         let (outcome, metrics) = run(&daq, FRAMES - 1);
         let frames = FRAMES - u64::from(source == XDMA);
         assert_eq!(
-            engine(&outcome, "proof"),
-            "disproved",
+            engine(&outcome, "path"),
+            "failed",
             "the direct path must fail verification"
         );
         assert_eq!(engine(&outcome, "fallbacks"), 1);
@@ -193,7 +193,7 @@ fn litepcie_frames_are_copied_within_gpu() {
     assert!(path.contains("direct") && path.contains("cuda:0"), "{path}");
     let (outcome, _) = run(&daq, FRAMES - 1);
     is_whole(&daq, &outcome, FRAMES);
-    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(engine(&outcome, "path"), "verified");
     assert!(outcome.report["copies"].get("raw").is_none());
     assert_all_given_back(&machine);
 }
@@ -225,7 +225,7 @@ fn device_doorbell_triggers_persistent_kernel() {
     let daq = daq(&machine, &config(XDMA, &packets(FRAMES), &rest(RUNG, 16)));
     let (outcome, _) = run(&daq, FRAMES);
     is_whole(&daq, &outcome, FRAMES);
-    assert_eq!(engine(&outcome, "proof"), "proven");
+    assert_eq!(engine(&outcome, "path"), "verified");
     assert_eq!(machine.report()["persistent"], FRAMES);
     // Three launches for the slots that are verified, and one for the persistent kernel.
     assert_eq!(machine.report()["launches"], 4);

@@ -127,8 +127,8 @@ fn registers_are_written_at_start_and_before_stop() {
         live.wait_count("sources.adc.delivered", frames);
         let outcome = live.stop().ok();
         assert_eq!(outcome.count("sources.adc.delivered"), frames);
-        let proof = if frames > 0 { "proven" } else { "unproven" };
-        assert_eq!(outcome.report["sources"]["adc"]["engine"]["proof"], proof);
+        let path = if frames > 0 { "verified" } else { "unverified" };
+        assert_eq!(outcome.report["sources"]["adc"]["engine"]["path"], path);
         assert_eq!(
             numbers(Pattern::Sequence, &data(&daq, "raw")).len() as u64,
             frames

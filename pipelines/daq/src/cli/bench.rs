@@ -2,6 +2,7 @@
 
 use super::{exit, show, state, tune};
 use clap::{Subcommand, ValueEnum};
+use daq_core::entry::Registry;
 use daq_core::notify::Wait;
 use daq_core::units::{ByteSize, Span};
 use daq_diagnostics::bench::{
@@ -201,8 +202,9 @@ fn at_most(max: usize, sizes: &[ByteSize]) -> Vec<usize> {
     sizes.map(|size| size.clamp(1, max)).collect()
 }
 
-pub(super) fn bench(args: &Args) -> u8 {
+pub(super) fn bench(registry: &Registry, args: &Args) -> u8 {
     let common = Common {
+        registry: registry.clone(),
         device: args.shared.device,
         rounds: args.shared.rounds.max(1),
         window: args.shared.window.0,

@@ -37,7 +37,11 @@ pub fn fpga(args: &FpgaArgs, publish: Publish<'_>) -> Result<(), BenchError> {
     let gpu = args.common.open();
     let gpu = gpu.map_err(|error| refused.add("all methods that use a GPU", error));
     let gpu = gpu.ok();
-    let environment = Environment::new(Scratch::new(FILE, CODE, None)?, gpu)?;
+    let environment = Environment::new(
+        args.common.registry.clone(),
+        Scratch::new(FILE, CODE, None)?,
+        gpu,
+    )?;
     publish(rates(&environment, args, gpu, &mut refused)?);
     if let Some(device) = gpu {
         publish(latencies(&environment, args, device, &mut refused)?);
@@ -147,6 +151,11 @@ mod tests {
 
     /// Returns the environment for tests without a GPU.
     pub(super) fn environment() -> Environment {
-        Environment::new(Scratch::new(FILE, CODE, None).unwrap(), None).unwrap()
+        Environment::new(
+            daq_pipelines::registry(),
+            Scratch::new(FILE, CODE, None).unwrap(),
+            None,
+        )
+        .unwrap()
     }
 }

@@ -32,6 +32,7 @@ pub(crate) use scratch::Scratch;
 pub use staging::{StagingArgs, staging};
 pub use table::Table;
 
+use daq_core::entry::Registry;
 use daq_core::gpu::bar_mapping::BarMappingError;
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
@@ -81,8 +82,10 @@ pub enum BenchError {
 }
 
 /// Options of every measurement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Common {
+    /// The entries that measured pipelines can use.
+    pub registry: Registry,
     /// CUDA device number of the GPU.
     pub device: u32,
     /// Number of rounds; the median is reported.

@@ -59,7 +59,7 @@ pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), Ben
     let bench = Bench {
         cores: Cores::near(device, CORES),
         device,
-        environment: Environment::new(scratch, Some(device))?,
+        environment: Environment::new(args.common.registry.clone(), scratch, Some(device))?,
         is_checked: args.file.is_none(),
     };
     publish(latencies(&bench, args)?);

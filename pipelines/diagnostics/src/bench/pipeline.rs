@@ -3,13 +3,13 @@
 use super::BenchError;
 use super::scratch::Scratch;
 use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::gpu::Backend;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CounterFile, Report};
 use daq_core::plan::{Config, PlanContext, resolve};
 use daq_core::staging::{Profile, measure};
 use daq_core::topology::Topology;
-use daq_pipelines::registry;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, TcpListener};
@@ -20,6 +20,8 @@ pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The directory of the pipelines' files, the machine, and the copy profiles of its GPUs.
 pub(crate) struct Environment {
+    /// The entries that pipelines can use.
+    pub(super) registry: Registry,
     pub(crate) scratch: Scratch,
     pub(crate) topology: Topology,
     pub(crate) profiles: BTreeMap<u32, Profile>,
@@ -42,7 +44,11 @@ pub(crate) fn free_port(host: IpAddr) -> Result<u16, BenchError> {
 
 impl Environment {
     /// Detects the machine. If a GPU is given, measures its copies and tries which backends can map its memory.
-    pub(crate) fn new(scratch: Scratch, gpu: Option<&'static Device>) -> Result<Self, BenchError> {
+    pub(crate) fn new(
+        registry: Registry,
+        scratch: Scratch,
+        gpu: Option<&'static Device>,
+    ) -> Result<Self, BenchError> {
         let mut topology = Topology::detect();
         let mut profiles = BTreeMap::new();
         if let Some(device) = gpu {
@@ -59,6 +65,7 @@ impl Environment {
                 .collect();
         }
         Ok(Self {
+            registry,
             scratch,
             topology,
             profiles,
@@ -79,7 +86,7 @@ impl Environment {
     ) -> Result<RunningPipeline, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
-        let mut config = Config::read(&document, &registry(), "bench", &mut diagnostics);
+        let mut config = Config::read(&document, &self.registry, "bench", &mut diagnostics);
         let directory = self.scratch.path().to_owned();
         let context = PlanContext {
             directory: directory.clone(),

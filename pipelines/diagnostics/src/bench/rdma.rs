@@ -140,7 +140,11 @@ impl Host {
         Ok(Self {
             nic: nics::open(&nics[0]).map_err(failed)?,
             bench: Bench {
-                environment: Environment::new(scratch, gpu.as_ref().ok().copied())?,
+                environment: Environment::new(
+                    args.common.registry.clone(),
+                    scratch,
+                    gpu.as_ref().ok().copied(),
+                )?,
                 nics,
                 device: args.common.device,
             },

@@ -27,9 +27,9 @@ const SOURCES: [(&str, &str, &[u8]); 5] = [
         include_bytes!("../../../generated/echo.ptx"),
     ),
     (
-        "proof",
-        include_str!("../../runtime/dma/proof.cu"),
-        include_bytes!("../../../generated/proof.ptx"),
+        "verification",
+        include_str!("../../runtime/dma/verification.cu"),
+        include_bytes!("../../../generated/verification.ptx"),
     ),
 ];
 

@@ -5,8 +5,8 @@ use std::fmt::Write;
 
 /// The structures that are the parameters of kernels.
 const KERNELS: [&str; 3] = ["Conversion", "Statistics", "Spectra"];
-const TOP: &str = "// Parameters of the built-in kernels. A test generates this file from pipelines/src/kernels/parameters.rs.\n\
-                   // Do not edit it.\n\nstruct Complex;\n";
+const TOP: &str = "// Parameters of the built-in kernels. A test generates this file from pipelines/src/kernels/parameters.rs, which\n\
+                   // describes the fields. Do not edit it.\n\nstruct Complex;\n";
 
 /// Description of a structure.
 pub(super) struct Structure {
@@ -18,7 +18,6 @@ pub(super) struct Structure {
 
 /// Description of a field.
 pub(super) struct Field {
-    pub(super) purpose: &'static [&'static str],
     /// The type in Rust and, for an address, the type in device code.
     pub(super) types: &'static [&'static str],
     pub(super) name: &'static str,
@@ -61,33 +60,45 @@ impl Structure {
             writeln!(text, "//{line}")?;
         }
         writeln!(text, "struct {name} {{")?;
-        for field in self.fields {
-            for line in field.purpose {
-                writeln!(text, "    //{line}")?;
-            }
-            writeln!(text, "    {} {};", field.kind(), field.name)?;
+        // Pointers of one type cannot share a declaration.
+        let is_one = |a: &Field, b: &Field| a.kind() == b.kind() && !a.kind().ends_with('*');
+        for fields in self.fields.chunk_by(is_one) {
+            let names = fields.iter().map(|field| field.name.to_owned());
+            writeln!(text, "    {} {};", fields[0].kind(), joined(names, ",", ""))?;
         }
-        writeln!(
-            text,
-            "}};\nstatic_assert(sizeof({name}) == {});",
-            self.bytes
-        )?;
-        for field in self.fields {
+        let size = format!("sizeof({name}) == {}", self.bytes);
+        let offsets = self.fields.iter().map(|field| {
             let (field, offset) = (field.name, field.offset);
-            writeln!(
-                text,
-                "static_assert(OFFSET_OF({name}, {field}) == {offset});"
-            )?;
-        }
+            format!("OFFSET_OF({name}, {field}) == {offset}")
+        });
+        let checks = joined(std::iter::once(size).chain(offsets), " &&", "");
+        writeln!(text, "}};\nstatic_assert({checks});")?;
         if KERNELS.contains(&name) {
             let (parameters, value) = self.flat("given");
             let name = name.to_uppercase();
-            let parameters = parameters.join(", \\\n    ");
+            let parameters = joined(parameters, ",", " \\");
             writeln!(text, "#define {name}_PARAMETERS \\\n    {parameters}")?;
             writeln!(text, "#define {name}_GIVEN {value}")?;
         }
         Ok(())
     }
+}
+
+/// Joins parts by `separator`, in lines of at most 120 characters that end with `end`.
+fn joined(parts: impl IntoIterator<Item = String>, separator: &str, end: &str) -> String {
+    let (mut text, mut column) = (String::new(), 4);
+    for part in parts {
+        if text.is_empty() {
+        } else if column + part.len() > 110 {
+            text = format!("{text}{separator}{end}\n    ");
+            column = 4;
+        } else {
+            text = format!("{text}{separator} ");
+        }
+        column += part.len() + separator.len() + 1;
+        text += &part;
+    }
+    text
 }
 
 /// Returns the text of the header.

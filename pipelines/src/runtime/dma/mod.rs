@@ -11,9 +11,9 @@
 
 mod frame_numbering;
 mod port;
-mod proof;
 #[cfg(test)]
 mod tests;
+mod verification;
 
 use super::control::STALL_TIMEOUT;
 use super::{Control, FailureKind, Heartbeat, STOP_POLL_INTERVAL};
@@ -22,16 +22,16 @@ use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::CudaError;
 use daq_core::gpu::{Backend, Writer};
 use daq_core::kernel::DeviceDoorbell;
-use daq_core::ledger::{Cause, EngineCounters, Proof, SourceLedger};
+use daq_core::ledger::{Cause, EngineCounters, PathState, SourceLedger};
 use daq_core::notify::Wait;
 use daq_core::region::RegionError;
 use daq_core::ring::Producer;
 use frame_numbering::FrameNumbering;
 use port::Port;
-use proof::Prover;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use verification::Verifier;
 
 /// Maximum time for an engine to stop. If the engine needs longer, bus mastering is disabled.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
@@ -82,10 +82,10 @@ pub(super) struct Parts {
 enum Path {
     /// The path is not verified yet, so the next transfer is checked. The flag is true after the first transfer was
     /// checked.
-    Unproven(Prover, bool),
-    Proven,
+    Unverified(Verifier, bool),
+    Verified,
     /// The data path does not work, and no other path is possible. No more frames are published.
-    GivenUp,
+    Abandoned,
 }
 
 /// An engine with its ring.
@@ -134,13 +134,13 @@ impl Runner {
             &parts.counters,
             (parts.writer, &parts.backends),
         )?;
-        let prover = Prover::new(&port, &producer, &parts.backends)?;
+        let verifier = Verifier::new(&port, &producer, &parts.backends)?;
         Ok(Self {
             name: parts.name,
             port,
             producer,
             numbering: FrameNumbering::new(parts.numbers),
-            path: Path::Unproven(prover, false),
+            path: Path::Unverified(verifier, false),
             backends: parts.backends,
             completions: Completions::with_packets_per_frame(capacity, faults, packets_per_frame),
             transfers: 0,
@@ -204,26 +204,26 @@ impl Runner {
         }
     }
 
-    fn is_proven(&self) -> bool {
-        matches!(self.path, Path::Proven)
+    fn is_verified(&self) -> bool {
+        matches!(self.path, Path::Verified)
     }
 
     /// Arms the engine, starting at the slot of the next frame, and gives the free slots to the engine.
     fn arm(&mut self) -> Result<(), DmaError> {
         self.transfers = 0;
-        if let Path::Unproven(prover, is_looked_at) = &mut self.path {
+        if let Path::Unverified(verifier, is_looked_at) = &mut self.path {
             *is_looked_at = false;
-            prover.lay(&self.port)?;
+            verifier.lay(&self.port)?;
         }
-        self.port.arm(&self.producer, self.is_proven())
+        self.port.arm(&self.producer, self.is_verified())
     }
 
     /// Gives the engine the free slots (only one until the data path is verified), and publishes completed transfers.
     /// Returns whether any transfer was completed.
     fn step(&mut self) -> Result<bool, DmaError> {
-        let is_proving = !self.is_proven();
-        self.port.credit(&mut self.producer, is_proving);
-        let limit = self.port.wanted(&mut self.producer, is_proving);
+        let is_verifying = !self.is_verified();
+        self.port.credit(&mut self.producer, is_verifying);
+        let limit = self.port.wanted(&mut self.producer, is_verifying);
         self.completions.clear(limit);
         let polled = self.port.poll(&mut self.completions);
         self.count_faults();
@@ -273,7 +273,7 @@ impl Runner {
         }
         self.faults = 0;
         self.port.flush()?;
-        if !self.is_proven() && !self.prove()? {
+        if !self.is_verified() && !self.verify()? {
             return Ok(true);
         }
         if self.port.is_carried() {
@@ -286,14 +286,15 @@ impl Runner {
 
     /// Verifies that the first transfer wrote exactly the reported bytes. Returns true if the completed transfers can
     /// be published. Otherwise this frame is not published, and the engine changes to another data path.
-    fn prove(&mut self) -> Result<bool, DmaError> {
+    fn verify(&mut self) -> Result<bool, DmaError> {
         // If an error interrupts the verification, nothing may be published.
-        let Path::Unproven(prover, is_looked_at) = std::mem::replace(&mut self.path, Path::GivenUp)
+        let Path::Unverified(verifier, is_looked_at) =
+            std::mem::replace(&mut self.path, Path::Abandoned)
         else {
             return Ok(false);
         };
         let Some(first) = self.completions.as_slice().first().copied() else {
-            self.path = Path::Unproven(prover, is_looked_at);
+            self.path = Path::Unverified(verifier, is_looked_at);
             return Ok(false);
         };
         // A transfer with missing packets proves nothing if the engine does not write the missing packets.
@@ -310,9 +311,9 @@ impl Runner {
         // Linux maps host memory for a device that has a driver, so the mapping is not the cause of a fault. The sender
         // may be the cause, or it may have died during an earlier frame in this slot.
         let is_mapped = first.origin.is_some() && !self.port.can_fall_back();
-        let Some(seen) = prover.inspect(&self.port, slot, written, !is_looked_at)? else {
+        let Some(seen) = verifier.inspect(&self.port, slot, written, !is_looked_at)? else {
             // This transfer cannot be verified, so it counts as damaged, and the next transfer is checked instead.
-            self.path = Path::Unproven(prover, true);
+            self.path = Path::Unverified(verifier, true);
             if !is_mapped {
                 self.completions.mark_first_bad();
             }
@@ -320,7 +321,7 @@ impl Runner {
         };
         if self.port.overwritten()? > self.transfers + first.passed {
             // Another transfer has overwritten this one in the meantime.
-            self.path = Path::Unproven(prover, is_looked_at);
+            self.path = Path::Unverified(verifier, is_looked_at);
             self.completions.mark_first_bad();
             return Ok(true);
         }
@@ -329,14 +330,14 @@ impl Runner {
             Some(_) => seen.own.unwritten == 0 && (is_mapped || seen.neighbours.is_exact()),
         };
         if is_right {
-            return self.proved(written);
+            return self.verified(written);
         }
         if is_mapped {
-            self.path = Path::Unproven(prover, true);
+            self.path = Path::Unverified(verifier, true);
             self.completions.mark_first_bad();
             return Ok(true);
         }
-        self.counters.prove(Proof::Disproved);
+        self.counters.set_path(PathState::Failed);
         // The device no longer has the data, and host memory does not contain the data either.
         self.drop_frames(0, 1, Cause::BadPacket);
         let seen = seen.own + seen.neighbours;
@@ -362,8 +363,8 @@ impl Runner {
         self.counters.ledger.fallbacks.add(1);
         self.stop_to_go_on()?;
         self.port.fall_back(&self.producer)?;
-        let prover = Prover::new(&self.port, &self.producer, &self.backends)?;
-        self.path = Path::Unproven(prover, false);
+        let verifier = Verifier::new(&self.port, &self.producer, &self.backends)?;
+        self.path = Path::Unverified(verifier, false);
         self.numbering.interrupt();
         self.arm()?;
         Ok(false)
@@ -371,11 +372,11 @@ impl Runner {
 
     /// Records that the first transfer is correct. Returns true if the caller must publish the frame, false if this
     /// function has published the frame.
-    fn proved(&mut self, written: usize) -> Result<bool, DmaError> {
-        self.path = Path::Proven;
+    fn verified(&mut self, written: usize) -> Result<bool, DmaError> {
+        self.path = Path::Verified;
         // The fallback path is verified separately and does not count here.
         if self.counters.ledger.fallbacks.get() == 0 {
-            self.counters.prove(Proof::Proven);
+            self.counters.set_path(PathState::Verified);
         }
         tracing::info!(
             "source {}: data path verified ({written} bytes written exactly, neighbours unchanged)",
@@ -466,8 +467,8 @@ impl Runner {
     /// Counts the remaining completions of a stopped engine as lost.
     fn lose_rest(&mut self) -> Result<(), DmaError> {
         let cause = match self.path {
-            Path::GivenUp => Cause::BadPacket,
-            Path::Unproven(..) | Path::Proven => Cause::Overrun,
+            Path::Abandoned => Cause::BadPacket,
+            Path::Unverified(..) | Path::Verified => Cause::Overrun,
         };
         loop {
             self.completions.clear(usize::MAX);
@@ -487,8 +488,8 @@ impl Runner {
 
     /// Processes all completions of a stopped engine.
     fn drain(&mut self) -> Result<(), DmaError> {
-        while !matches!(self.path, Path::GivenUp) {
-            let max = if self.is_proven() { usize::MAX } else { 1 };
+        while !matches!(self.path, Path::Abandoned) {
+            let max = if self.is_verified() { usize::MAX } else { 1 };
             self.completions.clear(max);
             let polled = self.port.poll(&mut self.completions);
             self.count_faults();

@@ -241,7 +241,7 @@ impl Port {
     }
 
     /// Arms the engine, starting at the slot of the ring's next frame.
-    pub(super) fn arm(&mut self, producer: &Producer, is_proved: bool) -> Result<(), DmaError> {
+    pub(super) fn arm(&mut self, producer: &Producer, is_verified: bool) -> Result<(), DmaError> {
         let Some((engine, map)) = self.take_stopped() else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be armed, because the engine is not idle",
@@ -253,7 +253,10 @@ impl Port {
             Some(_) => 0,
             None => usize::try_from(producer.published() % slots).unwrap_or(0),
         };
-        let bell = self.bell.as_ref().filter(|_| is_proved && self.is_ringing);
+        let bell = self
+            .bell
+            .as_ref()
+            .filter(|_| is_verified && self.is_ringing);
         (self.given, self.ungiven) = (0, slots);
         let bell = bell.map(|(_, map)| map.clone());
         match Running::start(engine, map, self.layout, self.first, bell) {
@@ -286,14 +289,14 @@ impl Port {
     }
 
     /// Gives free slots to the engine: one slot until the path is verified, afterwards all free slots.
-    pub(super) fn credit(&mut self, producer: &mut Producer, is_proving: bool) {
+    pub(super) fn credit(&mut self, producer: &mut Producer, is_verifying: bool) {
         let State::Running(running) = &mut self.state else {
             return;
         };
         if !self.supports_backpressure {
             return;
         }
-        let max = if is_proving { 1 } else { u64::MAX };
+        let max = if is_verifying { 1 } else { u64::MAX };
         let slots = if self.bounce_copy.is_some() {
             let slots = self.ungiven.min(max.saturating_sub(self.given));
             self.ungiven -= slots;
@@ -312,8 +315,8 @@ impl Port {
     }
 
     /// Returns the maximum number of completions that can be processed now.
-    pub(super) fn wanted(&self, producer: &mut Producer, is_proving: bool) -> usize {
-        if is_proving {
+    pub(super) fn wanted(&self, producer: &mut Producer, is_verifying: bool) -> usize {
+        if is_verifying {
             return 1;
         }
         if self.bounce_copy.is_none() || !self.supports_backpressure {

@@ -321,7 +321,7 @@ fn completions_after_rejected_arming_are_lost() {
 fn completions_after_path_fallback_are_lost() {
     let mut bench = Bench::new(false);
     bench.step(vec![frame(0, &[])]);
-    bench.runner.path = Path::GivenUp;
+    bench.runner.path = Path::Abandoned;
     bench.script.say(Words {
         frames: vec![frame(1, &[]), frame(2, &[])],
         discarded: 1,

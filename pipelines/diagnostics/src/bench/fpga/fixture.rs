@@ -5,11 +5,10 @@ use crate::bench::BenchError;
 use crate::bench::pipeline::{Environment, RunningPipeline, failed};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::SourceSpec;
-use daq_core::ledger::{Proof, SourceReport};
+use daq_core::ledger::{PathState, SourceReport};
 use daq_core::plan::Component;
 use daq_drivers::fpga::FpgaSource;
 use daq_drivers::fpga::engines::xdma::Xdma;
-use daq_pipelines::registry;
 use std::sync::Arc;
 
 /// Name of the source. It must differ from the name of the device's thread.
@@ -22,7 +21,7 @@ pub(super) fn start_timed(
     marks: &Marks,
 ) -> Result<RunningPipeline, BenchError> {
     environment.start_changed(text, |config, document, diagnostics| {
-        let timed = Arc::new(device(document, diagnostics)?);
+        let timed = Arc::new(device(environment, document, diagnostics)?);
         let sources = std::mem::take(&mut config.sources).into_iter();
         config.sources = sources
             .map(|source| {
@@ -40,13 +39,14 @@ pub(super) fn start_timed(
 
 /// Reads the source with the emulated device.
 fn device(
+    environment: &Environment,
     document: &Document,
     diagnostics: &mut Diagnostics,
 ) -> Result<FpgaSource<Xdma>, BenchError> {
     let section = document.sections("source").into_iter().next();
     let source = section.and_then(|mut section| {
         section.detach(&["driver", "ring", "wait"]);
-        FpgaSource::read(&mut section, &registry(), diagnostics)
+        FpgaSource::read(&mut section, &environment.registry, diagnostics)
     });
     source.ok_or_else(|| failed("cannot read the configuration keys of the emulated device"))
 }
@@ -61,10 +61,10 @@ pub(super) fn end<T>(
     let measured = measured?;
     let source = report.sources.get(SOURCE).cloned().unwrap_or_default();
     let engine = source.engine.clone().unwrap_or_default();
-    if engine.proof != Proof::Proven || engine.fallbacks > 0 || engine.restarts > 0 {
+    if engine.path != PathState::Verified || engine.fallbacks > 0 || engine.restarts > 0 {
         return Err(failed(format!(
-            "the data path must be proven, without path fallbacks and engine restarts, but its state is {}, with {} path fallbacks and {} engine restarts",
-            engine.proof.name(),
+            "the data path must be verified, without path fallbacks and engine restarts, but its state is {}, with {} path fallbacks and {} engine restarts",
+            engine.path.name(),
             engine.fallbacks,
             engine.restarts
         )));
@@ -93,7 +93,7 @@ mod tests {
         ) {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("bench", &text, &mut diagnostics);
-            Config::read(&document, &registry(), "bench", &mut diagnostics);
+            Config::read(&document, &environment.registry, "bench", &mut diagnostics);
             let rendered = diagnostics.render(document.sources(), false);
             assert!(rendered.is_empty(), "{rendered}");
         }

@@ -56,7 +56,11 @@ segment = "64 MiB"
 }
 
 fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
-    let environment = Environment::new(Scratch::new("selftest", "", None)?, None)?;
+    let environment = Environment::new(
+        daq_pipelines::registry(),
+        Scratch::new("selftest", "", None)?,
+        None,
+    )?;
     let text = text(&setup.name, free_port(HERE)?, memories, path);
     let pipeline = environment.start(&text)?;
     let arrived = pipeline.await_frames("far", FRAMES);
@@ -98,7 +102,7 @@ fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     Ok(format!(
         "{FRAMES} frames of {FRAME} B: {}, content verified; path {}, {} path fallbacks",
         source.loss(),
-        engine.proof.name(),
+        engine.path.name(),
         engine.fallbacks
     ))
 }

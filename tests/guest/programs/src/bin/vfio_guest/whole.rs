@@ -228,7 +228,7 @@ impl<'a> Whole<'a> {
             .flat_map(|pair| f32::from(i16::from_le_bytes(*pair)).to_le_bytes())
             .collect();
         let done = self.run("host", &self.for_host(""), &["--frames", "floats=3"])?;
-        done.check("run, host memory", &floats, 3, "proven", 0);
+        done.check("run, host memory", &floats, 3, "verified", 0);
         let mut problems = Vec::new();
         for round in 0..10 {
             let keys = ["", "completion = \"interrupt\""][round % 2];
@@ -256,7 +256,7 @@ impl<'a> Whole<'a> {
         let payload = self.fill()?;
         let peer = Peer::open(self.memory, "resource2_wc")?;
         let done = self.run("direct", &self.for_gpu(), &["--frames", "back=3"])?;
-        done.check("run, peer to peer", &payload, 3, "proven", 0);
+        done.check("run, peer to peer", &payload, 3, "verified", 0);
         let words: Vec<u32> = payload
             .as_chunks()
             .0
@@ -306,7 +306,7 @@ impl<'a> Whole<'a> {
             done.log.contains(described),
             || done.described(),
         );
-        done.check("run, disproved", &payload, 1, "disproved", 1);
+        done.check("run, disproved", &payload, 1, "failed", 1);
         Ok(())
     }
 
@@ -348,7 +348,7 @@ impl<'a> Whole<'a> {
             "run, killed: daq can start again immediately",
             &payload,
             2,
-            "proven",
+            "verified",
             0,
         );
         Ok(())
@@ -455,7 +455,7 @@ impl Outcome {
         wrong.map(|at| format!("byte {at} of {bytes} is wrong"))
     }
 
-    fn check(&self, name: &str, part: &[u8], frames: usize, proof: &str, fallbacks: u64) {
+    fn check(&self, name: &str, part: &[u8], frames: usize, path: &str, fallbacks: u64) {
         let problem = self.problem(part, frames);
         check(
             &format!("{name}: every byte is in the file"),
@@ -464,8 +464,8 @@ impl Outcome {
         );
         let engine = &self.report["sources"]["card"]["engine"];
         check(
-            &format!("{name}: the path is {proof}, with {fallbacks} path fallbacks"),
-            engine["proof"] == proof && engine["fallbacks"] == fallbacks,
+            &format!("{name}: the path is {path}, with {fallbacks} path fallbacks"),
+            engine["path"] == path && engine["fallbacks"] == fallbacks,
             || format!("{engine}; {}", self.described()),
         );
     }

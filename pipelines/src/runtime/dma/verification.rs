@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The device code, as PTX for compute capability 7.0.
-const CODE: &[u8] = include_bytes!("../../../generated/proof.ptx");
+const CODE: &[u8] = include_bytes!("../../../generated/verification.ptx");
 /// Timeout of the verification kernel.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum share of a GPU that persistent kernels may occupy. Above this share, the verification kernel might not fit
@@ -55,7 +55,7 @@ struct OnGpu {
 }
 
 /// Verifies the first transfer.
-pub(super) struct Prover {
+pub(super) struct Verifier {
     sentinel: Sentinel,
     gpu: Option<OnGpu>,
     slots: usize,
@@ -65,7 +65,7 @@ pub(super) struct Prover {
     has_single_slot: bool,
 }
 
-impl Prover {
+impl Verifier {
     /// Creates the resources for the verification.
     pub(super) fn new(
         port: &Port,
@@ -75,11 +75,11 @@ impl Prover {
         let gpu = match port.region().map(|region| region.placement()) {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
-                let module: Arc<Module> = device_code::built_in(device, "proof", CODE)?;
+                let module: Arc<Module> = device_code::built_in(device, "verification", CODE)?;
                 let found = BarMapping::new(device, 4096, Writer::Doorbell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
-                    function: module.function("daq_proof")?,
+                    function: module.function("daq_verify")?,
                     stream: Stream::new(device, 2)?,
                     found,
                     device,

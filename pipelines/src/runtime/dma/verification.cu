@@ -1,4 +1,4 @@
-// Counts sentinels in a slot that a device should have written. This is the GPU code of runtime/dma/proof.rs.
+// Counts sentinels in a slot that a device should have written. This is the GPU code of runtime/dma/verification.rs.
 
 typedef unsigned long long Word;
 
@@ -13,7 +13,7 @@ static __device__ Word sentinel(Word seed, Word i) {
 // Checks `bytes` bytes (a multiple of 8) from `slot` on. The device should have overwritten the first `written` bytes
 // and no others. `first` is the index of the first word within the region. Adds the number of words that were not
 // overwritten to found[0], and the number of words that were overwritten by mistake to found[1].
-extern "C" __global__ void __launch_bounds__(256) daq_proof(
+extern "C" __global__ void __launch_bounds__(256) daq_verify(
     const volatile Word* slot, Word bytes, Word written, Word seed, Word first, Word* found) {
     const Word threads = (Word)gridDim.x * blockDim.x;
     Word unwritten = 0, touched = 0;
