@@ -9,13 +9,13 @@ packet size and rate: requested rate, packets sent, delivered, lost and rejected
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from bench_common import ROOT, free_port
+
 ADDRESS = "127.83.0.2:8192"
 FRAME = 1 << 20
 CONFIG = """
@@ -37,12 +37,6 @@ driver = "null"
 input = "frames"
 core = 1
 """
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def reap(process, used, key):

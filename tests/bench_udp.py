@@ -10,13 +10,13 @@ runs lose nothing, and the CPU seconds per GB of payload at 0.9 of the lower of 
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from bench_common import HEAPS, ROOT, free_port, shape
+
 BUFFER = 32 << 20
 SPEAD2 = """
 import sys, resource, spead2, spead2.recv
@@ -45,23 +45,7 @@ listen = "127.0.0.1:{port}"
 ring = "heaps"
 cores = [1]
 receive_buffer = "{buffer} B"
-[source.in.format]
-kind = "spead"
-heap = "{heap} B"
-packet = "{payload} B"
-[ring.heaps]
-slots = 64
-[sink.null]
-driver = "null"
-input = "heaps"
-core = 1
-"""
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+""" + HEAPS
 
 
 def send(port, packet, rate, seconds):
@@ -112,11 +96,6 @@ def wait_bound(port):
                 return
         time.sleep(0.02)
     raise SystemExit("daq did not open its port")
-
-
-def shape(packet):
-    payload = packet - 48
-    return payload, (1 << 20) // payload * payload
 
 
 def clean(receive, packet, rate, seconds):

@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from bench_common import ROOT, free_port
+
 DAQ = os.environ.get("DAQ") or f"{ROOT}/target/release/daq"
 SPEAD_SEND = os.environ.get("SPEAD_SEND") or f"{ROOT}/target/release/examples/spead_send"
 RMEM_MAX = pathlib.Path("/proc/sys/net/core/rmem_max")
@@ -60,12 +61,6 @@ input = "spectra"
 [staging]
 {staging}
 """
-
-
-def free_port():
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def pinning():

@@ -17,7 +17,8 @@ import tempfile
 import time
 import urllib.request
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from bench_common import HEAPS, ROOT, shape
+
 TARGET = os.environ.get("DAQ_BENCH_TARGET", f"{ROOT}/target/release")
 INSIDE = "DAQ_BENCH_XDP_INSIDE"
 PORT = 4950
@@ -35,17 +36,7 @@ listen = "{address}:{port}"
 ring = "heaps"
 cores = [1]
 {source}
-[source.in.format]
-kind = "spead"
-heap = "{heap} B"
-packet = "{payload} B"
-[ring.heaps]
-slots = 64
-[sink.null]
-driver = "null"
-input = "heaps"
-core = 1
-"""
+""" + HEAPS
 
 
 def run(command, **more):
@@ -66,11 +57,6 @@ def connect():
     run(f"nsenter -t {remote.pid} -n tc qdisc replace dev remote0 root pfifo limit 10000")
     run(f"nsenter -t {remote.pid} -n ip link set remote0 up")
     return remote
-
-
-def shape(packet):
-    payload = packet - 48
-    return payload, (1 << 20) // payload * payload
 
 
 def receive(remote, kind, plain, packet, rate, seconds):

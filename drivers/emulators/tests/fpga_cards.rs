@@ -10,6 +10,7 @@ use daq_drivers::fpga::{
 };
 use daq_emulators::DEVICES;
 use daq_emulators::pattern::{self, Pattern};
+use daq_emulators::xdma::ERRORS;
 use daq_testkit::assert_contains;
 use std::path::Path;
 use std::sync::Arc;
@@ -203,24 +204,9 @@ fn xdma_without_credits_counts_overrun() {
 
 #[test]
 fn device_errors_are_named() {
-    let faults = [
-        ("align", "align"),
-        ("descriptor-magic", "descriptor-magic"),
-        ("invalid-length", "invalid-length"),
-        ("read-decode", "read-decode"),
-        ("read-slave", "read-slave"),
-        ("read-2", "read-2"),
-        ("read-3", "read-3"),
-        ("read-4", "read-4"),
-        ("descriptor-unsupported", "descriptor-unsupported"),
-        ("descriptor-abort", "descriptor-abort"),
-        ("descriptor-parity", "descriptor-parity"),
-        ("descriptor-poisoned", "descriptor-poisoned"),
-        ("descriptor-unexpected", "descriptor-unexpected"),
-    ];
-    for (injected, expected) in faults {
+    for (fault, _) in ERRORS {
         let mut bench = Bench::new(&format!(
-            "device = \"emulated:xdma\"\nemulated = {{ faults = [\"{injected}@5\"] }}"
+            "device = \"emulated:xdma\"\nemulated = {{ faults = [\"{fault}@5\"] }}"
         ));
         let mut armed = bench.arm(0, None);
         armed.credit(8);
@@ -231,11 +217,11 @@ fn device_errors_are_named() {
                 Err(error) => break error,
             }
         };
-        assert_eq!(seen, 5, "{injected}: earlier transfers are reported first");
+        assert_eq!(seen, 5, "{fault}: earlier transfers are reported first");
         let EngineError::Faulted { faults, .. } = error else {
-            panic!("{injected}: {error}");
+            panic!("{fault}: {error}");
         };
-        assert_eq!(faults, [expected]);
+        assert_eq!(faults, [fault]);
         // The engine works again after the fault.
         bench.stop(armed);
         let mut armed = bench.arm(2, None);

@@ -12,17 +12,15 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Masks of the header flags: the message type (0 is a command), and whether a reply is an error.
-const KIND: u32 = 15;
-const ERROR: u32 = 32;
-const VERSION: u16 = 1;
-const DMA_MAP: u16 = 2;
-const REGION_READ: u16 = 9;
-const REGION_WRITE: u16 = 10;
-const DMA_READ: u16 = 11;
-const DMA_WRITE: u16 = 12;
-/// The index of the configuration space region.
-const CONFIG: u32 = 7;
+/// Numbers of the commands.
+mod command {
+    pub const VERSION: u16 = 1;
+    pub const DMA_MAP: u16 = 2;
+    pub const REGION_READ: u16 = 9;
+    pub const REGION_WRITE: u16 = 10;
+    pub const DMA_READ: u16 = 11;
+    pub const DMA_WRITE: u16 = 12;
+}
 
 /// Device address and size in bytes of the client's memory.
 const BASE: u64 = 0x10_0000;
@@ -78,6 +76,9 @@ impl Client {
     /// Sends a request and serves requests of the device until the reply arrives. Returns the payload of the reply, or
     /// the error number in the reply.
     fn ask(&mut self, command: u16, payload: &[u8]) -> Result<Vec<u8>, u32> {
+        // Masks of the header flags: the message type (0 is a command), and whether a reply is an error.
+        const KIND: u32 = 15;
+        const ERROR: u32 = 32;
         self.next += 1;
         let id = self.next;
         self.send(id, command, 0, payload);
@@ -104,11 +105,11 @@ impl Client {
         assert!(count > 0 && count <= MAX_DATA && at + count <= BYTES);
         let mut reply = payload[..16].to_vec();
         match command {
-            DMA_READ => {
+            command::DMA_READ => {
                 reply.extend(&self.memory[at..at + count]);
                 self.reads += 1;
             }
-            DMA_WRITE => {
+            command::DMA_WRITE => {
                 self.memory[at..at + count].copy_from_slice(&payload[16..]);
                 self.writes += 1;
             }
@@ -122,7 +123,13 @@ impl Client {
         payload.extend(region.to_le_bytes());
         payload.extend(u32::try_from(bytes.len()).unwrap().to_le_bytes());
         payload.extend(bytes);
-        self.ask(REGION_WRITE, &payload).unwrap();
+        self.ask(command::REGION_WRITE, &payload).unwrap();
+    }
+
+    /// Enables memory accesses and bus mastering in the configuration space.
+    fn enable(&mut self) {
+        const CONFIG: u32 = 7;
+        self.write_region(CONFIG, 4, &[6, 0]);
     }
 
     fn write(&mut self, offset: u64, value: u32) {
@@ -133,7 +140,7 @@ impl Client {
         let mut payload = offset.to_le_bytes().to_vec();
         payload.extend(1_u32.to_le_bytes());
         payload.extend(4_u32.to_le_bytes());
-        word(&self.ask(REGION_READ, &payload).unwrap(), 16)
+        word(&self.ask(command::REGION_READ, &payload).unwrap(), 16)
     }
 
     fn map(&mut self, address: u64, offset: u64, bytes: u64) -> Result<Vec<u8>, u32> {
@@ -143,7 +150,7 @@ impl Client {
         for value in [offset, address, bytes] {
             payload.extend(value.to_le_bytes());
         }
-        self.ask(DMA_MAP, &payload)
+        self.ask(command::DMA_MAP, &payload)
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
@@ -173,7 +180,7 @@ fn with_card(check: impl FnOnce(&mut Client)) {
     let capabilities = format!("{{\"capabilities\":{{\"max_data_xfer_size\":{MAX_DATA}}}}}\0");
     let mut version = vec![0, 0, 1, 0];
     version.extend(capabilities.bytes());
-    client.ask(VERSION, &version).unwrap();
+    client.ask(command::VERSION, &version).unwrap();
     check(&mut client);
     drop(client);
     stop.write_all(&[0]).unwrap();
@@ -185,7 +192,7 @@ fn memory_without_descriptor_is_accessed_by_messages() {
     with_card(|client| {
         client.map(BASE, 0, BYTES as u64).unwrap();
         // Enables memory accesses and bus mastering.
-        client.write_region(CONFIG, 4, &[6, 0]);
+        client.enable();
         for slot in 0..4 {
             let at = 32 * slot;
             let next = BASE + 32 * ((slot + 1) % 4) as u64;
@@ -255,10 +262,10 @@ fn unaligned_mapping_is_rejected() {
 fn client_disconnect_ends_only_its_connection() {
     with_card(|client| {
         client.map(BASE, 0, BYTES as u64).unwrap();
-        client.write_region(CONFIG, 4, &[6, 0]);
+        client.enable();
         client.write(0x5080, u32::try_from(BASE).unwrap());
         client.write(0x1004, 1);
         let (_, command, flags, _, _) = client.receive();
-        assert_eq!((command, flags & 15), (DMA_READ, 0));
+        assert_eq!((command, flags & 15), (command::DMA_READ, 0));
     });
 }

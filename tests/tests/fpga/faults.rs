@@ -2,24 +2,8 @@
 
 use crate::bytes::Served;
 use crate::setup::{LITEPCIE, SLOT, XDMA, assert_stream, config, daq, data, host, packets};
+use daq_emulators::xdma::ERRORS;
 use daq_testkit::{Live, Outcome, assert_contains, assert_counts};
-
-/// XDMA's faults: the name in the emulated device, and the name of the engine's counter.
-const XDMA_FAULTS: [(&str, &str); 13] = [
-    ("align", "align"),
-    ("descriptor-magic", "descriptor-magic"),
-    ("invalid-length", "invalid-length"),
-    ("read-decode", "read-decode"),
-    ("read-slave", "read-slave"),
-    ("read-2", "read-2"),
-    ("read-3", "read-3"),
-    ("read-4", "read-4"),
-    ("descriptor-unsupported", "descriptor-unsupported"),
-    ("descriptor-abort", "descriptor-abort"),
-    ("descriptor-parity", "descriptor-parity"),
-    ("descriptor-poisoned", "descriptor-poisoned"),
-    ("descriptor-unexpected", "descriptor-unexpected"),
-];
 
 /// The methods to detect completions.
 const NOTICES: [&str; 2] = ["poll", "interrupt"];
@@ -33,7 +17,7 @@ fn engine<'a>(outcome: &'a Outcome, key: &str) -> &'a serde_json::Value {
 fn xdma_errors_are_named_and_reception_continues() {
     const FRAMES: u64 = 100;
     for notice in NOTICES {
-        let faults: Vec<String> = XDMA_FAULTS
+        let faults: Vec<String> = ERRORS
             .iter()
             .zip((7..).step_by(7))
             .map(|((name, _), at)| format!("{name}@{at}"))
@@ -46,8 +30,8 @@ fn xdma_errors_are_named_and_reception_continues() {
         let metrics = live.get("/metrics").body;
         let outcome = live.stop().ok();
         let reported = engine(&outcome, "faults").as_object().unwrap();
-        assert_eq!(reported.len(), XDMA_FAULTS.len(), "{reported:#?}");
-        for (_, name) in XDMA_FAULTS {
+        assert_eq!(reported.len(), ERRORS.len(), "{reported:#?}");
+        for (name, _) in ERRORS {
             assert_eq!(reported[name], 1, "{name}: {reported:#?}");
             assert!(outcome.stderr.contains(name), "{name}: {}", outcome.stderr);
             assert!(
@@ -57,7 +41,7 @@ fn xdma_errors_are_named_and_reception_continues() {
                 "{name}: {metrics}"
             );
         }
-        let restarts = XDMA_FAULTS.len() as u64;
+        let restarts = ERRORS.len() as u64;
         assert_eq!(engine(&outcome, "restarts"), restarts);
         // Each restart counts as an interruption of the stream.
         assert_counts!(outcome, "sources.adc" => epochs: restarts + 1, expected: FRAMES);
@@ -86,10 +70,7 @@ fn xdma_error_in_first_transfer_is_counted() {
 #[test]
 fn xdma_engine_that_always_fails_ends_run() {
     // Each fault occurs once, so each one uses up one restart.
-    let faults: Vec<String> = XDMA_FAULTS
-        .iter()
-        .map(|(name, _)| format!("{name}@5"))
-        .collect();
+    let faults: Vec<String> = ERRORS.iter().map(|(name, _)| format!("{name}@5")).collect();
     let card = format!("{}faults = {faults:?}", packets(20));
     let daq = daq(&config(XDMA, &card, &host(8)));
     let outcome = daq.run(&[]);

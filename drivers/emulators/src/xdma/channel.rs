@@ -2,7 +2,7 @@
 //! descriptors.
 
 use super::descriptor::{BYTES, Descriptor, PAGE};
-use super::{BITS, LATE, MARK, State, VERSION};
+use super::{ERRORS, LATE, MARK, State, VERSION};
 use crate::stream::{Ready, Stream};
 use crate::{Host, Step};
 use daq_drivers::fpga::transports::emulated::EmulatedOptions;
@@ -231,7 +231,7 @@ impl Channel {
         if state.faults.take("overrun", transfer) {
             self.stream.lose();
         }
-        let injected = BITS
+        let injected = ERRORS
             .iter()
             .find(|(name, _)| state.faults.take(name, transfer));
         let wrong = match injected {

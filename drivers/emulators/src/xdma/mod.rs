@@ -108,8 +108,8 @@ pub const FAULTS: &[FaultKind] = &[
     ("late", "the result is written some milliseconds late"),
 ];
 
-/// The status bits that faults set, by fault name.
-const BITS: &[(&str, u32)] = &[
+/// The faults that set a status bit, and the bit. A driver reports each error under the same name.
+pub const ERRORS: [(&str, u32); 13] = [
     ("align", 1 << 3),
     ("descriptor-magic", 1 << 4),
     ("invalid-length", 1 << 5),

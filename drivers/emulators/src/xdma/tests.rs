@@ -297,7 +297,7 @@ fn packet_end_completes_slot_early() {
 
 #[test]
 fn enabled_error_bits_are_logged_and_stop_channel() {
-    for (name, bit) in BITS {
+    for (name, bit) in &ERRORS {
         for is_logged in [true, false] {
             let mut bench = Bench::new(&with(&format!("{name}@2")));
             let log = if is_logged { LOG } else { LOG & !bit };

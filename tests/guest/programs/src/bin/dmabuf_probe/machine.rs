@@ -27,11 +27,6 @@ const TO_MEMORY: u64 = 2;
 /// Address of edu's buffer in its own address space.
 const BUFFER: u64 = 0x40000;
 
-/// The PCI command register. Two of its bits follow (PCI Local Bus Specification).
-const PCI_COMMAND: u64 = 4;
-const MEMORY: u16 = 1 << 1;
-const MASTER: u16 = 1 << 2;
-
 /// The reason why a check failed.
 pub type Why = String;
 
@@ -64,6 +59,11 @@ pub fn find(vendor: &str, model: &str) -> Result<Function, Why> {
     let name = name.ok_or_else(|| format!("no device {vendor}:{model}"))?;
     name.to_string_lossy().parse().map_err(why("address"))
 }
+
+/// The PCI command register. Two of its bits follow (PCI Local Bus Specification).
+const PCI_COMMAND: u64 = 4;
+const MEMORY: u16 = 1 << 1;
+const MASTER: u16 = 1 << 2;
 
 /// The configuration space of a device.
 struct Config(File);
