@@ -400,6 +400,17 @@ pub struct WorkCompletion {
     pub immediate: Option<u32>,
 }
 
+impl WorkCompletion {
+    /// A completion without content, for the array that is passed to [`QueuePair::poll`].
+    pub const EMPTY: Self = Self {
+        id: 0,
+        side: Side::Sent,
+        status: Status::Success,
+        bytes: 0,
+        immediate: None,
+    };
+}
+
 /// A queue pair with its completion queue. A new queue pair is not connected; receives may be posted before it is
 /// connected.
 ///

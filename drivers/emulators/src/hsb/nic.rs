@@ -9,8 +9,8 @@ use daq_core::dma::{DmaBuffer, DmaError};
 use daq_rdma::nics;
 use daq_rdma::registration::set::{RailRegions, RegistrationSet};
 use daq_rdma::verbs::{
-    Access, Endpoint, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
-    VerbsError, WorkCompletion, WorkRequest,
+    Access, Endpoint, Nic, Payload, QueuePair, QueuePairOptions, Service, Status, Verb, VerbsError,
+    WorkCompletion, WorkRequest,
 };
 use std::io;
 use std::sync::Arc;
@@ -146,13 +146,7 @@ impl Writer {
 
     /// Collects completions. If no completion is available, waits for a limited time.
     fn wait(&mut self) -> io::Result<()> {
-        let mut done = [WorkCompletion {
-            id: 0,
-            side: Side::Sent,
-            status: Status::Flushed,
-            bytes: 0,
-            immediate: None,
-        }; MAX_IN_FLIGHT];
+        let mut done = [WorkCompletion::EMPTY; MAX_IN_FLIGHT];
         let count = self.queue.poll(&mut done).map_err(io::Error::other)?;
         self.in_flight -= count.min(self.in_flight);
         let failed = done[..count]

@@ -2,6 +2,9 @@
 
 use daq_core::gpu::driver::{CudaError, Device, Stream};
 use daq_core::region::{Placement, Region, RegionError, SharedWords};
+use daq_rdma::registration::{PeerFacts, Registered, UnregistrableError, register_region};
+use daq_rdma::verbs::{Access, Nic};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Number of words that are copied from or to a GPU per step.
@@ -15,7 +18,15 @@ pub(crate) struct NicMemory {
     words: SharedWords,
     /// The memory on a GPU with the CUDA stream for copies; `None` for host memory.
     gpu: Option<(Stream, Arc<Region>)>,
+    device: Option<&'static Device>,
 }
+
+/// Access rights that the memory grants to the peer.
+pub(crate) const ANY: Access = Access {
+    local_write: true,
+    remote_write: true,
+    relaxed: false,
+};
 
 impl NicMemory {
     /// Allocates at least `bytes` zeroed bytes in host memory, or on `gpu`.
@@ -24,11 +35,13 @@ impl NicMemory {
             return Ok(Self {
                 words: SharedWords::new(bytes)?,
                 gpu: None,
+                device: None,
             });
         };
         Ok(Self {
             words: SharedWords::pinned(device, PIECE * WORD)?,
             gpu: Some((Stream::new(device, 1)?, Region::cuda(device, bytes)?)),
+            device: gpu,
         })
     }
 
@@ -37,6 +50,16 @@ impl NicMemory {
             Some((_, region)) => region,
             None => self.words.region(),
         }
+    }
+
+    /// Registers the memory with the first method that works on this host.
+    pub(crate) fn register(&self, nic: &dyn Nic) -> Result<Registered, UnregistrableError> {
+        let facts = PeerFacts::read(Path::new("/"));
+        let facts = match self.device {
+            Some(device) => facts.with_gpu(device.attributes()),
+            None => facts,
+        };
+        register_region(nic, self.region(), ANY, &facts)
     }
 
     /// Where the memory is allocated.

@@ -6,13 +6,11 @@ use crate::bench::pipeline::failed;
 use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
 use daq_rdma::connect::{Connector, Link, Listener, Prepare, tcp};
-use daq_rdma::registration::{PeerFacts, register_region};
 use daq_rdma::verbs::{
-    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
+    MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
     VerbsError, WorkCompletion, WorkRequest,
 };
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,17 +48,7 @@ fn memory(
     bytes: usize,
 ) -> Result<(MemoryRegion, NicMemory), BenchError> {
     let shared = NicMemory::new(gpu, bytes)?;
-    let facts = PeerFacts::read(Path::new("/"));
-    let facts = match gpu {
-        Some(device) => facts.with_gpu(device.attributes()),
-        None => facts,
-    };
-    let access = Access {
-        local_write: true,
-        remote_write: true,
-        relaxed: false,
-    };
-    let registered = register_region(nic, shared.region(), access, &facts).map_err(failed)?;
+    let registered = shared.register(nic).map_err(failed)?;
     Ok((registered.region, shared))
 }
 
@@ -155,13 +143,7 @@ impl Raw {
     /// Waits for at least one completion. Returns the number of completed sends, then the number of received writes.
     fn collect(&mut self) -> Result<[u64; 2], BenchError> {
         let queue = &mut *self.link.rails[0];
-        let mut done = [WorkCompletion {
-            id: 0,
-            side: Side::Sent,
-            status: Status::Success,
-            bytes: 0,
-            immediate: None,
-        }; 16];
+        let mut done = [WorkCompletion::EMPTY; 16];
         let start = Instant::now();
         loop {
             let count = queue.poll(&mut done).map_err(failed)?;

@@ -1,12 +1,14 @@
 //! Checks of one card, which transfers data between two of its own queue pairs.
 
 use super::Setup;
-use super::pair::{ANY, Memory, Pair, WORK, ends, facts, next, pattern, queues, write};
+use super::pair::{Memory, Pair, WORK, ends, next, pattern, queues, write};
 use crate::selftest::{Verdict, expect};
-use crate::sys::nic_memory::NicMemory;
+use crate::sys::nic_memory::{ANY, NicMemory};
 use daq_core::gpu::driver::Device;
-use daq_rdma::registration::{register_region, register_words};
-use daq_rdma::verbs::{Payload, RegistrationMethod, Service, Side, Status, Verb, WorkRequest};
+use daq_rdma::registration::register_words;
+use daq_rdma::verbs::{
+    Payload, RegistrationMethod, Service, Side, Status, Verb, WorkCompletion, WorkRequest,
+};
 
 /// The details of a successful check, or the reason why the check did not succeed.
 pub(super) type Found = Result<String, Verdict>;
@@ -44,7 +46,8 @@ pub(super) fn port(setup: &Setup) -> Found {
 
 pub(super) fn register_host(setup: &Setup) -> Found {
     let shared = NicMemory::new(None, BYTES)?;
-    let first = register_region(&*setup.nic, shared.region(), ANY, &facts(None))
+    let first = shared
+        .register(&*setup.nic)
         .map_err(|refused| failed(refused.to_string()))?;
     let second = register_words(&*setup.nic, shared.region(), ANY)
         .map_err(|refused| failed(refused.to_string()))?;
@@ -59,7 +62,7 @@ pub(super) fn register_host(setup: &Setup) -> Found {
 pub(super) fn register_gpu(setup: &Setup) -> Found {
     let device = setup.gpu()?;
     let shared = NicMemory::new(Some(device), BYTES)?;
-    match register_region(&*setup.nic, shared.region(), ANY, &facts(Some(device))) {
+    match shared.register(&*setup.nic) {
         Ok(registered) => {
             let refused = registered.refused.iter().map(ToString::to_string);
             let summary =
@@ -279,7 +282,8 @@ pub(super) fn reconnect(setup: &Setup) -> Found {
     })?;
     let gone = done.status.name();
     drop(from);
-    let key = register_region(&*setup.nic, shared.region(), ANY, &facts(None))
+    let key = shared
+        .register(&*setup.nic)
         .map_err(|refused| failed(refused.to_string()))?
         .region;
     let far = Memory { key, shared };
@@ -331,7 +335,7 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
                 came.len()
             )
         })?;
-        let mut done = [next_blank()];
+        let mut done = [WorkCompletion::EMPTY];
         while pair.to.poll(&mut done)? > 0 {
             expect(done[0].status == Status::Success, || {
                 format!("expected a received or lost message, found {:?}", done[0])
@@ -358,16 +362,6 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
         came.len(),
         last - came.len() as u64
     ))
-}
-
-const fn next_blank() -> daq_rdma::verbs::WorkCompletion {
-    daq_rdma::verbs::WorkCompletion {
-        id: 0,
-        side: Side::Sent,
-        status: Status::Success,
-        bytes: 0,
-        immediate: None,
-    }
 }
 
 /// Sends message number `sent` to its own memory range, and waits until the send is complete.

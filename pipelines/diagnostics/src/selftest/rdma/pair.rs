@@ -3,35 +3,19 @@
 use crate::selftest::Verdict;
 use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
-use daq_rdma::registration::{PeerFacts, Registered, register_region};
+use daq_rdma::registration::Registered;
 use daq_rdma::verbs::{
-    Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status,
-    Verb, WorkCompletion, WorkRequest,
+    MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Status, Verb,
+    WorkCompletion, WorkRequest,
 };
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum time to wait for a completion. If the peer posts no receive requests or does not answer, the card reports an
 /// error much earlier.
 const LIMIT: Duration = Duration::from_mins(1);
-/// Access rights that the memory grants to the peer.
-pub(super) const ANY: Access = Access {
-    local_write: true,
-    remote_write: true,
-    relaxed: false,
-};
 /// Maximum number of work requests per queue pair and direction.
 pub(super) const WORK: u32 = 64;
-
-/// Returns the methods to register GPU memory that this host and CUDA support.
-pub(super) fn facts(gpu: Option<&'static Device>) -> PeerFacts {
-    let facts = PeerFacts::read(Path::new("/"));
-    match gpu {
-        Some(device) => facts.with_gpu(device.attributes()),
-        None => facts,
-    }
-}
 
 /// Memory that the card can access. The order of the fields matters, because fields are dropped in the order of their
 /// declaration.
@@ -49,7 +33,7 @@ impl Memory {
         bytes: usize,
     ) -> Result<Self, Verdict> {
         let shared = NicMemory::new(gpu, bytes)?;
-        match register_region(nic, shared.region(), ANY, &facts(gpu)) {
+        match shared.register(nic) {
             Ok(Registered { region: key, .. }) => Ok(Self { key, shared }),
             Err(refused) if gpu.is_some() => Err(Verdict::Skipped(refused.to_string())),
             Err(refused) => Err(Verdict::Failed(refused.to_string())),
@@ -111,13 +95,7 @@ pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
 
 /// Waits for the next completion of `queue`.
 pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict> {
-    let mut done = [WorkCompletion {
-        id: 0,
-        side: Side::Sent,
-        status: Status::Success,
-        bytes: 0,
-        immediate: None,
-    }];
+    let mut done = [WorkCompletion::EMPTY];
     let start = Instant::now();
     while queue.poll(&mut done)? == 0 {
         if start.elapsed() > LIMIT {
