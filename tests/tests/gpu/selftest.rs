@@ -162,6 +162,21 @@ fn selftest_unknown_check_is_rejected() {
     assert!(done.stderr.contains("word-order"), "{done:?}");
 }
 
+#[test]
+fn bench_copy_rejects_options_of_other_modes() {
+    for (mode, option, value) in [
+        ("bandwidth", "--kernels", "2"),
+        ("latency", "--bursts", "9"),
+        ("mapping", "--stores", "4 B"),
+        ("launch", "--sizes", "4 KiB"),
+    ] {
+        let done = Daq::new("").cli(&["bench", "copy", "--mode", mode, option, value]);
+        assert_eq!(done.code, 64, "{done:?}");
+        let error = format!("error: {option} has no effect with --mode {mode}; ");
+        assert!(done.stderr.starts_with(&error), "{done:?}");
+    }
+}
+
 /// Returns the rows of the table whose title contains `title`.
 fn rows<'a>(tables: &'a Value, title: &str) -> &'a Vec<Value> {
     let mut tables = tables.as_array().unwrap().iter();

@@ -1,8 +1,9 @@
 //! Measures CPU stores and reads through a BAR mapping of GPU memory. The copy function of daq and reference copies
 //! alternate on the same mapping.
 
-use super::figures::{median, micros_since};
-use super::table::{Cell, Table};
+use super::comparison::Comparison;
+use super::figures::micros_since;
+use super::table::{Cell, Table, numbers};
 use super::{BenchError, Common};
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Unmappable};
 use daq_core::gpu::driver::Device;
@@ -32,30 +33,22 @@ fn methods() -> Vec<Option<StoreMethod>> {
     std::iter::once(None).chain(others).collect()
 }
 
-/// The time per store of one size, in microseconds.
-struct Row {
-    bytes: usize,
-    /// Offsets of the target and of the source in bytes.
-    skew: (usize, usize),
-    /// The time of each method (see [`methods`]); NaN if the processor lacks instructions that the method needs.
-    times: Vec<f64>,
-}
+/// A store or a load: its size in bytes, and the offsets of the target and of the source in bytes.
+type Access = (usize, (usize, usize));
 
-impl Row {
-    /// Returns the time of the fastest reference copy divided by the time of daq's copy. A value of 1 or more means
-    /// that daq is at least as fast.
-    fn ratio(&self) -> f64 {
-        let references = methods()
-            .into_iter()
-            .zip(&self.times)
-            .filter(|(method, _)| method.is_some_and(|method| REFERENCES.contains(&method)));
-        let best = references.map(|(_, time)| *time).fold(f64::NAN, f64::min);
-        best / self.times[0]
-    }
+/// Returns the time of the fastest reference copy divided by the time of daq's copy. A value of 1 or more means that daq
+/// is at least as fast. `times` contains the time of each method (see [`methods`]); NaN if the processor lacks
+/// instructions that the method needs.
+fn ratio(times: &[[f64; 1]]) -> f64 {
+    let timed = methods().into_iter().zip(times);
+    let references =
+        timed.filter(|(method, _)| method.is_some_and(|method| REFERENCES.contains(&method)));
+    let best = references.map(|(_, [time])| *time).fold(f64::NAN, f64::min);
+    best / times[0][0]
 }
 
 /// Describes a store or a load, for example `4 KiB to +3`.
-fn name(bytes: usize, skew: (usize, usize)) -> String {
+fn name((bytes, skew): Access) -> String {
     let size = ByteSize(bytes as u64);
     match skew {
         (0, 0) => size.to_string(),
@@ -104,61 +97,53 @@ fn source() -> Vec<u8> {
         .collect()
 }
 
-fn measure(mapped: &BarMapping, rounds: usize, sizes: &[usize]) -> Result<Vec<Row>, BenchError> {
+/// Measures CPU stores by size. `show` converts bytes and microseconds of a store to the value in `unit` that the table
+/// shows with `digits` decimals.
+fn stores(
+    common: &Common,
+    mapped: &BarMapping,
+    sizes: &[usize],
+    (unit, digits): (&str, usize),
+    show: fn(usize, f64) -> f64,
+) -> Result<Table, BenchError> {
     let stores = RawStores::new(mapped)?;
     let (source, methods) = (source(), methods());
-    let mut rows = Vec::new();
-    for bytes in sizes.iter().map(|bytes| (*bytes).clamp(1, MAX_STORE_BYTES)) {
-        for skew in SKEWS {
-            let (to, from) = (skew.0, &source[skew.1..][..bytes]);
-            let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
-            let mut times = vec![Vec::new(); methods.len()];
-            for turn in 0..rounds * TURNS_PER_ROUND {
-                // The order of the methods changes in every turn, so that no method always benefits from the same
-                // predecessor.
-                for i in 0..methods.len() {
-                    let at = (i + turn) % methods.len();
-                    times[at].extend(match methods[at] {
-                        None => Some(time(copies, || mapped.copy_to(to, from))?),
-                        Some(method) if method.is_supported() => Some(time(copies, || {
-                            stores.store(method, to, from);
-                            Ok(())
-                        })?),
-                        Some(_) => None,
-                    });
-                }
-            }
-            rows.push(Row {
-                bytes,
-                skew,
-                times: times.iter().map(|times| median(times)).collect(),
-            });
-        }
-    }
-    Ok(rows)
-}
-
-/// Builds a table. `show` converts each time to the value that the table shows with `digits` decimals.
-fn table(title: String, rows: &[Row], digits: usize, show: impl Fn(&Row, f64) -> f64) -> Table {
-    let methods = StoreMethod::ALL.map(StoreMethod::name).join(" | ");
-    let columns = format!("store | daq | {methods} | best reference ÷ daq");
-    let rows = rows.iter().map(|row| {
-        let mut cells = vec![name(row.bytes, row.skew).into()];
-        let times = row.times.iter();
-        cells.extend(times.map(|time| Cell::Number(show(row, *time), digits)));
-        cells.push(Cell::Number(row.ratio(), 3));
-        cells
-    });
-    Table::of(title, &columns, rows)
-}
-
-fn title(mapped: &BarMapping, common: &Common, unit: &str) -> String {
-    format!(
-        "{}, mapped by {}: {unit} of a CPU store over the bus, until the store has left the CPU; medians of {} rounds",
+    let accesses = sizes
+        .iter()
+        .flat_map(|bytes| SKEWS.map(|skew| (*bytes, skew)));
+    let accesses: Vec<Access> = accesses.collect();
+    let rounds = common.rounds * TURNS_PER_ROUND;
+    let compared = Comparison::run(rounds, true, &accesses, &methods, |access, method| {
+        let (bytes, (to, skew)) = *access;
+        let from = &source[skew..][..bytes];
+        let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);
+        Ok(match method {
+            None => Some([time(copies, || mapped.copy_to(to, from))?]),
+            Some(method) if method.is_supported() => Some([time(copies, || {
+                stores.store(*method, to, from);
+                Ok(())
+            })?]),
+            Some(_) => None,
+        })
+    })?;
+    let title = format!(
+        "{}, mapped by {}: {unit} of a CPU store over the bus, until the store has left the CPU",
         mapped.device().name(),
         mapped.backend(),
-        common.rounds * TURNS_PER_ROUND
-    )
+    );
+    let methods = StoreMethod::ALL.map(StoreMethod::name).join(" | ");
+    let columns = format!("store | daq | {methods} | best reference ÷ daq");
+    let rows = compared.by_scenario().map(|(access, times)| {
+        let mut cells = vec![name(*access).into()];
+        cells.extend(
+            times
+                .iter()
+                .map(|[time]| Cell::Number(show(access.0, *time), digits)),
+        );
+        cells.push(Cell::Number(ratio(&times), 3));
+        cells
+    });
+    Ok(Table::of(compared.title(&title), &columns, rows))
 }
 
 /// Measures the bandwidth of stores by size in GB/s.
@@ -167,65 +152,65 @@ pub(super) fn bandwidth(
     mapped: &BarMapping,
     sizes: &[usize],
 ) -> Result<Table, BenchError> {
-    let rows = measure(mapped, common.rounds, sizes)?;
-    let title = title(mapped, common, "GB/s");
-    Ok(table(title, &rows, 2, |row, time| {
-        row.bytes as f64 / 1e3 / time
-    }))
+    let rate = |bytes: usize, micros: f64| bytes as f64 / 1e3 / micros;
+    stores(common, mapped, sizes, ("GB/s", 2), rate)
 }
 
-/// Measures the latency of stores and loads by size in microseconds.
+/// Measures the latency of stores by size in microseconds.
 pub(super) fn latency(
     common: &Common,
     mapped: &BarMapping,
     sizes: &[usize],
-) -> Result<Vec<Table>, BenchError> {
-    let rows = measure(mapped, common.rounds, sizes)?;
-    let title = title(mapped, common, "microseconds");
-    let stores = table(title, &rows, 3, |_, time| time);
-    Ok(vec![stores, loads(common, mapped, sizes)?])
+) -> Result<Table, BenchError> {
+    stores(common, mapped, sizes, ("microseconds", 3), |_, micros| {
+        micros
+    })
 }
 
-fn loads(common: &Common, mapped: &BarMapping, sizes: &[usize]) -> Result<Table, BenchError> {
+/// Measures the latency of loads by size in microseconds.
+pub(super) fn loads(
+    common: &Common,
+    mapped: &BarMapping,
+    sizes: &[usize],
+) -> Result<Table, BenchError> {
     let raw = RawStores::new(mapped)?;
     let source = source();
     mapped.copy_to(0, &source)?;
+    let sizes = sizes.iter().filter(|bytes| **bytes <= MAX_LOAD_BYTES);
+    let accesses = sizes.flat_map(|bytes| [0, 1].map(|skew| (*bytes, (0, skew))));
+    let accesses: Vec<Access> = accesses.collect();
+    let mut to = vec![0; MAX_LOAD_BYTES];
+    let compared = common.compare(&accesses, &[true, false], |access, is_own| {
+        let (bytes, (_, skew)) = *access;
+        let to = &mut to[..bytes];
+        let taken = time(1, || {
+            if *is_own {
+                return mapped.copy_from(skew, to);
+            }
+            raw.load(skew, to);
+            Ok(())
+        })?;
+        if *to != source[skew..skew + bytes] {
+            return Err(BenchError::Thread(format!(
+                "verification failed: {bytes} bytes at offset {skew} differ from the bytes that were stored; this is a defect in daq"
+            )));
+        }
+        Ok(Some([taken]))
+    })?;
     let title = format!(
-        "{}, mapped by {}: time of a CPU read over the bus, in microseconds; medians of {} rounds",
+        "{}, mapped by {}: time of a CPU read over the bus, in microseconds",
         mapped.device().name(),
         mapped.backend(),
-        common.rounds
     );
+    let rows = compared.by_scenario().map(|(access, times)| {
+        let (own, plain) = (times[0][0], times[1][0]);
+        let mut cells = vec![name(*access).into()];
+        cells.extend(numbers([own, plain], 2));
+        cells.push(Cell::Number(plain / own, 3));
+        cells
+    });
     let columns = "read | daq | memcpy | memcpy ÷ daq";
-    let mut table = Table::new(title, columns);
-    let mut to = vec![0; MAX_LOAD_BYTES];
-    for bytes in sizes.iter().filter(|bytes| **bytes <= MAX_LOAD_BYTES) {
-        for (skew, _) in [SKEWS[0], SKEWS[1]] {
-            let to = &mut to[..*bytes];
-            let (mut own, mut plain) = (Vec::new(), Vec::new());
-            for _ in 0..common.rounds {
-                own.push(time(1, || mapped.copy_from(skew, to))?);
-                plain.push(time(1, || {
-                    raw.load(skew, to);
-                    Ok(())
-                })?);
-            }
-            mapped.copy_from(skew, to)?;
-            if *to != source[skew..skew + *bytes] {
-                return Err(BenchError::Thread(format!(
-                    "verification failed: {bytes} bytes at offset {skew} differ from the bytes that were stored; this is a defect in daq"
-                )));
-            }
-            let (own, plain) = (median(&own), median(&plain));
-            table.row(vec![
-                name(*bytes, (0, skew)).into(),
-                Cell::Number(own, 2),
-                Cell::Number(plain, 2),
-                Cell::Number(plain / own, 3),
-            ]);
-        }
-    }
-    Ok(table)
+    Ok(Table::of(compared.title(&title), columns, rows))
 }
 
 #[cfg(test)]
@@ -235,26 +220,19 @@ mod tests {
 
     #[test]
     fn ratio_uses_fastest_reference_and_names_offsets() {
-        let row = Row {
-            bytes: 4096,
-            skew: (3, 1),
-            times: methods()
-                .into_iter()
-                .map(|method| match method {
-                    None => 0.4,
-                    Some(StoreMethod::Memcpy) => 0.5,
-                    Some(StoreMethod::Avx2) => 0.2,
-                    Some(StoreMethod::Avx512) => f64::NAN,
-                    Some(_) => 0.1,
-                })
-                .collect(),
-        };
+        let times = methods().into_iter().map(|method| match method {
+            None => [0.4],
+            Some(StoreMethod::Memcpy) => [0.5],
+            Some(StoreMethod::Avx2) => [0.2],
+            Some(StoreMethod::Avx512) => [f64::NAN],
+            Some(_) => [0.1],
+        });
         assert_eq!(
-            row.ratio(),
+            ratio(&times.collect::<Vec<_>>()),
             0.5,
             "direct stores do not count as a reference"
         );
-        assert_eq!(name(row.bytes, row.skew), "4 KiB to +3 from +1");
+        assert_eq!(name((4096, (3, 1))), "4 KiB to +3 from +1");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! even if absolute values vary between runs.
 
 use super::figures::median;
-use super::table::Table;
+use super::table::{Cell, Table};
 use super::{BenchError, Publish};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Comparison<'a, S, M, const N: usize> {
     scenarios: &'a [S],
     methods: &'a [M],
+    rounds: usize,
     /// The figures of every round, for each method of each scenario. The list of a method that was not measured is
     /// empty.
     results: Vec<Vec<[f64; N]>>,
@@ -30,25 +31,30 @@ pub(super) struct Row<'a, S, M, const N: usize> {
 
 impl<'a, S, M, const N: usize> Comparison<'a, S, M, N> {
     /// Calls `measure` for each method of each scenario in each round. `measure` returns `None` if the method is not
-    /// available.
+    /// available. If `is_rotated`, each round begins with another method, so that no method always benefits from the same
+    /// predecessor.
     pub(super) fn run(
         rounds: usize,
+        is_rotated: bool,
         scenarios: &'a [S],
         methods: &'a [M],
         mut measure: impl FnMut(&'a S, &'a M) -> Result<Option<[f64; N]>, BenchError>,
     ) -> Result<Self, BenchError> {
         let mut results = vec![Vec::new(); scenarios.len() * methods.len()];
-        for _ in 0..rounds {
-            let mut results = results.iter_mut();
-            for scenario in scenarios {
-                for (method, results) in methods.iter().zip(&mut results) {
-                    results.extend(measure(scenario, method)?);
+        for round in 0..rounds {
+            for (i, scenario) in scenarios.iter().enumerate() {
+                let first = if is_rotated { round } else { 0 };
+                for method in first..first + methods.len() {
+                    let method = method % methods.len();
+                    let figures = measure(scenario, &methods[method])?;
+                    results[i * methods.len() + method].extend(figures);
                 }
             }
         }
         Ok(Self {
             scenarios,
             methods,
+            rounds,
             results,
         })
     }
@@ -68,6 +74,21 @@ impl<'a, S, M, const N: usize> Comparison<'a, S, M, N> {
                 all: all.clone(),
             })
         })
+    }
+
+    /// Returns a table with one row per method and scenario. The title also contains the number of rounds.
+    pub(super) fn table(
+        &self,
+        title: &str,
+        columns: &str,
+        cells: impl Fn(Row<'_, S, M, N>) -> Vec<Cell>,
+    ) -> Table {
+        Table::of(self.title(title), columns, self.rows().map(cells))
+    }
+
+    /// Appends the number of rounds to the title of a table.
+    pub(super) fn title(&self, title: &str) -> String {
+        format!("{title}; medians of {} rounds", self.rounds)
     }
 
     /// Returns the medians of each method by scenario.
@@ -126,10 +147,16 @@ mod tests {
     #[test]
     fn figures_are_medians_over_rounds() {
         let mut calls = 0.0;
-        let compared = Comparison::run(3, &["64 B", "4 KiB"], &[1.0, 0.0, 2.0], |_, method| {
-            calls += 1.0;
-            Ok((*method > 0.0).then_some([calls, *method]))
-        });
+        let compared = Comparison::run(
+            3,
+            false,
+            &["64 B", "4 KiB"],
+            &[1.0, 0.0, 2.0],
+            |_, method| {
+                calls += 1.0;
+                Ok((*method > 0.0).then_some([calls, *method]))
+            },
+        );
         let compared = compared.unwrap();
         let rows: Vec<_> = compared.rows().collect();
         let cases: Vec<_> = rows

@@ -1,19 +1,17 @@
-//! Measures baseline copies by size, without rings or pipelines.
+//! Measures single copies by size, without rings or pipelines.
 
-use super::comparison::Comparison;
 use super::figures::{percentiles, rate, times};
 use super::place::{Place, slots};
 use super::table::{Cell, Table, size};
-use super::{BenchError, Common, Publish, bar};
+use super::{BenchError, Common, Publish, bar, bytes, count, launch, mapping};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::notify::Notifier;
 use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
-use daq_core::staging::Direction;
 use daq_core::staging::{
-    BaselineCopy, CopyEngineThread, CopyStream, RingCopy, StagingError, Tuning, measure,
+    BaselineCopy, CopyEngineThread, CopyStream, Direction, RingCopy, StagingError, Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;
@@ -25,55 +23,137 @@ const DEPTH: usize = 4;
 /// Number of timed copies per round.
 const TIMED_COPIES: usize = 400;
 
-fn at_most(max: usize, sizes: &[usize]) -> Vec<usize> {
-    sizes.iter().map(|bytes| (*bytes).min(max)).collect()
+/// What `daq bench copy` measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// Throughput of copies and of CPU stores.
+    Bandwidth,
+    /// Latency of copies, of frames from ring to ring, and of CPU stores.
+    Latency,
+    /// Time to allocate and free CPU-mapped GPU memory, by backend.
+    Mapping,
+    /// Single kernel launches compared with a CUDA graph of the same kernels.
+    Launch,
+}
+
+/// Options of `daq bench copy`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// What to measure.
+    #[arg(long, value_enum, default_value = "bandwidth")]
+    mode: Mode,
+    /// With --mode bandwidth, latency and mapping: sizes of copies, or of mapped memory. The default depends on the
+    /// mode.
+    #[arg(long, value_delimiter = ',', value_parser = bytes::<1, { usize::MAX }, 1>)]
+    sizes: Option<Vec<usize>>,
+    /// With --mode bandwidth and latency: sizes of CPU stores to GPU memory, aligned and unaligned, at most 4 MiB
+    /// [default: powers of 4 from 4 B to 4 MiB].
+    #[arg(long, value_delimiter = ',', value_parser = bytes::<1, { bar::MAX_STORE_BYTES }, 1>)]
+    stores: Option<Vec<usize>>,
+    /// With --mode launch: bursts per method and round [default: 2000].
+    #[arg(long, value_parser = count::<1, { usize::MAX }>)]
+    bursts: Option<usize>,
+    /// With --mode launch: kernels per burst [default: 1,2,4,8].
+    #[arg(long, value_delimiter = ',', value_parser = count::<1, { usize::MAX }>)]
+    kernels: Option<Vec<usize>>,
+}
+
+impl Args {
+    /// Returns an error if an option does not belong to the mode.
+    pub(super) fn check(&self) -> Result<(), String> {
+        use Mode::{Bandwidth, Latency, Launch, Mapping};
+        let options = [
+            (
+                "--sizes",
+                self.sizes.is_some(),
+                &[Bandwidth, Latency, Mapping][..],
+            ),
+            ("--stores", self.stores.is_some(), &[Bandwidth, Latency]),
+            ("--bursts", self.bursts.is_some(), &[Launch]),
+            ("--kernels", self.kernels.is_some(), &[Launch]),
+        ];
+        let wrong =
+            |(_, is_given, modes): &&(_, bool, &[Mode])| *is_given && !modes.contains(&self.mode);
+        options
+            .iter()
+            .find(wrong)
+            .map_or(Ok(()), |(option, _, modes)| {
+                let name = |mode: &Mode| format!("{mode:?}").to_lowercase();
+                let modes: Vec<_> = modes.iter().map(name).collect();
+                Err(format!(
+                    "{option} has no effect with --mode {}; remove {option}, or use --mode {}",
+                    name(&self.mode),
+                    modes.join(" or ")
+                ))
+            })
+    }
+}
+
+/// Measures what the mode selects, and passes the result tables to `publish`.
+pub(super) fn copy(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
+    let powers = |exponents: std::ops::RangeInclusive<u32>| {
+        exponents.step_by(2).map(|exponent| 1 << exponent).collect()
+    };
+    let sizes = |max: usize, default| {
+        let sizes = args.sizes.clone().unwrap_or_else(|| powers(default));
+        sizes.iter().map(|size| *size.min(&max)).collect::<Vec<_>>()
+    };
+    let stores = args.stores.clone().unwrap_or_else(|| powers(2..=22));
+    match args.mode {
+        Mode::Bandwidth => bandwidth(common, &sizes(BUFFER_BYTES, 12..=26), &stores, publish),
+        Mode::Latency => latency(common, &sizes(BUFFER_BYTES / 8, 6..=20), &stores, publish),
+        Mode::Mapping => mapping::mapping(common, &sizes(usize::MAX, 16..=28), publish),
+        Mode::Launch => {
+            let kernels = args.kernels.as_deref().unwrap_or(&[1, 2, 4, 8]);
+            launch::launch(common, args.bursts.unwrap_or(2000), kernels, publish)
+        }
+    }
 }
 
 /// Measures throughput by size: first pinned and pageable memory in both directions, then CPU stores, which have their
 /// own list of sizes.
-pub fn bandwidth(
+fn bandwidth(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
-    let sizes = at_most(BUFFER_BYTES, sizes);
     let mut pinned = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let mut pageable = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, true)?;
-    let methods = [
-        (Direction::In, false),
-        (Direction::Out, false),
-        (Direction::In, true),
-        (Direction::Out, true),
-    ];
-    let measure = |bytes: &usize, (direction, is_pageable): &(Direction, bool)| {
-        let baseline = if *is_pageable {
-            &mut pageable
-        } else {
-            &mut pinned
-        };
-        baseline.turn(*direction);
-        let copies = || {
-            for _ in 0..DEPTH {
-                baseline.begin(baseline.walk(*bytes), *bytes)?;
-            }
-            baseline.finish().map(|()| DEPTH * bytes)
-        };
-        Ok(Some([rate(common.window, copies, || baseline.finish())?]))
-    };
-    let compared = Comparison::run(common.rounds, &sizes, &methods, measure)?;
+    let directions = [Direction::In, Direction::Out];
+    let methods = [false, true].map(|is_pageable| directions.map(|to| (to, is_pageable)));
+    let compared = common.compare(
+        sizes,
+        methods.as_flattened(),
+        |bytes, (direction, is_pageable)| {
+            let baseline = if *is_pageable {
+                &mut pageable
+            } else {
+                &mut pinned
+            };
+            baseline.turn(*direction);
+            let copies = || {
+                for _ in 0..DEPTH {
+                    baseline.begin(baseline.walk(*bytes), *bytes)?;
+                }
+                baseline.finish().map(|()| DEPTH * bytes)
+            };
+            Ok(Some([
+                rate(common.window.0, copies, || baseline.finish())? / 1e9
+            ]))
+        },
+    )?;
     let columns = "copy | in GB/s | out GB/s | in, pageable | out, pageable";
     let title = format!(
-        "{}: throughput of copies between host and GPU, {DEPTH} copies per wait; medians of {} rounds",
-        device.identity().name,
-        common.rounds
+        "{}: throughput of copies between host and GPU, {DEPTH} copies per wait",
+        device.name()
     );
     let rows = compared.by_scenario().map(|(bytes, rates)| {
-        let rates = rates.iter().map(|[rate]| Cell::Number(rate / 1e9, 2));
+        let rates = rates.iter().map(|[rate]| Cell::Number(*rate, 2));
         [size(*bytes)].into_iter().chain(rates).collect()
     });
-    publish(Table::of(title, columns, rows));
+    publish(Table::of(compared.title(&title), columns, rows));
     publish(match bar::open(device) {
         Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
         Err(unmappable) => bar::refusals(&unmappable),
@@ -169,7 +249,7 @@ enum Method {
 
 /// Measures latency in microseconds by size: copies by the GPU first, then CPU stores to mapped memory. Then compares CPU
 /// stores and loads with reference copies.
-pub fn latency(
+fn latency(
     common: &Common,
     sizes: &[usize],
     stores: &[usize],
@@ -179,10 +259,8 @@ pub fn latency(
     let tuning = measure(device)?.tuning(Direction::In);
     let baseline = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let place = Place::new(device, BUFFER_BYTES)?;
-    let sizes = at_most(BUFFER_BYTES / 8, sizes);
-    let count = format!("{TIMED_COPIES} copies, medians of {} rounds", common.rounds);
     let methods = [Method::Wait, Method::Poll, Method::Engine];
-    let copies = Comparison::run(common.rounds, &sizes, &methods, |&bytes, method| {
+    let copies = common.compare(sizes, &methods, |&bytes, method| {
         let times = match method {
             Method::Wait => times(0, TIMED_COPIES, || {
                 baseline.begin(0, bytes)?;
@@ -199,11 +277,11 @@ pub fn latency(
     })?;
     let columns = "frame | copy + wait p50 | p99 | copy + poll p50 | p99 | engine p50 | p99";
     let title = format!(
-        "{}: microseconds per copy to the GPU; {count}",
+        "{}: microseconds per copy to the GPU; {TIMED_COPIES} copies",
         device.name()
     );
     let rows = copies.by_scenario().map(cells);
-    publish(Table::of(title, columns, rows));
+    publish(Table::of(copies.title(&title), columns, rows));
     let place = match place.mapped(device) {
         Ok(place) => place,
         Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
@@ -218,7 +296,7 @@ pub fn latency(
     let methods = [Method::Store, Method::InlineCopy, Method::Engine];
     let source = vec![0x5a; sizes.iter().copied().max().unwrap_or(0)];
     let mut seed = 0;
-    let stored = Comparison::run(common.rounds, &sizes, &methods, |&bytes, method| {
+    let stored = common.compare(sizes, &methods, |&bytes, method| {
         if matches!(method, Method::Store) {
             let stores = times(0, TIMED_COPIES, || mapped.copy_to(0, &source[..bytes]));
             return Ok(Some(percentiles(&stores?)));
@@ -238,25 +316,22 @@ pub fn latency(
     let columns =
         "frame | store p50 | p99 | inline_copy p50 | p99 | engine p50 | p99 | copy + wait ÷ store";
     let title = format!(
-        "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {count}",
+        "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {TIMED_COPIES} copies",
         device.name(),
         mapped.backend(),
         ByteSize(tuning.cpu_store_threshold as u64),
     );
     let waits = copies.by_scenario().map(|(_, copies)| copies[0][0]);
-    let rows = stored
-        .by_scenario()
-        .zip(waits)
-        .map(|((bytes, stored), wait)| {
-            let ratio = wait / stored[0][0];
-            let mut row = cells((bytes, stored));
-            row.push(Cell::Number(ratio, 1));
-            row
-        });
-    publish(Table::of(title, columns, rows));
-    bar::latency(common, mapped, stores)?
-        .into_iter()
-        .for_each(publish);
+    let rows = stored.by_scenario().zip(waits);
+    let rows = rows.map(|((bytes, stored), wait)| {
+        let ratio = Cell::Number(wait / stored[0][0], 1);
+        let mut row = cells((bytes, stored));
+        row.push(ratio);
+        row
+    });
+    publish(Table::of(stored.title(&title), columns, rows));
+    publish(bar::latency(common, mapped, stores)?);
+    publish(bar::loads(common, mapped, stores)?);
     Ok(())
 }
 

@@ -2,12 +2,11 @@
 
 mod frames;
 
-use super::comparison::Comparison;
 use super::cores::Cores;
 use super::echo::Echo;
 use super::figures::{median, micros_since, percentiles, times};
-use super::table::{Table, numbers};
-use super::{BenchError, Common, Publish};
+use super::table::{Table, numbers, row};
+use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use crate::sys::upload::Upload;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
 use daq_core::gpu::driver::{CudaError, Device, Grid};
@@ -24,16 +23,27 @@ const LAUNCH_DIVISOR: usize = 8;
 const DOORBELL_BYTES: usize = 4096;
 
 /// Options of `daq bench doorbell`.
-#[derive(Clone, Debug)]
-pub struct DoorbellArgs {
-    /// GPU and number of rounds.
-    pub common: Common,
-    /// Number of round trips per method and round.
-    pub round_trips: usize,
-    /// Sizes of CPU stores and of GPU copies in bytes.
-    pub sizes: Vec<usize>,
-    /// Sizes of the frames that a kernel reads, in bytes.
-    pub frames: Vec<usize>,
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Round trips per method and round.
+    #[arg(long, default_value = "20000", value_parser = count::<8, { usize::MAX }>)]
+    round_trips: usize,
+    /// Sizes of CPU stores and of GPU copies.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "4 B,64 B,256 B,1 KiB,4 KiB",
+        value_parser = bytes::<1, MAX_BYTES, 1>
+    )]
+    sizes: Vec<usize>,
+    /// Sizes of frames that a kernel reads.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB,64 KiB",
+        value_parser = bytes::<1, MAX_BYTES, 1>
+    )]
+    frames: Vec<usize>,
 }
 
 /// How a kernel polls its doorbell and answers.
@@ -43,34 +53,28 @@ struct Polling {
     threads: u32,
 }
 
+impl Polling {
+    const fn new(name: &'static str, entry: &'static str, threads: u32) -> Self {
+        Self {
+            name,
+            entry,
+            threads,
+        }
+    }
+}
+
 /// The polling methods. Kernels of pipelines use the first method.
 const POLLINGS: [Polling; 4] = [
-    Polling {
-        name: "acquire, release",
-        entry: "daq_echo_ordered",
-        threads: 1,
-    },
-    Polling {
-        name: "acquire",
-        entry: "daq_echo_acquire",
-        threads: 1,
-    },
-    Polling {
-        name: "relaxed",
-        entry: "daq_echo_relaxed",
-        threads: 1,
-    },
-    Polling {
-        name: "4 warps",
-        entry: "daq_echo_warps",
-        threads: 128,
-    },
+    Polling::new("acquire, release", "daq_echo_ordered", 1),
+    Polling::new("acquire", "daq_echo_acquire", 1),
+    Polling::new("relaxed", "daq_echo_relaxed", 1),
+    Polling::new("4 warps", "daq_echo_warps", 128),
 ];
 
 /// A reference method, which submits work to the GPU and waits for the work.
 struct Reference {
     name: &'static str,
-    run: fn(&Bench, u32) -> Result<bool, CudaError>,
+    run: fn(&Bench<'_>, u32) -> Result<bool, CudaError>,
 }
 
 const REFERENCES: [Reference; 3] = [
@@ -99,7 +103,9 @@ const REFERENCES: [Reference; 3] = [
     },
 ];
 
-struct Bench {
+struct Bench<'a> {
+    common: &'a Common,
+    args: &'a Args,
     device: &'static Device,
     upload: Upload,
     nothing: daq_core::gpu::driver::Function,
@@ -109,9 +115,14 @@ struct Bench {
     refused: Vec<Refusal>,
 }
 
-impl Bench {
-    /// Allocates the resources. `max` is the maximum size of a copy in bytes.
-    fn new(device: &'static Device, max: usize) -> Result<Self, BenchError> {
+impl<'a> Bench<'a> {
+    /// Allocates the resources.
+    fn new(
+        common: &'a Common,
+        args: &'a Args,
+        device: &'static Device,
+    ) -> Result<Self, BenchError> {
+        let max = args.frames.iter().copied().max().unwrap_or(0);
         let echo = Echo::new(device)?;
         let (mut bells, mut refused) = (Vec::new(), Vec::new());
         for &backend in Writer::Doorbell.backends() {
@@ -121,6 +132,8 @@ impl Bench {
             }
         }
         Ok(Self {
+            common,
+            args,
             device,
             upload: Upload::new(device, max.max(8))?,
             nothing: echo.module().function("daq_nothing")?,
@@ -179,16 +192,19 @@ fn clock() -> f64 {
 
 /// Measures round trips through doorbells, compared with other methods to submit work to a GPU. Also measures CPU
 /// stores, compared with copies.
-pub fn doorbell(args: &DoorbellArgs, publish: Publish<'_>) -> Result<(), BenchError> {
-    let device = args.common.open()?;
+pub(super) fn doorbell(
+    common: &Common,
+    args: &Args,
+    publish: Publish<'_>,
+) -> Result<(), BenchError> {
+    let device = common.open()?;
     let cores = Cores::near(device, 1);
     cores.first(|| {
-        let max = args.frames.iter().copied().max().unwrap_or(0);
-        let bench = Bench::new(device, max)?;
-        round_trips(&bench, args, &cores.place(0), &mut *publish)?;
-        publish(frames::latencies(&bench, args)?);
-        publish(frames::rates(&bench, args)?);
-        publish(frames::stores(&bench, args)?);
+        let bench = Bench::new(common, args, device)?;
+        round_trips(&bench, &cores.place(0), &mut *publish)?;
+        publish(frames::latencies(&bench)?);
+        publish(frames::rates(&bench)?);
+        publish(frames::stores(&bench)?);
         Ok(())
     })
 }
@@ -228,12 +244,7 @@ impl Method<'_> {
     }
 }
 
-fn round_trips(
-    bench: &Bench,
-    args: &DoorbellArgs,
-    place: &str,
-    publish: Publish<'_>,
-) -> Result<(), BenchError> {
+fn round_trips(bench: &Bench<'_>, place: &str, publish: Publish<'_>) -> Result<(), BenchError> {
     let bells = bench.bells.iter();
     let bells = bells.flat_map(|bell| {
         POLLINGS
@@ -243,8 +254,8 @@ fn round_trips(
     let methods: Vec<_> = bells
         .chain(REFERENCES.iter().map(Method::Reference))
         .collect();
-    let count = args.round_trips;
-    let compared = Comparison::run(args.common.rounds, &[()], &methods, |(), method| {
+    let count = bench.args.round_trips;
+    let compared = bench.common.compare(&[()], &methods, |(), method| {
         let times = match method {
             Method::Doorbell(bell, polling) => Some(bench.doorbell(bell, polling, count)?),
             Method::Reference(reference) => bench.reference(reference, count / LAUNCH_DIVISOR)?,
@@ -264,24 +275,22 @@ fn round_trips(
         rows.find(is_it).map_or(f64::NAN, |(_, figures)| figures[0])
     };
     let title = format!(
-        "{}: microseconds from a CPU store to the kernel's answer; {count} round trips, medians of {} rounds; {place}; each value includes one clock read of {:.3}",
-        bench.device.identity().name,
-        args.common.rounds,
+        "{}: microseconds from a CPU store to the kernel's answer; {count} round trips; {place}; each value includes one clock read of {:.3}",
+        bench.device.name(),
         clock(),
     );
     let columns = "method | kernel | p50 | p99 | p99.9 | p99 ÷ p50 | × host p50";
-    let cells = rows.iter().map(|(method, figures)| {
-        let kernel = match method {
+    publish(compared.table(&title, columns, |it| {
+        let kernel = match it.method {
             Method::Doorbell(_, polling) => polling.name,
             Method::Reference(_) => POLLINGS[0].name,
         };
-        let mut cells = vec![method.name().into(), method.kernel().into()];
-        cells.extend(numbers(*figures, 3));
-        let ratios = [figures[1] / figures[0], figures[0] / in_host(kernel)];
-        cells.extend(numbers(ratios, 2));
+        let [p50, p99, _] = it.figures;
+        let names = [it.method.name().into(), it.method.kernel().into()];
+        let mut cells = row(names, it.figures, 3);
+        cells.extend(numbers([p99 / p50, p50 / in_host(kernel)], 2));
         cells
-    });
-    publish(Table::of(title, columns, cells));
+    }));
 
     // For each doorbell, the row of the kernel with the lowest median.
     let bells = rows[..bench.bells.len() * POLLINGS.len()].chunks(POLLINGS.len());
@@ -292,15 +301,9 @@ fn round_trips(
         .find(|(method, _)| method.backend() == Some(Backend::Host));
     let host = host.map_or(f64::NAN, |(_, figures)| figures[0]);
     let launch = rows[bench.bells.len() * POLLINGS.len()].1[0];
-    let cells = best.iter().map(|(method, figures)| {
-        let ratios = [
-            figures[0] / host,
-            figures[0] / launch,
-            figures[1] / figures[0],
-        ];
-        let mut cells = vec![method.name().into(), method.kernel().into()];
-        cells.extend(numbers(ratios, 3));
-        cells
+    let cells = best.iter().map(|(method, [p50, p99, _])| {
+        let names = [method.name().into(), method.kernel().into()];
+        row(names, [p50 / host, p50 / launch, p99 / p50], 3)
     });
     publish(Table::of(
         "for each doorbell, the kernel with the lowest p50: p50 relative to a doorbell in host memory, p50 relative to a launch, and p99 ÷ p50",

@@ -1,8 +1,7 @@
 //! Measures the time to submit work to a GPU, and the number of kernels from which a CUDA graph is faster.
 
-use super::comparison::Comparison;
 use super::figures::{micros_since, percentiles, times};
-use super::table::{Cell, Table, numbers};
+use super::table::{Cell, row};
 use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{CudaError, Device, Function, Grid, Memory, Stream};
@@ -105,7 +104,7 @@ enum Method {
 
 /// Measures the duration of bursts in microseconds. `kernels` contains the numbers of kernels per burst. Only one burst
 /// is in flight at a time.
-pub fn launch(
+pub(super) fn launch(
     common: &Common,
     bursts: usize,
     kernels: &[usize],
@@ -118,7 +117,7 @@ pub fn launch(
         BaselineCopy::wait(&*stream.record_event()?);
         Ok(())
     };
-    let compared = Comparison::run(common.rounds, kernels, &methods, |&kernels, method| {
+    let compared = common.compare(kernels, &methods, |&kernels, method| {
         let launch = |_: &Stream| work.launch(kernels);
         Ok(Some(match method {
             Method::Launch => work.bursts(bursts, launch, poll)?,
@@ -130,24 +129,22 @@ pub fn launch(
         }))
     })?;
     let title = format!(
-        "{}: microseconds per burst of nearly empty kernels; {bursts} bursts, medians of {} rounds",
-        device.identity().name,
-        common.rounds
+        "{}: microseconds per burst of nearly empty kernels; {bursts} bursts",
+        device.name()
     );
     let columns = "method | kernels | host p50 | host p99 | done p50 | done p99 | × host | × done";
-    let rows = compared.rows().map(|row| {
-        let name = match row.method {
+    publish(compared.table(&title, columns, |it| {
+        let name = match it.method {
             Method::Launch => "launch",
             Method::Replay => "replay",
             Method::Synchronise => "launch + synchronise",
         };
-        let mut cells = vec![name.into(), Cell::Number(*row.scenario as f64, 0)];
-        cells.extend(numbers(row.figures, 2));
         // Speed-up compared with launching the kernels one by one.
-        let gain = |i: usize| Cell::Number(row.all[0][i] / row.figures[i], 2);
-        cells.extend([gain(0), gain(2)]);
-        cells
-    });
-    publish(Table::of(title, columns, rows));
+        let gain = |i: usize| it.all[0][i] / it.figures[i];
+        let [host, host_99, done, done_99] = it.figures;
+        let figures = [host, host_99, done, done_99, gain(0), gain(2)];
+        let kernels = Cell::Number(*it.scenario as f64, 0);
+        row([name.into(), kernels], figures, 2)
+    }));
     Ok(())
 }

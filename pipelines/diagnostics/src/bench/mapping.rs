@@ -1,7 +1,7 @@
 //! Measures how long each backend takes to allocate and free CPU-mapped GPU memory, by size.
 
-use super::comparison::Comparison;
-use super::table::{Table, numbers, size};
+use super::comparison::Row;
+use super::table::{Table, row, size};
 use super::{BenchError, Common, Publish};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
@@ -10,10 +10,14 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Measures the duration of each step in milliseconds.
-pub fn mapping(common: &Common, sizes: &[usize], publish: Publish<'_>) -> Result<(), BenchError> {
+pub(super) fn mapping(
+    common: &Common,
+    sizes: &[usize],
+    publish: Publish<'_>,
+) -> Result<(), BenchError> {
     let device = common.open()?;
     let mut refused = BTreeMap::new();
-    let compared = Comparison::run(common.rounds, sizes, &Backend::ALL, |&bytes, &backend| {
+    let compared = common.compare(sizes, &Backend::ALL, |&bytes, &backend| {
         let steps = measure(device, backend, bytes);
         Ok(steps
             .map_err(|refusal| {
@@ -24,20 +28,13 @@ pub fn mapping(common: &Common, sizes: &[usize], publish: Publish<'_>) -> Result
             .ok())
     })?;
     let title = format!(
-        "{}: milliseconds to allocate and free mapped memory; `all` includes zeroing; medians of {} rounds",
-        device.name(),
-        common.rounds
+        "{}: milliseconds to allocate and free mapped memory; `all` includes zeroing",
+        device.name()
     );
     let columns = "backend | bytes | allocate | pin | map | all | unmap + free";
-    let rows = compared
-        .rows()
-        .filter(super::comparison::Row::is_measured)
-        .map(|row| {
-            let mut cells = vec![row.method.name().into(), size(*row.scenario)];
-            cells.extend(numbers(row.figures, 3));
-            cells
-        });
-    publish(Table::of(title, columns, rows));
+    let measured = compared.rows().filter(Row::is_measured);
+    let rows = measured.map(|it| row([it.method.name().into(), size(*it.scenario)], it.figures, 3));
+    publish(Table::of(compared.title(&title), columns, rows));
     if !refused.is_empty() {
         let rows = refused
             .into_iter()

@@ -20,25 +20,20 @@ mod scratch;
 mod staging;
 mod table;
 
-pub use copies::{bandwidth, latency};
-pub use doorbell::{DoorbellArgs, doorbell};
-pub use fpga::{FpgaArgs, fpga};
-pub use launch::launch;
-pub use mapping::mapping;
-pub use persistent::{PersistentArgs, persistent};
 pub(crate) use pipeline::{Environment, free_port};
-pub use rdma::{Measured, RdmaArgs, Role, rdma};
+pub use rdma::Measured;
 pub(crate) use scratch::Scratch;
-pub use staging::{StagingArgs, staging};
 pub use table::Table;
 
+use comparison::Comparison;
 use daq_core::entry::Registry;
 use daq_core::gpu::bar_mapping::BarMappingError;
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
-use std::time::Duration;
+use daq_core::units::{ByteSize, Span};
+use std::num::ParseIntError;
 
 /// Receives each table as soon as it is measured.
 pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
@@ -81,21 +76,104 @@ pub enum BenchError {
     Thread(String),
 }
 
-/// Options of every measurement.
-#[derive(Clone, Debug)]
+/// A benchmark with its options.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum Benchmark {
+    /// Compare the copy engine thread with other methods to copy frames to a GPU. The upper limit is one large copy.
+    Staging(staging::Args),
+    /// Measure single copies to and from a GPU, CPU stores, mapping of GPU memory, or kernel launches.
+    Copy(copies::Args),
+    /// Measure the round trip of a word from the CPU to a persistent kernel, compared with launches and copies.
+    Doorbell(doorbell::Args),
+    /// Measure persistent kernels in a pipeline: latency from a frame's commit to its result, with and without
+    /// concurrent copies, and frames per second.
+    Persistent(persistent::Args),
+    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame. Emulated cards in
+    /// this process and in another process are measured. The cards write to host memory and, if this machine has a GPU,
+    /// to GPU memory.
+    Fpga(fpga::Args),
+    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory, for queue pairs alone and from
+    /// ring to ring, direct and staged. Start this command with --listen on one host, then with --to on the other host,
+    /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
+    /// first connection without authentication: use a trusted network.
+    Rdma(rdma::Args),
+}
+
+impl Benchmark {
+    /// Returns an error if options cannot be used together.
+    pub fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Copy(args) => args.check(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Measures, and passes the result tables to `publish`. Returns the result of [`Benchmark::Rdma`] that later plans
+    /// use, if there is one.
+    pub fn run(
+        &self,
+        common: &Common,
+        publish: Publish<'_>,
+    ) -> Result<Option<Measured>, BenchError> {
+        match self {
+            Self::Staging(args) => staging::staging(common, args, publish)?,
+            Self::Copy(args) => copies::copy(common, args, publish)?,
+            Self::Doorbell(args) => doorbell::doorbell(common, args, publish)?,
+            Self::Persistent(args) => persistent::persistent(common, args, publish)?,
+            Self::Fpga(args) => fpga::fpga(common, args, publish)?,
+            Self::Rdma(args) => return rdma::rdma(common, args, publish),
+        }
+        Ok(None)
+    }
+}
+
+/// Options of every benchmark.
+#[derive(Clone, Debug, clap::Args)]
 pub struct Common {
     /// The entries that measured pipelines can use.
+    #[arg(skip)]
     pub registry: Registry,
     /// CUDA device number of the GPU.
-    pub device: u32,
-    /// Number of rounds; the median is reported.
-    pub rounds: usize,
-    /// Duration of each method's measurement per round.
-    pub window: Duration,
+    #[arg(long, global = true, default_value_t = 0)]
+    device: u32,
+    /// Number of rounds. The median is reported.
+    #[arg(long, global = true, default_value = "5", value_parser = count::<1, { usize::MAX }>)]
+    rounds: usize,
+    /// Duration of a measurement of throughput per method and round.
+    #[arg(long, global = true, value_name = "TIME", default_value = "300 ms")]
+    window: Span,
 }
 
 impl Common {
     fn open(&self) -> Result<&'static Device, CudaError> {
         Device::open(self.device)
     }
+
+    /// Compares methods on scenarios, see [`Comparison::run`].
+    fn compare<'a, S, M, const N: usize>(
+        &self,
+        scenarios: &'a [S],
+        methods: &'a [M],
+        measure: impl FnMut(&'a S, &'a M) -> Result<Option<[f64; N]>, BenchError>,
+    ) -> Result<Comparison<'a, S, M, N>, BenchError> {
+        Comparison::run(self.rounds, false, scenarios, methods, measure)
+    }
 }
+
+/// Parses a number, and limits it to `MIN` to `MAX`.
+fn count<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, ParseIntError> {
+    text.parse().map(|count: usize| count.clamp(MIN, MAX))
+}
+
+/// Parses a size, limits it to `MIN` to `MAX` bytes, and rounds it up to a multiple of `MULTIPLE`.
+fn bytes<const MIN: usize, const MAX: usize, const MULTIPLE: usize>(
+    text: &str,
+) -> Result<usize, <ByteSize as std::str::FromStr>::Err> {
+    text.parse().map(|ByteSize(bytes)| {
+        let bytes = usize::try_from(bytes).unwrap_or(MAX).clamp(MIN, MAX);
+        bytes.next_multiple_of(MULTIPLE)
+    })
+}
+
+/// Maximum size of a frame or a copy in bytes.
+const MAX_BYTES: usize = 64 << 20;

@@ -7,21 +7,21 @@ mod packets;
 mod rate;
 mod round_trips;
 
-use super::comparison::Comparison;
 use super::cores::Cores;
 use super::figures::{median, percentiles};
 use super::harness::{Harness, Load, index};
 use super::pipeline::Environment;
 use super::place::Place;
 use super::scratch::Scratch;
-use super::table::{Cell, Table, numbers, size};
-use super::{BenchError, Common, Publish};
+use super::table::{Cell, Table, numbers, row, size};
+use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use daq_core::notify::Wait;
 use daq_core::staging::{Direction, measure};
 use daq_core::units::ByteSize;
 use fixture::Bench;
 use packets::Protocol;
 use rate::RATE_FRAME_BYTES;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Source code of the built-in kernel for this benchmark.
@@ -40,31 +40,42 @@ const CONCURRENT_COPIES: (usize, usize) = (1 << 20, 256 << 20);
 const CHUNKS: [Option<usize>; 4] = [None, Some(1 << 20), Some(512 << 10), Some(256 << 10)];
 
 /// Options of `daq bench persistent`.
-#[derive(Clone, Debug)]
-pub struct PersistentArgs {
-    /// GPU, number of rounds, and duration per method.
-    pub common: Common,
-    /// Number of frames per method and round.
-    pub round_trips: usize,
-    /// Frame sizes in bytes, multiples of 16.
-    pub frames: Vec<usize>,
-    /// Kernel file to run instead of the built-in kernel, which adds up the words of a frame.
-    pub file: Option<std::path::PathBuf>,
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Frames per method and round.
+    #[arg(long, default_value = "20000", value_parser = count::<8, { usize::MAX }>)]
+    round_trips: usize,
+    /// Frame sizes, multiples of 16 bytes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "64 B,256 B,1 KiB,4 KiB,16 KiB",
+        value_parser = bytes::<1, MAX_BYTES, 16>
+    )]
+    frames: Vec<usize>,
+    /// CUDA file of the kernel, as `file` in [kernel.NAME]. The default kernel adds up the words of a frame.
+    #[arg(long)]
+    file: Option<PathBuf>,
 }
 
 /// Measures, and passes the result tables to `publish`.
-pub fn persistent(args: &PersistentArgs, publish: Publish<'_>) -> Result<(), BenchError> {
-    let device = args.common.open()?;
+pub(super) fn persistent(
+    common: &Common,
+    args: &Args,
+    publish: Publish<'_>,
+) -> Result<(), BenchError> {
+    let device = common.open()?;
     let scratch = Scratch::new("touch.cu", CODE, args.file.as_deref())?;
     let bench = Bench {
+        common,
         cores: Cores::near(device, CORES),
         device,
-        environment: Environment::new(args.common.registry.clone(), scratch, Some(device))?,
+        environment: Environment::new(common.registry.clone(), scratch, Some(device))?,
         is_checked: args.file.is_none(),
     };
     publish(latencies(&bench, args)?);
     publish(beside(&bench, args)?);
-    publish(rates(&bench, args)?);
+    publish(rates(&bench)?);
     publish(packets(&bench, args)?);
     Ok(())
 }
@@ -77,15 +88,13 @@ enum Method {
     Launch,
 }
 
-fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
+fn latencies(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
     let methods = [Method::OneThread, Method::TwoThreads, Method::Launch];
     let cores = &bench.cores;
     let count = args.round_trips;
-    let compared = Comparison::run(
-        args.common.rounds,
-        &args.frames,
-        &methods,
-        |&frame, method| {
+    let compared = bench
+        .common
+        .compare(&args.frames, &methods, |&frame, method| {
             // The time on the host is known only if one thread does all work.
             let (times, host) = match method {
                 Method::OneThread => {
@@ -106,29 +115,25 @@ fn latencies(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> 
             };
             let [p50, p99, p999] = percentiles(&times);
             Ok(Some([p50, p99, p999, host]))
-        },
-    )?;
+        })?;
     let title = format!(
-        "{}: microseconds from a frame's commit to its result; {count} frames, medians of {} rounds",
-        bench.device.name(),
-        args.common.rounds
+        "{}: microseconds from a frame's commit to its result; {count} frames",
+        bench.device.name()
     );
     let columns = "frame | method | p50 | p99 | p99.9 | host part | ÷ copy + launch";
-    let rows = compared.rows().map(|row| {
-        let name = match row.method {
+    Ok(compared.table(&title, columns, |it| {
+        let name = match it.method {
             Method::OneThread => "persistent, one thread",
             Method::TwoThreads => "persistent, two threads",
             Method::Launch => "copy + launch + synchronise",
         };
-        let mut cells = vec![size(*row.scenario), name.into()];
-        cells.extend(numbers(row.figures, 3));
-        cells.push(Cell::Number(row.figures[0] / row.all[2][0], 3));
-        cells
-    });
-    Ok(Table::of(title, columns, rows))
+        let [p50, p99, p999, host] = it.figures;
+        let figures = [p50, p99, p999, host, p50 / it.all[2][0]];
+        row([size(*it.scenario), name.into()], figures, 3)
+    }))
 }
 
-fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
+fn beside(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
     let profile = measure(bench.device)?;
     let (frame, memory) = CONCURRENT_COPIES;
     let place = Place::new(bench.device, memory)?;
@@ -138,7 +143,7 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         rate: None,
     };
     let small = *args.frames.first().unwrap_or(&64);
-    let compared = Comparison::run(args.common.rounds, &CHUNKS, &[()], |chunk, ()| {
+    let compared = bench.common.compare(&CHUNKS, &[()], |chunk, ()| {
         let tunings = [Direction::In, Direction::Out]
             .map(|direction| profile.tuning_for(direction, *chunk, None));
         // Memory is allocated and freed only while no work is in flight.
@@ -148,7 +153,7 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         std::thread::sleep(Duration::from_millis(100));
         let copied = || harness.sample().bytes[index(Direction::In)];
         let (start, before) = (Instant::now(), copied());
-        std::thread::sleep(args.common.window);
+        std::thread::sleep(bench.common.window.0);
         let alone = (copied() - before) as f64 / start.elapsed().as_secs_f64();
         let (start, before) = (Instant::now(), copied());
         let times = bench
@@ -161,72 +166,58 @@ fn beside(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
         Ok(Some([p50, p99, p999, both / 1e9, alone / 1e9]))
     })?;
     let title = format!(
-        "{}: latency of frames of {} while other frames are copied at full rate, medians of {} rounds",
+        "{}: latency of frames of {} while other frames are copied at full rate",
         bench.device.name(),
-        ByteSize(small as u64),
-        args.common.rounds
+        ByteSize(small as u64)
     );
     let columns = "longest chunk | p50 µs | p99 µs | p99.9 µs | copies GB/s | alone GB/s | ÷ best";
-    let rows: Vec<_> = compared.rows().collect();
-    let max = rows[0].figures[4];
-    let rows = rows.iter().map(|row| {
+    let max = compared.rows().next().map_or(f64::NAN, |it| it.figures[4]);
+    Ok(compared.table(&title, columns, |it| {
         let measured = ByteSize(profile.tuning(Direction::In).chunk as u64);
-        let chunk = match row.scenario {
+        let chunk = match it.scenario {
             Some(chunk) => ByteSize(*chunk as u64).to_string(),
             None => format!("{measured} (as measured)"),
         };
-        let [p50, p99, p999, both, alone] = row.figures;
-        let mut cells = vec![chunk.into()];
-        cells.extend(numbers([p50, p99, p999], 3));
+        let [p50, p99, p999, both, alone] = it.figures;
+        let mut cells = row([chunk.into()], [p50, p99, p999], 3);
         cells.extend(numbers([both, alone], 2));
         cells.push(Cell::Number(both / max, 3));
         cells
-    });
-    Ok(Table::of(title, columns, rows))
+    }))
 }
 
-fn packets(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
+fn packets(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
     let sizes = args.frames.iter().copied();
     let sizes: Vec<_> = sizes.filter(|frame| *frame <= PACKET).collect();
     let count = args.round_trips / 8;
-    let compared = Comparison::run(
-        args.common.rounds,
-        &sizes,
-        &Protocol::ALL,
-        |&size, &protocol| Ok(Some(percentiles(&bench.packets(protocol, size, count)?))),
-    )?;
+    let compared = bench
+        .common
+        .compare(&sizes, &Protocol::ALL, |&size, &protocol| {
+            Ok(Some(percentiles(&bench.packets(protocol, size, count)?)))
+        })?;
     let title = format!(
-        "{}: microseconds from sending a packet over loopback to its result; {count} packets, medians of {} rounds",
-        bench.device.name(),
-        args.common.rounds
+        "{}: microseconds from sending a packet over loopback to its result; {count} packets",
+        bench.device.name()
     );
     let columns = "payload | source | p50 | p99 | p99.9";
-    let rows = compared.rows().map(|row| {
-        let mut cells = vec![size(*row.scenario), row.method.name().into()];
-        cells.extend(numbers(row.figures, 3));
-        cells
-    });
-    Ok(Table::of(title, columns, rows))
+    Ok(compared.table(&title, columns, |it| {
+        row([size(*it.scenario), it.method.name().into()], it.figures, 3)
+    }))
 }
 
-fn rates(bench: &Bench, args: &PersistentArgs) -> Result<Table, BenchError> {
-    let window = args.common.window;
-    let compared = Comparison::run(
-        args.common.rounds,
-        &CONCURRENT_FRAMES,
-        &[()],
-        |&frames, ()| Ok(Some([bench.rate(frames, window)? / 1e6])),
-    )?;
+fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
+    let compared = bench
+        .common
+        .compare(&CONCURRENT_FRAMES, &[()], |&frames, ()| {
+            Ok(Some([bench.rate(frames)? / 1e6]))
+        })?;
     let title = format!(
-        "{}: throughput in million frames per second, frame size {}; one thread commits, another reads; medians of {} rounds",
+        "{}: throughput in million frames per second, frame size {}; one thread commits, another reads",
         bench.device.name(),
-        ByteSize(RATE_FRAME_BYTES as u64),
-        args.common.rounds
+        ByteSize(RATE_FRAME_BYTES as u64)
     );
     let columns = "concurrent frames | million/s";
-    let rows = compared.rows().map(|row| {
-        let million = Cell::Number(row.figures[0], 2);
-        vec![row.scenario.to_string().into(), million]
-    });
-    Ok(Table::of(title, columns, rows))
+    Ok(compared.table(&title, columns, |it| {
+        row([it.scenario.to_string().into()], it.figures, 2)
+    }))
 }

@@ -20,11 +20,11 @@ pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The directory of the pipelines' files, the machine, and the copy profiles of its GPUs.
 pub(crate) struct Environment {
-    /// The entries that pipelines can use.
-    pub(super) registry: Registry,
     pub(crate) scratch: Scratch,
     pub(crate) topology: Topology,
     pub(crate) profiles: BTreeMap<u32, Profile>,
+    /// The entries that configurations can name.
+    pub(super) registry: Registry,
 }
 
 /// A running pipeline.
@@ -65,28 +65,18 @@ impl Environment {
                 .collect();
         }
         Ok(Self {
-            registry,
             scratch,
             topology,
             profiles,
+            registry,
         })
     }
 
     /// Starts the pipeline that `text` configures.
     pub(crate) fn start(&self, text: &str) -> Result<RunningPipeline, BenchError> {
-        self.start_changed(text, |_, _, _| Ok(()))
-    }
-
-    /// Starts the pipeline that `text` configures. After planning, `change` may replace components of the
-    /// configuration.
-    pub(super) fn start_changed(
-        &self,
-        text: &str,
-        change: impl FnOnce(&mut Config, &Document, &mut Diagnostics) -> Result<(), BenchError>,
-    ) -> Result<RunningPipeline, BenchError> {
         let mut diagnostics = Diagnostics::new();
         let document = Document::from_text("bench", text, &mut diagnostics);
-        let mut config = Config::read(&document, &self.registry, "bench", &mut diagnostics);
+        let config = Config::read(&document, &self.registry, "bench", &mut diagnostics);
         let directory = self.scratch.path().to_owned();
         let context = PlanContext {
             directory: directory.clone(),
@@ -96,7 +86,6 @@ impl Environment {
         let Some(plan) = plan.filter(|_| !diagnostics.has_errors()) else {
             return Err(failed(diagnostics.render(document.sources(), false)));
         };
-        change(&mut config, &document, &mut diagnostics)?;
         let options = Options {
             directory,
             counter_file: CounterFile::in_memory(),

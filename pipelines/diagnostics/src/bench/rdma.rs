@@ -11,55 +11,62 @@ mod control;
 mod raw;
 mod stream;
 
-use super::comparison::{Comparison, Refused, Row};
+use super::comparison::{Refused, Row};
+use super::cores::joined;
 use super::figures::percentiles;
 use super::pipeline::{Environment, failed};
 use super::scratch::Scratch;
-use super::table::{Cell, Table, numbers, size};
-use super::{BenchError, Common, Publish};
+use super::table::{Cell, Table, row, size};
+use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use control::{ControlConnection, Reply, Request};
 use daq_core::gpu::driver::Device;
 use daq_core::staging::Sending;
-use daq_core::units::{ByteSize, Span};
+use daq_core::units::ByteSize;
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::verbs::Nic;
 use raw::Raw;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use stream::Bench;
 
-/// Maximum message size in bytes that the listening side accepts.
-const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// Minimum speed-up over staging for which the direct path is preferred.
 const MIN_SPEEDUP: f64 = 1.05;
 /// Maximum number of round trips per request that the listening side accepts.
 const MAX_ROUND_TRIPS: usize = 1 << 20;
 
-/// The side of the measurement that this process runs.
-#[derive(Clone, Copy, Debug)]
-pub enum Role {
-    /// Waits for the other side, serves one measurement, then ends.
-    Listen(SocketAddr),
-    /// Connects to the listening side, measures, and passes the result tables to the caller.
-    Connect(SocketAddr),
-    /// Runs both sides, which communicate over this host's loopback interface.
-    Both,
-}
-
 /// Options of `daq bench rdma`.
-#[derive(Clone, Debug)]
-pub struct RdmaArgs {
-    /// GPU, number of rounds, and duration per method.
-    pub common: Common,
-    /// RDMA devices. Measurements of a single queue pair use the first device. If the list is empty, the first device
-    /// of this host or an emulated one is used.
-    pub nics: Vec<String>,
-    /// The side of the measurement that this process runs.
-    pub role: Role,
-    /// Message sizes in bytes, multiples of 8.
-    pub sizes: Vec<usize>,
-    /// Number of round trips per method and round.
-    pub round_trips: usize,
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Listen at this address for the measuring side, and exit when the measuring side exits.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "to")]
+    listen: Option<SocketAddr>,
+    /// Connect to the listening side at this address and measure.
+    #[arg(long, value_name = "ADDRESS")]
+    to: Option<SocketAddr>,
+    /// Network cards, for example `mlx5_0:PORT@GID`. Both sides need the same number of cards. `emulated:ADDRESS` is an
+    /// emulated card. The default is the first card, or an emulated one. The measurements of queue pairs alone (without
+    /// rings) use only the first card.
+    #[arg(long, value_delimiter = ',')]
+    nics: Vec<String>,
+    /// Round trips per method and round.
+    #[arg(long, default_value = "1000", value_parser = count::<8, 500_000>)]
+    round_trips: usize,
+    /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink `rdma`
+    /// with `path = "auto"` uses this value. Requires exactly one card.
+    #[arg(long, conflicts_with = "listen")]
+    pub keep: bool,
+    /// Directory for the saved value. The default is the state directory by the rules of systemd and XDG.
+    #[arg(long, value_name = "DIR", requires = "keep")]
+    pub state_dir: Option<PathBuf>,
+    /// Message sizes, multiples of 8 bytes, at most 64 MiB.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8 B,64 B,512 B,4 KiB,32 KiB,256 KiB,1 MiB,4 MiB",
+        value_parser = bytes::<8, MAX_BYTES, 8>
+    )]
+    sizes: Vec<usize>,
 }
 
 /// The result of a network card that sends from GPU memory.
@@ -113,6 +120,11 @@ impl Method {
     const fn needs_gpu(self) -> bool {
         self.gpus[0] || self.gpus[1]
     }
+
+    /// Returns the method with the same memory and a queue pair alone.
+    const fn alone(self) -> Self {
+        Self { path: None, ..self }
+    }
 }
 
 /// Describes the memory of the sender and that of the receiver.
@@ -122,31 +134,35 @@ fn ends(gpus: [bool; 2]) -> String {
 }
 
 /// The resources of one side.
-struct Host {
+struct Host<'a> {
+    common: &'a Common,
+    args: &'a Args,
     nic: Arc<dyn Nic>,
     gpu: Result<&'static Device, String>,
     bench: Bench,
 }
 
-impl Host {
-    fn new(args: &RdmaArgs) -> Result<Self, BenchError> {
+impl<'a> Host<'a> {
+    fn new(common: &'a Common, args: &'a Args) -> Result<Self, BenchError> {
         let nics = if args.nics.is_empty() {
             vec![first_card()]
         } else {
             args.nics.clone()
         };
-        let gpu = args.common.open();
+        let gpu = common.open();
         let scratch = Scratch::new("rdma", "", None)?;
         Ok(Self {
+            common,
+            args,
             nic: nics::open(&nics[0]).map_err(failed)?,
             bench: Bench {
                 environment: Environment::new(
-                    args.common.registry.clone(),
+                    common.registry.clone(),
                     scratch,
                     gpu.as_ref().ok().copied(),
                 )?,
                 nics,
-                device: args.common.device,
+                device: common.device,
             },
             gpu: gpu.map_err(|error| error.to_string()),
         })
@@ -154,7 +170,8 @@ impl Host {
 
     /// Returns the result that later plans use. Returns `None` if several devices took part, because the result cannot
     /// be assigned to one of them.
-    fn measured(&self, turn: Turn, sizes: &[usize]) -> Option<Measured> {
+    fn measured(&self, turn: Turn) -> Option<Measured> {
+        let sizes = &self.args.sizes;
         let staged_from = match turn {
             Turn::Unmeasured => return None,
             Turn::Never => None,
@@ -196,14 +213,11 @@ impl Host {
                     size,
                     round_trips,
                 } => self.gpu(is_gpu).and_then(|gpu| {
-                    let shape = (
-                        size.clamp(8, MAX_MESSAGE_BYTES),
-                        round_trips.min(MAX_ROUND_TRIPS),
-                    );
+                    let shape = (size.clamp(8, MAX_BYTES), round_trips.min(MAX_ROUND_TRIPS));
                     raw::serve(wire, &self.nic, gpu, here, shape)
                 }),
                 Request::Stream { is_gpu, size, path } => self.gpu(is_gpu).and_then(|_| {
-                    let size = size.clamp(8, MAX_MESSAGE_BYTES);
+                    let size = size.clamp(8, MAX_BYTES);
                     self.bench.serve(wire, here, (is_gpu, size, &path))
                 }),
                 // The message ends a measurement that was never started.
@@ -226,70 +240,39 @@ impl Host {
         wire: &mut ControlConnection,
         method: Method,
         size: usize,
-        args: &RdmaArgs,
     ) -> Result<[f64; 3], BenchError> {
-        let rate = self.bandwidth(wire, method, size, args)?;
-        let times = match method.path {
-            None => self.latency(wire, method, size, args)?,
-            Some(_) => Vec::new(),
-        };
-        let [p50, p99, _] = percentiles(&times);
-        Ok([rate, p50, p99])
-    }
-
-    /// Measures the bandwidth in bytes per second.
-    fn bandwidth(
-        &self,
-        wire: &mut ControlConnection,
-        method: Method,
-        size: usize,
-        args: &RdmaArgs,
-    ) -> Result<f64, BenchError> {
-        let gpu = self.gpu(method.gpus[0])?;
-        let is_gpu = method.gpus[1];
-        let window = args.common.window;
+        let [is_gpu, is_target_gpu] = method.gpus;
+        let gpu = self.gpu(is_gpu)?;
+        let window = self.common.window.0;
         if let Some(path) = method.path {
+            // Only a side with GPU memory has several paths.
+            let of_side = |is_gpu| if is_gpu { path } else { "auto" };
             let request = Request::Stream {
-                is_gpu,
+                is_gpu: is_target_gpu,
                 size,
-                path: if is_gpu { path } else { "auto" }.to_owned(),
+                path: of_side(is_target_gpu).to_owned(),
             };
-            let path = if method.gpus[0] { path } else { "auto" };
-            return ask(wire, &request, |address| {
-                self.bench
-                    .send((method.gpus[0], size, path), address, window)
-            });
+            let rate = ask(wire, &request, |address| {
+                let sender = (is_gpu, size, of_side(is_gpu));
+                self.bench.send(sender, address, window)
+            })?;
+            return Ok([rate, f64::NAN, f64::NAN]);
         }
-        let request = Request::Raw {
-            is_gpu,
+        let request = |round_trips| Request::Raw {
+            is_gpu: is_target_gpu,
             size,
-            round_trips: 0,
+            round_trips,
         };
-        ask(wire, &request, |address| {
+        let rate = ask(wire, &request(0), |address| {
             Raw::connect(&self.nic, gpu, address, size)?.bandwidth(size, window)
-        })
-    }
-
-    /// Measures the latency in µs, as half of the round-trip time.
-    fn latency(
-        &self,
-        wire: &mut ControlConnection,
-        method: Method,
-        size: usize,
-        args: &RdmaArgs,
-    ) -> Result<Vec<f64>, BenchError> {
-        let gpu = self.gpu(method.gpus[0])?;
-        let warm = args.round_trips / 10;
-        let request = Request::Raw {
-            is_gpu: method.gpus[1],
-            size,
-            round_trips: args.round_trips + warm,
-        };
-        ask(wire, &request, |address| {
-            let times = Raw::connect(&self.nic, gpu, address, size)?
-                .round_trips(size, args.round_trips + warm)?;
-            Ok(times[warm..].to_vec())
-        })
+        })?;
+        let warm = self.args.round_trips / 10;
+        let count = self.args.round_trips + warm;
+        let times = ask(wire, &request(count), |address| {
+            Raw::connect(&self.nic, gpu, address, size)?.round_trips(size, count)
+        })?;
+        let [p50, p99, _] = percentiles(&times[warm..]);
+        Ok([rate, p50, p99])
     }
 }
 
@@ -326,30 +309,30 @@ fn first_card() -> String {
 
 /// Measures and publishes tables, or serves the other side's measurement. Returns the result that later plans use.
 /// Returns `None` on the listening side, or if one of the two methods to send from a GPU was not measured.
-pub fn rdma(args: &RdmaArgs, publish: Publish<'_>) -> Result<Option<Measured>, BenchError> {
-    match args.role {
-        Role::Listen(address) => listen(args, &bound(address)?).map(|()| None),
-        Role::Connect(address) => connect(args, address, publish),
-        Role::Both => {
-            let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
-            let address = listener.local_addr().map_err(failed)?;
-            std::thread::scope(|scope| {
-                // The thread of the listening side drops the listener, so that the connecting side does not wait for a
-                // failed listening side.
-                let there = scope.spawn(move || listen(args, &listener));
-                let here = connect(args, address, publish);
-                // If the connecting side failed before it connected, this connection ends the wait of the listening
-                // side.
-                if here.is_err() {
-                    drop(TcpStream::connect(address));
-                }
-                let there = there
-                    .join()
-                    .unwrap_or_else(|_| Err(failed("the listening side panicked")));
-                there.and(here)
-            })
-        }
+pub(super) fn rdma(
+    common: &Common,
+    args: &Args,
+    publish: Publish<'_>,
+) -> Result<Option<Measured>, BenchError> {
+    if let Some(address) = args.listen {
+        return listen(common, args, &bound(address)?).map(|()| None);
     }
+    if let Some(address) = args.to {
+        return connect(common, args, address, publish);
+    }
+    let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
+    let address = listener.local_addr().map_err(failed)?;
+    std::thread::scope(|scope| {
+        // The thread of the listening side drops the listener, so that the connecting side does not wait for a failed
+        // listening side.
+        let there = scope.spawn(move || listen(common, args, &listener));
+        let here = connect(common, args, address, publish);
+        // If the connecting side failed before it connected, this connection ends the wait of the listening side.
+        if here.is_err() {
+            drop(TcpStream::connect(address));
+        }
+        joined(there).and(here)
+    })
 }
 
 fn bound(address: SocketAddr) -> Result<TcpListener, BenchError> {
@@ -357,18 +340,19 @@ fn bound(address: SocketAddr) -> Result<TcpListener, BenchError> {
         .map_err(|error| failed(format!("cannot listen at {address}: {error}")))
 }
 
-fn listen(args: &RdmaArgs, listener: &TcpListener) -> Result<(), BenchError> {
-    let host = Host::new(args)?;
+fn listen(common: &Common, args: &Args, listener: &TcpListener) -> Result<(), BenchError> {
+    let host = Host::new(common, args)?;
     let (stream, _) = listener.accept().map_err(failed)?;
     host.serve(&mut ControlConnection::new(stream)?)
 }
 
 fn connect(
-    args: &RdmaArgs,
+    common: &Common,
+    args: &Args,
     address: SocketAddr,
     publish: Publish<'_>,
 ) -> Result<Option<Measured>, BenchError> {
-    let host = Host::new(args)?;
+    let host = Host::new(common, args)?;
     let stream = TcpStream::connect(address);
     let stream = stream.map_err(|error| {
         failed(format!(
@@ -378,43 +362,42 @@ fn connect(
     let mut wire = ControlConnection::new(stream)?;
     let methods = Method::all();
     let mut refused = Refused::default();
-    let compared = Comparison::run(
-        args.common.rounds,
-        &args.sizes,
-        &methods,
-        |&size, &method| {
-            // A method that has failed once is not measured again.
-            if refused.contains(&method.name()) {
-                return Ok(None);
+    let compared = common.compare(&args.sizes, &methods, |&size, &method| {
+        // A method that has failed once is not measured again.
+        if refused.contains(&method.name()) {
+            return Ok(None);
+        }
+        match host.measure(&mut wire, method, size) {
+            Err(error) if method.needs_gpu() => {
+                refused.add(method.name(), error);
+                Ok(None)
             }
-            match host.measure(&mut wire, method, size, args) {
-                Err(error) if method.needs_gpu() => {
-                    refused.add(method.name(), error);
-                    Ok(None)
-                }
-                measured => measured.map(Some),
-            }
-        },
-    )?;
+            measured => measured.map(Some),
+        }
+    })?;
     wire.send(&Request::Bye)?;
-    let about = format!(
-        "over {} to {address}, medians of {} rounds",
-        host.bench.nics.join(", "),
-        args.common.rounds
-    );
     // The results of a method are incomplete if it failed later.
+    let rows = compared.rows();
     let results = Results {
-        rows: compared
-            .rows()
+        rows: rows
             .filter(|row| !refused.contains(&row.method.name()))
             .collect(),
     };
-    publish(results.rates(args, &about));
-    publish(results.latencies(args, &about));
-    publish(results.paths(args));
+    let about = format!("over {} to {address}", host.bench.nics.join(", "));
+    let title = format!(
+        "bandwidth {about}, {} per measurement; queue pairs alone keep {} writes in flight; ring to ring includes producing and acknowledging frames",
+        common.window,
+        raw::WINDOW
+    );
+    publish(results.rates(compared.title(&title)));
+    let title = format!(
+        "latency {about}: half a round trip of writes with immediate, {} per round",
+        args.round_trips
+    );
+    publish(results.latencies(compared.title(&title)));
+    publish(results.paths(&args.sizes));
     refused.publish(publish);
-    let out = turn(&results.pairs(args, [true, false]));
-    Ok(host.measured(out, &args.sizes))
+    Ok(host.measured(results.turn(&args.sizes, [true, false])))
 }
 
 /// The results of the methods that were measured completely.
@@ -437,51 +420,35 @@ impl Results<'_> {
         methods.flat_map(|method| self.rows.iter().filter(move |row| *row.method == method))
     }
 
-    fn rates(&self, args: &RdmaArgs, about: &str) -> Table {
-        let title = format!(
-            "bandwidth {about}, {} per measurement; queue pairs alone keep {} writes in flight; ring to ring includes producing and acknowledging frames",
-            Span(args.common.window),
-            raw::WINDOW
-        );
-        let columns = "method | size | MB/s | messages/s | × queue pair alone";
-        let rows = self.by_method().map(|row| {
-            let alone = Method {
-                path: None,
-                ..*row.method
-            };
-            let rate = row.figures[0];
+    fn rates(&self, title: String) -> Table {
+        let rows = self.by_method().map(|it| {
+            let (rate, alone) = (it.figures[0], self.rate(*it.scenario, it.method.alone()));
             vec![
-                row.method.name().into(),
-                size(*row.scenario),
+                it.method.name().into(),
+                size(*it.scenario),
                 Cell::Number(rate / 1e6, 2),
-                Cell::Number(rate / *row.scenario as f64, 0),
-                Cell::Number(rate / self.rate(*row.scenario, alone), 3),
+                Cell::Number(rate / *it.scenario as f64, 0),
+                Cell::Number(rate / alone, 3),
             ]
         });
+        let columns = "method | size | MB/s | messages/s | × queue pair alone";
         Table::of(title, columns, rows)
     }
 
-    fn latencies(&self, args: &RdmaArgs, about: &str) -> Table {
-        let title = format!(
-            "latency {about}: half a round trip of writes with immediate, {} per round",
-            args.round_trips
-        );
-        let rows = self.by_method().filter(|row| row.method.path.is_none());
-        let rows = rows.map(|row| {
-            let [_, p50, p99] = row.figures;
-            let mut cells = vec![row.method.name().into(), size(*row.scenario)];
-            cells.extend(numbers([p50, p99], 2));
-            cells
+    fn latencies(&self, title: String) -> Table {
+        let rows = self.by_method().filter(|it| it.method.path.is_none());
+        let rows = rows.map(|it| {
+            let [_, p50, p99] = it.figures;
+            row([it.method.name().into(), size(*it.scenario)], [p50, p99], 2)
         });
         Table::of(title, "method | size | p50 µs | p99 µs", rows)
     }
 
     /// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied
     /// through host memory. Direct frames are read and written in GPU memory by the network cards.
-    fn paths(&self, args: &RdmaArgs) -> Table {
-        let gpus = [[false, true], [true, false], [true, true]];
-        let rows = gpus.map(|gpus| {
-            let from = match turn(&self.pairs(args, gpus)) {
+    fn paths(&self, sizes: &[usize]) -> Table {
+        let rows = [[false, true], [true, false], [true, true]].map(|gpus| {
+            let from = match self.turn(sizes, gpus) {
                 Turn::Unmeasured => "not measured".to_owned(),
                 Turn::Never => "at no measured size".to_owned(),
                 Turn::From(size) => ByteSize(size as u64).to_string(),
@@ -491,16 +458,15 @@ impl Results<'_> {
         Table::of("direct or staged", "memory | staged is as fast from", rows)
     }
 
-    /// Returns the size, the staged rate and the direct rate for these kinds of memory.
-    fn pairs(&self, args: &RdmaArgs, gpus: [bool; 2]) -> Vec<(usize, f64, f64)> {
+    /// Returns the size from which staging is about as fast for these kinds of memory.
+    fn turn(&self, sizes: &[usize], gpus: [bool; 2]) -> Turn {
         let rate = |size: usize, path| {
             let path = Some(path);
             self.rate(size, Method { gpus, path })
         };
-        let sizes = args.sizes.iter();
-        sizes
-            .map(|size| (*size, rate(*size, "staged"), rate(*size, "direct")))
-            .collect()
+        let pairs = sizes.iter();
+        let pairs = pairs.map(|size| (*size, rate(*size, "staged"), rate(*size, "direct")));
+        turn(&pairs.collect::<Vec<_>>())
     }
 }
 
@@ -552,11 +518,7 @@ mod tests {
         let methods = Method::all();
         assert_eq!(methods.len(), 11);
         for method in &methods {
-            let alone = Method {
-                path: None,
-                ..*method
-            };
-            assert!(methods.contains(&alone), "{}", method.name());
+            assert!(methods.contains(&method.alone()), "{}", method.name());
         }
     }
 }

@@ -5,7 +5,7 @@ use super::figures::{median, rate};
 use super::harness::{Harness, Load, index};
 use super::place::Place;
 use super::table::{Cell, Table, numbers, size};
-use super::{BenchError, Common, Publish};
+use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
@@ -24,19 +24,35 @@ const BATCHES: usize = 4;
 const WARM_UP: Duration = Duration::from_millis(150);
 
 /// Options of `daq bench staging`.
-#[derive(Clone, Debug)]
-pub struct StagingArgs {
-    /// GPU, number of rounds, and duration per method.
-    pub common: Common,
-    /// Frame sizes in bytes.
-    pub frames: Vec<usize>,
-    /// Number of concurrent rings on one GPU.
-    pub rings: usize,
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Frame sizes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8 KiB,64 KiB,1 MiB,4 MiB",
+        value_parser = bytes::<1, MAX_BYTES, 1>
+    )]
+    frames: Vec<usize>,
+    /// Number of GPU rings that run at the same time; a single ring is measured for comparison. Each ring needs 256 MiB
+    /// of host memory and 256 MiB of GPU memory.
+    #[arg(long, default_value = "8", value_parser = count::<1, { usize::MAX }>)]
+    rings: usize,
     /// How the copy engine threads wait.
-    pub wait: Wait,
-    /// If set, stream for the given time at a share of the upper limit and count lost frames, instead of comparing
-    /// methods.
-    pub soak: Option<(Duration, f64)>,
+    #[arg(long, value_enum, default_value = "adaptive")]
+    wait: WaitArg,
+    /// Instead of the comparison, stream for this time at a share of the upper limit, and count lost frames.
+    #[arg(long, value_name = "TIME")]
+    soak: Option<Span>,
+    /// Share of the upper limit at which --soak streams.
+    #[arg(long, default_value_t = 0.9, requires = "soak")]
+    share: f64,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum WaitArg {
+    Adaptive,
+    Busy,
 }
 
 /// One method to copy frames to or from the GPU.
@@ -85,8 +101,12 @@ impl Method {
 type Figures = [f64; 4];
 
 /// Measures, and passes the result tables to `publish`.
-pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchError> {
-    let device = args.common.open()?;
+pub(super) fn staging(
+    common: &Common,
+    args: &Args,
+    publish: Publish<'_>,
+) -> Result<(), BenchError> {
+    let device = common.open()?;
     let profile = measure(device)?;
     let tunings = [
         profile.tuning(Direction::In),
@@ -94,6 +114,7 @@ pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchErro
     ];
     let mut session = Session {
         device,
+        common,
         args,
         tunings,
         places: Vec::new(),
@@ -101,7 +122,7 @@ pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchErro
         seed: 0,
     };
     match args.soak {
-        Some((time, share)) => publish(session.soak(time, share)?),
+        Some(time) => publish(session.soak(time)?),
         None => session.compare(publish)?,
     }
     Ok(())
@@ -109,7 +130,8 @@ pub fn staging(args: &StagingArgs, publish: Publish<'_>) -> Result<(), BenchErro
 
 struct Session<'a> {
     device: &'static Device,
-    args: &'a StagingArgs,
+    common: &'a Common,
+    args: &'a Args,
     tunings: [Tuning; 2],
     places: Vec<Place>,
     baseline: BaselineCopy,
@@ -125,7 +147,7 @@ impl Session<'_> {
         baseline.begin(baseline.walk(LARGE), LARGE)?;
         baseline.finish()?;
         rate(
-            self.args.common.window,
+            self.common.window.0,
             || {
                 // Two copies are in flight, so that one is always queued behind the other.
                 baseline.begin(baseline.walk(LARGE), LARGE)?;
@@ -136,30 +158,17 @@ impl Session<'_> {
         )
     }
 
-    fn each_and_wait(&mut self, frame: usize) -> Result<f64, CudaError> {
+    /// Measures the rate of single copies, with a wait after `count` copies.
+    fn each(&mut self, frame: usize, count: usize) -> Result<f64, CudaError> {
         self.baseline.turn(Direction::In);
         let baseline = &self.baseline;
         rate(
-            self.args.common.window,
+            self.common.window.0,
             || {
-                baseline.begin(baseline.walk(frame), frame)?;
-                baseline.finish().map(|()| frame)
-            },
-            || baseline.finish(),
-        )
-    }
-
-    fn each(&mut self, frame: usize) -> Result<f64, CudaError> {
-        self.baseline.turn(Direction::In);
-        let baseline = &self.baseline;
-        rate(
-            self.args.common.window,
-            || {
-                // Record events regularly, so that the queue does not grow without limit.
-                for _ in 0..BATCH {
+                for _ in 0..count {
                     baseline.begin(baseline.walk(frame), frame)?;
                 }
-                baseline.finish().map(|()| frame * BATCH)
+                baseline.finish().map(|()| frame * count)
             },
             || baseline.finish(),
         )
@@ -175,7 +184,7 @@ impl Session<'_> {
         self.baseline.finish()?;
         let (start, mut bytes) = (Instant::now(), 0);
         let mut marks: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(BATCHES);
-        while start.elapsed() < self.args.common.window {
+        while start.elapsed() < self.common.window.0 {
             if marks.len() == BATCHES
                 && let Some(oldest) = marks.pop_front()
             {
@@ -215,7 +224,7 @@ impl Session<'_> {
         let harness = self.start(&loads)?;
         std::thread::sleep(WARM_UP);
         let (before, start) = (harness.sample(), Instant::now());
-        std::thread::sleep(self.args.common.window);
+        std::thread::sleep(self.common.window.0);
         let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());
         let (last, copied) = harness.stop()?;
         if last.lost > 0 {
@@ -238,7 +247,10 @@ impl Session<'_> {
     }
 
     fn start(&self, loads: &[Load]) -> Result<Harness, BenchError> {
-        let wait = self.args.wait;
+        let wait = match self.args.wait {
+            WaitArg::Adaptive => Wait::Adaptive,
+            WaitArg::Busy => Wait::Busy,
+        };
         Harness::start(self.device, &self.places, loads, self.tunings, wait)
     }
 
@@ -281,36 +293,33 @@ impl Session<'_> {
         let (mut calls, mut ceilings) = (0, [Vec::new(), Vec::new()]);
         // The figures of both directions that were measured together.
         let mut both = [[f64::NAN; 4]; 2];
-        let compared = Comparison::run(
-            args.common.rounds,
-            &args.frames,
-            &methods,
-            |&frame, &method| {
-                if calls % per_round == 0 {
-                    ceilings[0].push(self.ceiling(Direction::In)?);
-                    ceilings[1].push(self.ceiling(Direction::Out)?);
+        let common = self.common;
+        let compared = common.compare(&args.frames, &methods, |&frame, &method| {
+            if calls % per_round == 0 {
+                ceilings[0].push(self.ceiling(Direction::In)?);
+                ceilings[1].push(self.ceiling(Direction::Out)?);
+            }
+            let is_first = calls < per_round;
+            calls += 1;
+            let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
+            let direction = method.direction();
+            Ok(Some(match method {
+                Method::CopyAndWait => only_rate(self.each(frame, 1)?),
+                // Wait regularly, so that the queue does not grow without limit.
+                Method::Copy => only_rate(self.each(frame, BATCH)?),
+                Method::Batch => only_rate(self.batch(frame)?),
+                Method::Engine(_) => {
+                    self.engine(frame, &[direction], 1, is_first)?[index(direction)]
                 }
-                let is_first = calls < per_round;
-                calls += 1;
-                let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
-                let direction = method.direction();
-                Ok(Some(match method {
-                    Method::CopyAndWait => only_rate(self.each_and_wait(frame)?),
-                    Method::Copy => only_rate(self.each(frame)?),
-                    Method::Batch => only_rate(self.batch(frame)?),
-                    Method::Engine(_) => {
-                        self.engine(frame, &[direction], 1, is_first)?[index(direction)]
+                Method::Rings(rings) => self.engine(frame, &[direction], rings, is_first)?[0],
+                Method::Both(_) => {
+                    if direction == Direction::In {
+                        both = self.engine(frame, &[direction, Direction::Out], 1, is_first)?;
                     }
-                    Method::Rings(rings) => self.engine(frame, &[direction], rings, is_first)?[0],
-                    Method::Both(_) => {
-                        if direction == Direction::In {
-                            both = self.engine(frame, &[direction, Direction::Out], 1, is_first)?;
-                        }
-                        both[index(direction)]
-                    }
-                }))
-            },
-        )?;
+                    both[index(direction)]
+                }
+            }))
+        })?;
         let ceilings = ceilings.each_ref().map(|rates| median(rates));
         publish(self.rates(ceilings, &compared));
         publish(ratios(&methods, &compared));
@@ -321,8 +330,8 @@ impl Session<'_> {
         let [inward, outward] = &self.tunings;
         let bytes = |bytes: usize| ByteSize(bytes as u64);
         let title = format!(
-            "{}: maximum rate (64 MiB copies) {:.2} GB/s to GPU, {:.2} GB/s from GPU; ring size {}; chunk size {} to GPU, {} from GPU; chunks in flight {} to GPU, {} from GPU; medians of {} rounds",
-            self.device.identity().name,
+            "{}: maximum rate (64 MiB copies) {:.2} GB/s to GPU, {:.2} GB/s from GPU; ring size {}; chunk size {} to GPU, {} from GPU; chunks in flight {} to GPU, {} from GPU",
+            self.device.name(),
             ceilings[0] / 1e9,
             ceilings[1] / 1e9,
             bytes(RING),
@@ -330,34 +339,32 @@ impl Session<'_> {
             bytes(outward.chunk),
             inward.depth,
             outward.depth,
-            self.args.common.rounds,
         );
         let columns =
             "method | frame | GB/s | ÷ ceiling | × copy + wait | mean copy | cores | verified";
-        let rows = compared.rows().map(|row| {
-            let [rate, cores, copy, _] = row.figures;
-            let verified = row.rounds.first().map_or(f64::NAN, |first| first[3]);
+        compared.table(&title, columns, |it| {
+            let [rate, cores, copy, _] = it.figures;
+            let verified = it.rounds.first().map_or(f64::NAN, |first| first[3]);
             vec![
-                row.method.name().into(),
-                size(*row.scenario),
+                it.method.name().into(),
+                size(*it.scenario),
                 Cell::Number(rate / 1e9, 2),
-                Cell::Number(rate / ceilings[index(row.method.direction())], 3),
-                Cell::Number(rate / row.all[0][0], 1),
+                Cell::Number(rate / ceilings[index(it.method.direction())], 3),
+                Cell::Number(rate / it.all[0][0], 1),
                 rounded(copy),
                 Cell::Number(cores, 2),
                 rounded(verified),
             ]
-        });
-        Table::of(title, columns, rows)
+        })
     }
 
     /// Streams at a share of the upper limit and counts lost frames.
-    fn soak(&mut self, time: Duration, share: f64) -> Result<Table, BenchError> {
+    fn soak(&mut self, time: Span) -> Result<Table, BenchError> {
+        let share = self.args.share;
         let ceiling = self.ceiling(Direction::In)?;
         let title = format!(
-            "{}: {} at {share} of the maximum of {:.2} GB/s; publishers do not wait for free slots",
-            self.device.identity().name,
-            Span(time),
+            "{}: {time} at {share} of the maximum of {:.2} GB/s; publishers do not wait for free slots",
+            self.device.name(),
             ceiling / 1e9
         );
         let mut table = Table::new(title, "frame | GB/s | frames | lost | cores | verified");
@@ -370,7 +377,7 @@ impl Session<'_> {
             self.prepare(&[load])?;
             let start = Instant::now();
             let harness = self.start(&[load])?;
-            std::thread::sleep(time);
+            std::thread::sleep(time.0);
             let sample = harness.sample();
             let took = start.elapsed().as_secs_f64();
             let (last, copied) = harness.stop()?;

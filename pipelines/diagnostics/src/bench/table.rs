@@ -43,6 +43,15 @@ pub(super) fn numbers<const N: usize>(numbers: [f64; N], digits: usize) -> [Cell
     numbers.map(|number| Cell::Number(number, digits))
 }
 
+/// Returns a row: `names`, then a cell for each of `numbers` with `digits` decimals.
+pub(super) fn row<const N: usize, const M: usize>(
+    names: [Cell; N],
+    figures: [f64; M],
+    digits: usize,
+) -> Vec<Cell> {
+    names.into_iter().chain(numbers(figures, digits)).collect()
+}
+
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,11 +1,11 @@
 //! Measures frames that a kernel reads after a doorbell: latency, frame rate, and the cost of storing the frames.
 
-use super::{Bench, DoorbellArgs, LAUNCH_DIVISOR, WARM_UP};
+use super::{Bench, LAUNCH_DIVISOR, WARM_UP};
 use crate::bench::BenchError;
 use crate::bench::comparison::Comparison;
 use crate::bench::echo::PersistentKernel;
 use crate::bench::figures::{percentiles, times};
-use crate::bench::table::{Cell, Table, numbers, size};
+use crate::bench::table::{Cell, Table, row, size};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::Argument;
@@ -26,7 +26,7 @@ const RATE_FRAME_BYTES: usize = 256;
 /// The memory to which the CPU stores; `None` for copies by the GPU.
 type Target = Option<Arc<BarMapping>>;
 
-impl Bench {
+impl Bench<'_> {
     /// Opens memory of `bytes` bytes with each backend that supports doorbells, except host memory.
     fn targets(&self, bytes: usize) -> Vec<Target> {
         let backends = self.bells.iter().map(|bell| bell.backend());
@@ -63,18 +63,17 @@ const fn stride(bytes: usize) -> usize {
 }
 
 /// Measures round trips with a frame that the kernel reads, compared with a copy and a launch.
-pub(super) fn latencies(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchError> {
+pub(super) fn latencies(bench: &Bench<'_>) -> Result<Table, BenchError> {
     /// Number of slots. Successive round trips use successive slots.
     const TURNS: usize = 16;
+    let args = bench.args;
     let max = args.frames.iter().copied().max().unwrap_or(1);
     let mut targets = bench.targets(FRAMES_OFFSET + TURNS * stride(max));
     targets.push(None);
     let from = vec![1; max];
-    let compared = Comparison::run(
-        args.common.rounds,
-        &args.frames,
-        &targets,
-        |&bytes, target| {
+    let compared = bench
+        .common
+        .compare(&args.frames, &targets, |&bytes, target| {
             let Some(target) = target else {
                 return timed(args.round_trips / LAUNCH_DIVISOR, || {
                     bench.upload.begin(bytes)?;
@@ -95,17 +94,15 @@ pub(super) fn latencies(bench: &Bench, args: &DoorbellArgs) -> Result<Table, Ben
             })?;
             kernel.stop()?;
             Ok(times)
-        },
-    )?;
+        })?;
     let title = format!(
-        "{}: round-trip latency in microseconds: the CPU stores a frame from its cache, a kernel reads the frame and replies; medians of {} rounds",
-        bench.device.name(),
-        args.common.rounds
+        "{}: round-trip latency in microseconds: the CPU stores a frame from its cache, a kernel reads the frame and replies",
+        bench.device.name()
     );
     let names = ["stores and doorbell", "copy + launch + synchronise"];
     let ratio = |p50: f64, copy: f64| Cell::Number(p50 / copy, 2);
     Ok(table(
-        title,
+        &title,
         ["frame", "× copy p50"],
         names,
         &compared,
@@ -114,17 +111,16 @@ pub(super) fn latencies(bench: &Bench, args: &DoorbellArgs) -> Result<Table, Ben
 }
 
 /// Compares the time until CPU stores have left the CPU with the time until copies are complete.
-pub(super) fn stores(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchError> {
+pub(super) fn stores(bench: &Bench<'_>) -> Result<Table, BenchError> {
+    let args = bench.args;
     let max = args.sizes.iter().copied().max().unwrap_or(1);
     let baseline = BaselineCopy::new(bench.device, Direction::In, max, false)?;
     let mut targets = bench.targets(max);
     targets.push(None);
     let from = vec![1; max];
-    let compared = Comparison::run(
-        args.common.rounds,
-        &args.sizes,
-        &targets,
-        |&bytes, target| {
+    let compared = bench
+        .common
+        .compare(&args.sizes, &targets, |&bytes, target| {
             timed(args.round_trips / LAUNCH_DIVISOR, || {
                 if let Some(target) = target {
                     return Ok(target.copy_to(0, &from[..bytes])?);
@@ -132,16 +128,20 @@ pub(super) fn stores(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchE
                 baseline.begin(0, bytes)?;
                 Ok(baseline.finish()?)
             })
-        },
-    )?;
+        })?;
     let title = format!(
-        "{}: microseconds until CPU stores have left the CPU, compared with copies until the copies are complete; medians of {} rounds",
-        bench.device.identity().name,
-        args.common.rounds
+        "{}: microseconds until CPU stores have left the CPU, compared with copies until the copies are complete",
+        bench.device.name()
     );
     let names = ["stores", "cuMemcpyHtoDAsync + synchronise"];
     let ratio = |p50: f64, copy: f64| Cell::Number(copy / p50, 1);
-    Ok(table(title, ["bytes", "× faster"], names, &compared, ratio))
+    Ok(table(
+        &title,
+        ["bytes", "× faster"],
+        names,
+        &compared,
+        ratio,
+    ))
 }
 
 /// Returns the percentiles of the duration of `count` calls in microseconds.
@@ -156,36 +156,34 @@ fn timed(
 /// Builds a table of CPU stores and copies. `ends` are the names of the first and the last column, and `names` are those
 /// of the two kinds of method. `ratio` compares the median of a method with that of a copy.
 fn table(
-    title: String,
+    title: &str,
     [first, last]: [&str; 2],
     [stores, copy]: [&str; 2],
     compared: &Comparison<'_, usize, Target, 3>,
     ratio: impl Fn(f64, f64) -> Cell,
 ) -> Table {
     let columns = format!("{first} | method | p50 | p99 | p99.9 | p99 ÷ p50 | {last}");
-    let rows = compared.rows().map(|row| {
-        let name = match row.method {
+    compared.table(title, &columns, |it| {
+        let name = match it.method {
             Some(target) => format!("{stores} by {}", target.backend()),
             None => copy.to_owned(),
         };
-        let [p50, p99, _] = row.figures;
-        let copy = row.all.last().map_or(f64::NAN, |copy| copy[0]);
-        let mut cells = vec![size(*row.scenario), name.into()];
-        cells.extend(numbers(row.figures, 3));
+        let [p50, p99, _] = it.figures;
+        let copy = it.all.last().map_or(f64::NAN, |copy| copy[0]);
+        let mut cells = row([size(*it.scenario), name.into()], it.figures, 3);
         cells.extend([Cell::Number(p99 / p50, 2), ratio(p50, copy)]);
         cells
-    });
-    Table::of(title, &columns, rows)
+    })
 }
 
 /// Measures frames per second through a ring with credits, for several numbers of frames per doorbell.
-pub(super) fn rates(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchError> {
+pub(super) fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
     let targets = bench.targets(FRAMES_OFFSET + SLOTS * stride(RATE_FRAME_BYTES));
     let targets: Vec<_> = targets.into_iter().flatten().collect();
     let from = vec![1; RATE_FRAME_BYTES];
-    let compared = Comparison::run(args.common.rounds, &targets, &BATCHES, |target, &batch| {
+    let compared = bench.common.compare(&targets, &BATCHES, |target, &batch| {
         let mut kernel = bench.reader(target, RATE_FRAME_BYTES, SLOTS, 512)?;
-        let frames = args.round_trips.next_multiple_of(batch) * 8;
+        let frames = bench.args.round_trips.next_multiple_of(batch) * 8;
         let start = Instant::now();
         for first in (0..frames).step_by(batch) {
             // Wait until the credits for the previous frames in these slots have been received.
@@ -201,18 +199,13 @@ pub(super) fn rates(bench: &Bench, args: &DoorbellArgs) -> Result<Table, BenchEr
         Ok(Some([rate / 1e6]))
     })?;
     let title = format!(
-        "{}: throughput in million frames per second through a ring with credits, frame size {}; one thread stores; medians of {} rounds",
+        "{}: throughput in million frames per second through a ring with credits, frame size {}; one thread stores",
         bench.device.name(),
-        ByteSize(RATE_FRAME_BYTES as u64),
-        args.common.rounds
+        ByteSize(RATE_FRAME_BYTES as u64)
     );
     let columns = "method | frames per doorbell | million/s";
-    let rows = compared.rows().map(|row| {
-        vec![
-            row.scenario.backend().name().into(),
-            Cell::Number(*row.method as f64, 0),
-            Cell::Number(row.figures[0], 2),
-        ]
-    });
-    Ok(Table::of(title, columns, rows))
+    Ok(compared.table(&title, columns, |it| {
+        let batch = Cell::Number(*it.method as f64, 0);
+        row([it.scenario.backend().name().into(), batch], it.figures, 2)
+    }))
 }

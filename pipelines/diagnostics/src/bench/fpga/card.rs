@@ -1,19 +1,11 @@
 //! Emulated devices for measurements: one that runs in another process, and one that records timestamps.
 
 use crate::bench::BenchError;
-use daq_core::config::Problem;
-use daq_core::dma::FrameSequence;
-use daq_core::entry::{EngineRequirements, SourceContext, SourceSpec};
-use daq_core::layout::Layout;
-use daq_core::reorder::Geometry;
-use daq_core::source::{Producers, SourceError};
-use daq_drivers::fpga::FpgaSource;
-use daq_drivers::fpga::engines::xdma::Xdma;
-use daq_emulators::{EmulatedDevice, Fault, Host, Identity, Step, in_process};
+use daq_emulators::{EmulatedDevice, EmulatedDeviceEntry, Fault, Host, Identity, Step, in_process};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// A child process that runs `daq emulate xdma` and ends when its first client disconnects.
@@ -60,41 +52,43 @@ impl Drop for DeviceProcess {
     }
 }
 
-/// The times at which the last bytes of the transfers' payloads were written, one per transfer.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Marks(Arc<Mutex<Vec<Instant>>>);
+/// The times at which the last bytes of the transfers' payloads were written, one per transfer. Only one timed device
+/// runs at a time.
+static MARKS: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 
-impl Marks {
-    /// Reserves memory for `count` timestamps, so that the measurement allocates no memory.
-    pub(super) fn new(count: usize) -> Self {
-        Self(Arc::new(Mutex::new(Vec::with_capacity(count))))
-    }
+/// The registry entry of an emulated XDMA device that records a timestamp after the last byte of each payload, before it
+/// reports completion.
+pub(super) const TIMED: EmulatedDeviceEntry = EmulatedDeviceEntry {
+    name: "timed",
+    summary: "XDMA that records when it has written each payload",
+    faults: &[],
+    build: |options| {
+        Ok(Box::new(TimedDevice(daq_emulators::build(
+            "xdma", options,
+        )?)))
+    },
+    check_sequence: |_, _| Ok(()),
+    open: in_process::open,
+};
 
-    fn add(&self) {
-        let now = Instant::now();
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(now);
-    }
-
-    /// Removes and returns all timestamps in the order of the transfers.
-    pub(super) fn take(&self) -> Vec<Instant> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
+fn marks() -> MutexGuard<'static, Vec<Instant>> {
+    MARKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An emulated XDMA device that records a timestamp after the last byte of each payload, before it reports completion.
-struct TimedDevice {
-    card: Box<dyn EmulatedDevice>,
-    marks: Marks,
+/// Reserves memory for `count` timestamps, so that the measurement allocates no memory.
+pub(super) fn reserve_marks(count: usize) {
+    *marks() = Vec::with_capacity(count);
 }
+
+/// Removes and returns all timestamps in the order of the transfers.
+pub(super) fn take_marks() -> Vec<Instant> {
+    std::mem::take(&mut *marks())
+}
+
+struct TimedDevice(Box<dyn EmulatedDevice>);
 
 /// The host interface of a device that records timestamps.
-struct TimedHost<'a> {
-    host: &'a dyn Host,
-    marks: &'a Marks,
-}
+struct TimedHost<'a>(&'a dyn Host);
 
 /// Size in bytes of the result that XDMA writes after a transfer's payload. Every piece of a payload is larger, so the
 /// size identifies the result.
@@ -103,82 +97,39 @@ const RESULT_BYTES: usize = 8;
 impl Host for TimedHost<'_> {
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
         if bytes.len() == RESULT_BYTES {
-            self.marks.add();
+            let now = Instant::now();
+            marks().push(now);
         }
-        self.host.write(address, bytes)
+        self.0.write(address, bytes)
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.host.read(address, bytes)
+        self.0.read(address, bytes)
     }
 
     fn interrupt(&self, vector: u16) {
-        self.host.interrupt(vector);
+        self.0.interrupt(vector);
     }
 }
 
 impl EmulatedDevice for TimedDevice {
     fn identity(&self) -> Identity {
-        self.card.identity()
+        self.0.identity()
     }
 
     fn read(&mut self, bar: usize, offset: u64) -> u32 {
-        self.card.read(bar, offset)
+        self.0.read(bar, offset)
     }
 
     fn write(&mut self, bar: usize, offset: u64, value: u32, host: &dyn Host) {
-        let marks = &self.marks;
-        self.card
-            .write(bar, offset, value, &TimedHost { host, marks });
+        self.0.write(bar, offset, value, &TimedHost(host));
     }
 
     fn reset(&mut self) {
-        self.card.reset();
+        self.0.reset();
     }
 
     fn step(&mut self, host: &dyn Host) -> Step {
-        let marks = &self.marks;
-        self.card.step(&TimedHost { host, marks })
-    }
-}
-
-/// A source of the plan whose device records timestamps.
-pub(super) struct TimedSource {
-    pub(super) planned: Box<dyn SourceSpec>,
-    pub(super) source: Arc<FpgaSource<Xdma>>,
-    pub(super) marks: Marks,
-}
-
-impl SourceSpec for TimedSource {
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.planned.geometry(slot_bytes)
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.planned.layout(geometry)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.planned.supports_backpressure()
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        self.planned.engine()
-    }
-
-    fn frame_sequence(&self) -> Option<FrameSequence> {
-        self.planned.frame_sequence()
-    }
-
-    fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let failed = |why: String| SourceError::new(self.source.config.device.to_string(), why);
-        let options = self.source.config.emulated.clone().unwrap_or_default();
-        let card = daq_emulators::build("xdma", &options).map_err(failed)?;
-        let marks = self.marks.clone();
-        let device = in_process::open(Box::new(TimedDevice { card, marks }))
-            .map_err(|error| failed(error.to_string()))?;
-        let engine = self.source.open(device, &context.directory);
-        let engine = Box::new(engine.map_err(|error| failed(error.to_string()))?);
-        Ok(Producers::Engine(engine))
+        self.0.step(&TimedHost(host))
     }
 }

@@ -215,14 +215,19 @@ fn baseline(frame: usize, window: Duration) -> Result<Rate, BenchError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::environment;
+    use super::super::environment;
     use super::*;
 
     #[test]
     fn host_ring_bench_loses_no_frame() {
         let window = Duration::from_millis(5);
         let rate = |method: Method| {
-            let rate = method.rate(&environment(), 64 << 10, (0, 0.0), window);
+            let rate = method.rate(
+                &environment(&daq_pipelines::registry(), None).unwrap(),
+                64 << 10,
+                (0, 0.0),
+                window,
+            );
             rate.unwrap()
         };
         let host = rate(Method::Host);
@@ -245,7 +250,12 @@ mod tests {
 
     #[test]
     fn impossible_method_is_reported() {
-        let rate = Method::Direct.rate(&environment(), 64 << 10, (7, 0.0), Duration::ZERO);
+        let rate = Method::Direct.rate(
+            &environment(&daq_pipelines::registry(), None).unwrap(),
+            64 << 10,
+            (7, 0.0),
+            Duration::ZERO,
+        );
         let error = rate.err().unwrap().to_string();
         assert!(error.contains("cuda:7"), "{error}");
     }

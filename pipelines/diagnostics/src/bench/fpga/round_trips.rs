@@ -4,8 +4,8 @@
 //!   card: payload, ◀time▶ result ─▶ … ─▶ doorbell ─▶ kernel reads the frame ─▶ credit ─▶ this thread ◀time▶
 //! ```
 
-use super::card::Marks;
-use super::fixture::{end, start_timed};
+use super::card::{reserve_marks, take_marks};
+use super::fixture::end;
 use crate::bench::BenchError;
 use crate::bench::cpu::Spent;
 use crate::bench::pipeline::Environment;
@@ -52,7 +52,8 @@ impl RoundTrip {
             r#"
 [source.adc]
 driver  = "fpga"
-device  = "emulated:xdma"
+device  = "emulated:timed"
+engine  = "xdma"
 ring    = "raw"
 path    = "{path}"
 wait    = "busy"
@@ -101,8 +102,8 @@ impl RoundTrip {
         gpu: u32,
         round_trips: usize,
     ) -> Result<(Vec<f64>, [f64; 2]), BenchError> {
-        let marks = Marks::new(2 * round_trips + 64);
-        let pipeline = start_timed(environment, &self.text(frame, gpu), &marks)?;
+        reserve_marks(2 * round_trips + 64);
+        let pipeline = environment.start(&self.text(frame, gpu))?;
         let mut seen = Vec::with_capacity(round_trips);
         let measured = (|| {
             let (mut last, mut since, mut polls) = (0, Instant::now(), 0_u32);
@@ -129,7 +130,7 @@ impl RoundTrip {
             Ok(Spent::now(None).since(&before))
         })();
         let (cores, _) = end(pipeline, measured)?;
-        let written = marks.take();
+        let written = take_marks();
         let times = seen.into_iter().filter_map(|(place, seen)| {
             let took = seen.saturating_duration_since(*written.get(place)?);
             Some(took.as_secs_f64() * 1e6)

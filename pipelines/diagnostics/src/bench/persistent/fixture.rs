@@ -2,10 +2,10 @@
 
 use super::rate::MAX_BATCH;
 use super::round_trips::Ends;
-use crate::bench::BenchError;
 use crate::bench::cores::Cores;
 use crate::bench::figures::times;
 use crate::bench::pipeline::Environment;
+use crate::bench::{BenchError, Common};
 use crate::sys::upload::Upload;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::Dispatch;
@@ -121,7 +121,8 @@ pub(super) fn check(control: &Control) -> Result<(), BenchError> {
     })
 }
 
-pub(super) struct Bench {
+pub(super) struct Bench<'a> {
+    pub(super) common: &'a Common,
     pub(super) cores: Cores,
     pub(super) device: &'static Device,
     pub(super) environment: Environment,
@@ -129,7 +130,7 @@ pub(super) struct Bench {
     pub(super) is_checked: bool,
 }
 
-impl Bench {
+impl Bench<'_> {
     fn kernel(
         &self,
         frame: usize,

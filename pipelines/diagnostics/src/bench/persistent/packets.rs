@@ -143,7 +143,7 @@ input  = "sums"
     )
 }
 
-impl Bench {
+impl Bench<'_> {
     /// Sends `packets` packets of `frame` bytes over loopback, one after another. Returns the microseconds from each
     /// send call until the result is in the output ring.
     pub(super) fn packets(

@@ -14,9 +14,10 @@ pub(super) const RATE_FRAME_BYTES: usize = 256;
 /// Maximum number of frames committed and submitted in one batch.
 pub(super) const MAX_BATCH: usize = 256;
 
-impl Bench {
+impl Bench<'_> {
     /// Measures frames per second with the given number of concurrent frames.
-    pub(super) fn rate(&self, concurrent_frames: u32, window: Duration) -> Result<f64, BenchError> {
+    pub(super) fn rate(&self, concurrent_frames: u32) -> Result<f64, BenchError> {
+        let window = self.common.window.0;
         let Fixture {
             ends,
             output,
