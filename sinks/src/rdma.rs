@@ -26,7 +26,7 @@ use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
-use daq_rdma::connect::access::{Secret, TokenKeys, WithToken};
+use daq_rdma::connect::access::{Secret, TokenKeys};
 use daq_rdma::nics::{NicNames, open_rails};
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{Mode, Record};
@@ -332,10 +332,7 @@ impl SinkSpec for RdmaKeys {
             })?;
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(error.to_string()))?;
-        let mut connector = self.connection.connector(address);
-        if let Some(token) = token {
-            connector = Box::new(WithToken::new(connector, token));
-        }
+        let connector = self.connection.connector(address).with_token(token);
         let counters = Counters {
             connections: context.ledger.connections.clone(),
             stalls: context.ledger.stalls.clone(),

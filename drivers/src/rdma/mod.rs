@@ -41,7 +41,7 @@ use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
 use daq_core::units::ByteSize;
-use daq_rdma::connect::access::{Access, Guarded, Secret, TokenKeys};
+use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
@@ -51,6 +51,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Default slot size in bytes, if the ring does not configure one.
 const PREFERRED: usize = 1 << 20;
@@ -249,7 +250,7 @@ impl RdmaConfig {
     }
 
     /// Returns the listener, which rejects peers without access.
-    fn listener(&self, context: &SourceContext) -> Result<Box<dyn Listener>, SourceError> {
+    fn listener(&self, context: &SourceContext) -> Result<Listener, SourceError> {
         let listen = self.listen.to_string();
         let failed =
             |why: &dyn std::fmt::Display| SourceError::new(listen.clone(), why.to_string());
@@ -262,14 +263,13 @@ impl RdmaConfig {
         let allowed = self.from.clone();
         let access = Access {
             name: format!("source {}", context.name),
-            allows: allowed.map(|List(allowed)| {
-                let allows = move |peer| allowed.iter().any(|entry| entry.contains(peer));
-                Box::new(allows) as Box<dyn Fn(SocketAddr) -> bool + Send + Sync>
+            allows: allowed.map(|List(allowed)| -> Allows {
+                Arc::new(move |peer| allowed.iter().any(|entry| entry.contains(peer)))
             }),
             token,
             refused: RdmaCounts::of(&context.counts).refused,
         };
-        Ok(Box::new(Guarded::new(listener, access)))
+        Ok(listener.with_access(access))
     }
 
     fn is_emulated_nic(&self) -> bool {

@@ -3,9 +3,7 @@
 //! The token follows the greeting of each rail and is not encrypted. The token keeps out senders that can connect to
 //! the port, but not senders that can also read the network traffic.
 
-use super::{ConnectError, Connector, Incoming, Link, Listener, Prepare};
 use crate::stream::wire::Hello;
-use crate::verbs::{Nic, QueuePairOptions};
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use std::fmt;
@@ -13,8 +11,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
 /// Valid lengths of a token in bytes.
 pub const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
@@ -41,6 +37,14 @@ impl Token {
         TOKEN_BYTES
             .contains(&bytes.len())
             .then(|| Self(bytes.to_owned()))
+    }
+
+    /// Returns the greetings with the token after each.
+    pub(super) fn appended(&self, greetings: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let greetings = greetings.iter();
+        greetings
+            .map(|greeting| [greeting.as_slice(), &self.0].concat())
+            .collect()
     }
 
     /// Compares two tokens in constant time: the duration does not depend on the position of a difference.
@@ -119,7 +123,7 @@ pub struct Access {
     /// Name of the listener's component, for the log.
     pub name: String,
     /// Predicate for the addresses that may connect; `None` allows every address.
-    pub allows: Option<Box<dyn Fn(SocketAddr) -> bool + Send + Sync>>,
+    pub allows: Option<Allows>,
     /// The token that a peer must send; `None` if no token is required.
     pub token: Option<Token>,
     /// Counter of rejected peers.
@@ -143,39 +147,42 @@ impl Refusals {
     }
 }
 
-/// A listener that rejects peers without access.
-pub struct Guarded {
-    inner: Box<dyn Listener>,
+/// Checks the tokens of peers, and counts and logs the peers that are rejected.
+pub(super) struct Guard {
     token: Option<Token>,
     refusals: Arc<Refusals>,
 }
 
-impl Guarded {
-    /// Wraps `inner` with access control.
-    pub fn new(mut inner: Box<dyn Listener>, access: Access) -> Self {
+impl Guard {
+    /// Returns the guard and its address filter.
+    pub(super) fn new(access: Access) -> (Self, Option<Allows>) {
         let refusals = Arc::new(Refusals {
             name: access.name,
             count: access.refused,
             limit: LogLimit::new(),
         });
-        if let Some(allows) = access.allows {
-            let refusals = refusals.clone();
-            inner.restrict(Arc::new(move |peer| {
+        let guard = Self {
+            token: access.token,
+            refusals: refusals.clone(),
+        };
+        let allows = access.allows.map(|allows| -> Allows {
+            Arc::new(move |peer| {
                 let is_allowed = allows(peer);
                 if !is_allowed {
                     refusals.add(&peer.to_string(), "the sender's address is not in `from`");
                 }
                 is_allowed
-            }));
-        }
-        Self {
-            inner,
-            token: access.token,
-            refusals,
-        }
+            })
+        });
+        (guard, allows)
     }
 
     /// Returns why a peer with these greetings is rejected, or `None` if the peer is accepted.
+    pub(super) fn check(&self, peer: &str, greetings: &[Vec<u8>]) -> Option<&'static str> {
+        self.refuses(greetings)
+            .inspect(|why| self.refusals.add(peer, why))
+    }
+
     fn refuses(&self, greetings: &[Vec<u8>]) -> Option<&'static str> {
         let token = self.token.as_ref()?;
         let sent = |greeting: &Vec<u8>| {
@@ -202,116 +209,11 @@ impl Guarded {
     }
 }
 
-impl Listener for Guarded {
-    fn accept(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        limit: Duration,
-    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        let start = Instant::now();
-        loop {
-            let left = limit.saturating_sub(start.elapsed());
-            let Some(incoming) = self.inner.accept(nics, left)? else {
-                return Ok(None);
-            };
-            let Some(why) = self.refuses(incoming.greetings()) else {
-                return Ok(Some(incoming));
-            };
-            self.refusals.add(&incoming.peer(), why);
-            incoming.refuse(why);
-            // Return even if peers keep being rejected, so that the caller can do its other work.
-            if start.elapsed() >= limit {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-/// A connector that appends a token to its greetings.
-pub struct WithToken {
-    inner: Box<dyn Connector>,
-    token: Token,
-}
-
-impl WithToken {
-    /// Creates a connector that appends `token` to each greeting and connects with `inner`.
-    pub fn new(inner: Box<dyn Connector>, token: Token) -> Self {
-        Self { inner, token }
-    }
-}
-
-impl Connector for WithToken {
-    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
-        self.inner.cancel_with(is_cancelled);
-    }
-
-    fn connect(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-        limit: Duration,
-    ) -> Result<Link, ConnectError> {
-        let greetings: Vec<_> = greetings
-            .iter()
-            .map(|greeting| [greeting.as_slice(), &self.token.0].concat())
-            .collect();
-        self.inner
-            .connect(nics, options, &greetings, prepare, limit)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connect::AbortHandle;
-    use std::sync::Mutex;
-
-    struct Peers(Vec<Vec<u8>>, Arc<Mutex<Vec<String>>>);
-    struct Peer(Vec<Vec<u8>>, Arc<Mutex<Vec<String>>>);
-
-    impl Listener for Peers {
-        fn accept(
-            &mut self,
-            _: &[Arc<dyn Nic>],
-            _: Duration,
-        ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-            let peer = (!self.0.is_empty()).then(|| vec![self.0.remove(0)]);
-            Ok(
-                peer.map(|greetings| {
-                    Box::new(Peer(greetings, self.1.clone())) as Box<dyn Incoming>
-                }),
-            )
-        }
-    }
-
-    impl Incoming for Peer {
-        fn peer(&self) -> String {
-            "10.0.0.66:4000".to_owned()
-        }
-
-        fn greetings(&self) -> &[Vec<u8>] {
-            &self.0
-        }
-
-        fn abort_handle(&self) -> AbortHandle {
-            Box::new(|| {})
-        }
-
-        fn accept(
-            self: Box<Self>,
-            _: &QueuePairOptions,
-            _: &[Vec<u8>],
-            _: Prepare<'_>,
-        ) -> Result<Link, ConnectError> {
-            unreachable!("no test connects")
-        }
-
-        fn refuse(self: Box<Self>, why: &str) {
-            self.1.lock().unwrap().push(why.to_owned());
-        }
-    }
+    use crate::connect::mock;
+    use std::time::Duration;
 
     #[test]
     fn peer_without_token_is_rejected_and_counted() {
@@ -326,7 +228,6 @@ mod tests {
             with("0"),
             with(right),
         ];
-        let output = Arc::new(Mutex::new(Vec::new()));
         let access = Access {
             name: "source link".to_owned(),
             allows: None,
@@ -334,16 +235,18 @@ mod tests {
             refused: Counter::default(),
         };
         let refused = access.refused.clone();
-        let mut guarded = Guarded::new(Box::new(Peers(peers, output.clone())), access);
-        let none = guarded.accept(&[], Duration::ZERO).unwrap();
+        let (listener, rejections) = mock::listener(peers.into_iter().map(Ok));
+        let mut guarded = listener.with_access(access);
+        let nics = mock::nics(1);
+        let none = guarded.accept(&nics, Duration::ZERO).unwrap();
         assert!(
             none.is_none(),
             "accept returns at the limit even after a rejection"
         );
         assert_eq!(refused.get(), 1);
-        let incoming = guarded.accept(&[], Duration::from_mins(5)).unwrap();
+        let incoming = guarded.accept(&nics, Duration::from_mins(5)).unwrap();
         assert_eq!(incoming.unwrap().greetings(), [with(right)]);
-        let output = output.lock().unwrap();
+        let output = rejections.lock().unwrap();
         assert_eq!((refused.get(), output.len()), (4, 4));
         assert!(
             output[0].contains("no token") && output[1..].iter().all(|why| why.contains("wrong"))

@@ -1,4 +1,4 @@
-//! Connects hosts by rdma_cm: one connection per rail, with greetings as private data.
+//! The transport of a handshake over rdma_cm: one connection per rail, with greetings as private data.
 //!
 //! ```text
 //!   connector ── request: greeting, queue pair ──▶ listener     for every rail, before the first answer
@@ -9,15 +9,14 @@
 //! rdma_cm pads private data with zeros.
 
 use super::access::Allows;
-use super::{
-    AbortHandle, ConnectError, Connector, Disconnect, Incoming, Link, Listener, MAX_HELLO,
-    MAX_OFFER, PeerMonitor, Prepare, sanitized,
-};
+use super::exchange::{Frame, Rails};
+use super::handshake::{Arrival, Connector, Listener, Port, Transport};
+use super::{AbortHandle, ConnectError, Disconnect, MAX_HELLO, MAX_OFFER, PeerMonitor, sanitized};
 use crate::stream::wire::Hello;
 use crate::sys::VerbsQueuePair;
 use crate::sys::cm::{Event, EventKind, Events, Id};
 use crate::sys::device;
-use crate::verbs::{Nic, QueuePair, QueuePairOptions, Service, VerbsError};
+use crate::verbs::{Endpoint, Nic, QueuePair, QueuePairOptions, Service, VerbsError};
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time for each step of the handshake after the peer's first message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which a waiting thread checks whether its operation was cancelled.
+/// Interval at which a waiting thread checks whether its operation was aborted.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of requests that rdma_cm queues until the listener accepts them.
 const BACKLOG: i32 = 64;
@@ -36,92 +35,44 @@ const MAX_INCOMPLETE: usize = 64;
 /// Maximum size of a rejection reason in bytes, set by rdma_cm.
 const MAX_REFUSAL: usize = 148;
 
-/// Connects to a listener by rdma_cm.
-#[derive(Clone, Debug)]
-pub struct CmConnector {
-    addresses: Vec<SocketAddr>,
-    is_cancelled: Option<Arc<AtomicBool>>,
-}
-
-/// Returns a connector to the listener at `address`, which must be the address of one of the listener's NICs.
-pub fn connector(address: SocketAddr) -> CmConnector {
-    CmConnector {
-        addresses: vec![address],
-        is_cancelled: None,
-    }
-}
-
-impl CmConnector {
-    /// Adds an address of the listener's host. Rail `i` uses address number `i` modulo the number of addresses. A
-    /// listener with several NICs needs one address per NIC.
-    #[must_use]
-    pub fn and(mut self, address: SocketAddr) -> Self {
-        self.addresses.push(address);
-        self
-    }
-}
-
-/// Accepts connectors by rdma_cm.
-pub struct CmListener {
-    listener: Id,
-    /// Requests of connectors that have not yet sent requests for all rails.
-    incomplete: Vec<Request>,
-    /// Predicate for the addresses that may connect; `None` allows every address.
-    allows: Option<Allows>,
+/// Returns a connector to the listener at `addresses`, which must be addresses of the listener's NICs. Rail `i` uses
+/// address number `i` modulo the number of addresses. A listener with several NICs needs one address per NIC.
+///
+/// # Panics
+/// If there is no address.
+pub fn connector(addresses: Vec<SocketAddr>) -> Connector {
+    assert!(!addresses.is_empty(), "the listener needs an address");
+    Connector::new(move |nics, end| Ok(Box::new(CmTransport::open(&addresses, nics, end)?)))
 }
 
 /// Creates a listener at `address`; an unspecified address listens on all NICs.
-pub fn listener(address: SocketAddr) -> Result<CmListener, ConnectError> {
+///
+/// # Errors
+/// If the address cannot be bound, or librdmacm is absent.
+pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
     let listener = Id::new(&Events::new()?)?;
     listener.listen(address, BACKLOG)?;
-    Ok(CmListener {
+    let address = listener.local_address().unwrap_or(address);
+    let port = CmPort {
         listener,
-        incomplete: Vec::new(),
+        incomplete: RailGroups(Vec::new()),
         allows: None,
-    })
+    };
+    Ok(Listener::new(port, address, STEP_TIMEOUT))
 }
 
-impl CmListener {
-    /// Returns the local address of the listener.
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.listener.local_address()
-    }
-}
-
-/// A rail that is being connected.
-struct CmRail {
-    id: Id,
-    queue_pair: Box<dyn QueuePair>,
-}
-
-impl CmRail {
-    /// Creates a queue pair on `nic`. Fails if rdma_cm has selected a different NIC.
-    fn new(id: Id, nic: &dyn Nic, options: &QueuePairOptions) -> Result<Self, VerbsError> {
-        check(&id, nic)?;
-        Ok(Self {
-            id,
-            queue_pair: nic.create_queue_pair(options)?,
-        })
-    }
-
-    /// Connects the queue pair with the parameters from rdma_cm.
-    fn connect(&mut self, nic: &dyn Nic) -> Result<(), VerbsError> {
-        let (receive, send) = self.id.transitions()?;
-        let queue_pair: &mut dyn Any = &mut *self.queue_pair;
-        match queue_pair.downcast_mut::<VerbsQueuePair>() {
-            Some(queue_pair) => queue_pair.connect_with(receive, send),
-            None => Err(nic_error(nic, "an emulated NIC must be connected by TCP")),
-        }
-    }
-}
-
-fn nic_error(nic: &dyn Nic, why: impl Into<String>) -> VerbsError {
+fn nic_error(nic: &str, why: impl Into<String>) -> VerbsError {
     VerbsError {
-        nic: nic.name().to_owned(),
+        nic: nic.to_owned(),
         call: "rdma_cm".to_owned(),
         errno: 0,
         why: why.into(),
     }
+}
+
+fn id_error(id: &Id, why: impl Into<String>) -> VerbsError {
+    let (name, _) = id.card().unwrap_or_default();
+    nic_error(&name, why)
 }
 
 /// Returns an error if rdma_cm has selected a NIC other than the configured NIC.
@@ -130,24 +81,16 @@ fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
     match id.card() {
         Some((name, number)) if name == nic.name() && number == port => Ok(()),
         Some((name, number)) => Err(nic_error(
-            nic,
+            nic.name(),
             format!(
                 "the address is reached through {name} port {number}, but `nics` names {} port {port}: use an address of that NIC, or name the other NIC in `nics`",
                 nic.name()
             ),
         )),
         None => Err(nic_error(
-            nic,
+            nic.name(),
             "the address is not reachable through an RDMA NIC",
         )),
-    }
-}
-
-fn network(peer: String, action: &'static str, source: io::Error) -> ConnectError {
-    ConnectError::Network {
-        peer,
-        action,
-        source,
     }
 }
 
@@ -158,13 +101,15 @@ fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
             peer,
             why: rejection_reason(event.status, &event.private),
         },
-        EventKind::Failed if event.status < 0 => network(
+        EventKind::Failed if event.status < 0 => ConnectError::network(
             peer,
             action,
             io::Error::from_raw_os_error(event.status.saturating_neg()),
         ),
-        EventKind::Removed => network(peer, action, io::Error::other("the NIC was removed")),
-        _ => network(peer, action, io::ErrorKind::ConnectionAborted.into()),
+        EventKind::Removed => {
+            ConnectError::network(peer, action, io::Error::other("the NIC was removed"))
+        }
+        _ => ConnectError::network(peer, action, io::ErrorKind::ConnectionAborted.into()),
     }
 }
 
@@ -192,173 +137,226 @@ fn truncated(why: &str) -> &[u8] {
     &why.as_bytes()[..why.floor_char_boundary(MAX_REFUSAL)]
 }
 
-/// Returns the next event; fails if no event arrives before `end`.
+/// Returns the next event; fails if no event arrives before `end`, or if `is_aborted` becomes true.
 fn next(
     events: &Arc<Events>,
+    is_aborted: &AtomicBool,
     end: Instant,
     peer: &str,
     action: &'static str,
 ) -> Result<Event, ConnectError> {
     loop {
+        let failed =
+            |kind: io::ErrorKind| ConnectError::network(peer.to_owned(), action, kind.into());
+        if is_aborted.load(Ordering::Acquire) {
+            return Err(failed(io::ErrorKind::Interrupted));
+        }
         if let Some(event) = events.next()? {
             return Ok(event);
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(network(
-                peer.to_owned(),
-                action,
-                io::ErrorKind::TimedOut.into(),
-            ));
+            return Err(failed(io::ErrorKind::TimedOut));
         }
-        events.wait(left)?;
+        events.wait(left.min(POLL_INTERVAL))?;
     }
 }
 
-/// Waits for an event of type `kind` for the connection `of`. Ignores events of type `Other`.
-fn await_kind(
+/// Resolves `address` on a new connection from `nic`.
+fn resolve(
     events: &Arc<Events>,
-    of: usize,
-    kind: EventKind,
+    address: SocketAddr,
+    nic: &dyn Nic,
     end: Instant,
-    peer: &str,
-    action: &'static str,
-) -> Result<Event, ConnectError> {
-    loop {
-        let event = next(events, end, peer, action)?;
-        match event.kind {
-            found if found == kind && event.of == of => return Ok(event),
-            EventKind::Other => {}
-            _ => return Err(failed(&event, peer.to_owned(), action)),
-        }
-    }
-}
-
-fn check_service(nics: &[Arc<dyn Nic>], options: &QueuePairOptions) -> Result<(), VerbsError> {
-    match nics.first() {
-        Some(nic) if options.service != Service::Rc => Err(nic_error(
-            &**nic,
-            format!(
-                "rdma_cm supports only rc, not {}: use connection = \"tcp\" on both hosts",
-                options.service.name()
-            ),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Checks that the number of greetings equals the number of NICs, and that each greeting fits into the private data
-/// (`max` bytes).
-fn check_greetings(
-    nics: &[Arc<dyn Nic>],
-    greetings: &[Vec<u8>],
-    max: usize,
-) -> Result<(), VerbsError> {
-    let longest = greetings.iter().map(Vec::len).max().unwrap_or(0);
-    match nics.first() {
-        Some(nic) if greetings.len() != nics.len() => Err(nic_error(
-            &**nic,
-            format!(
-                "there must be one greeting per rail, but there are {} greetings for {} rails",
-                greetings.len(),
-                nics.len()
-            ),
-        )),
-        Some(nic) if longest > max => Err(nic_error(
-            &**nic,
-            format!("a greeting has {longest} bytes, but rdma_cm can carry at most {max}"),
-        )),
-        _ => Ok(()),
-    }
-}
-
-impl Connector for CmConnector {
-    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
-        self.is_cancelled = Some(is_cancelled);
-    }
-
-    fn connect(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-        limit: Duration,
-    ) -> Result<Link, ConnectError> {
-        check_service(nics, options)?;
-        check_greetings(nics, greetings, MAX_HELLO)?;
-        let end = Instant::now() + limit;
-        let events = Events::new()?;
-        let mut rails = Vec::with_capacity(nics.len());
-        for (i, (nic, greeting)) in nics.iter().zip(greetings).enumerate() {
-            let address = self.addresses[i % self.addresses.len()];
-            let peer = address.to_string();
-            let left = || end.saturating_duration_since(Instant::now());
-            let id = Id::new(&events)?;
-            // Binds to the NIC's own address, so that rdma_cm selects exactly this NIC.
-            let own = device::ip(nic.port()?.gid).filter(|ip| ip.is_ipv4() == address.is_ipv4());
-            id.resolve(own, address, left())?;
-            let action = "resolving the peer's address";
-            await_kind(
-                &events,
-                id.address(),
-                EventKind::Address,
-                end,
-                &peer,
-                action,
-            )?;
-            id.route(left())?;
-            let action = "resolving the route to the peer";
-            await_kind(&events, id.address(), EventKind::Route, end, &peer, action)?;
-            let mut rail = CmRail::new(id, &**nic, options)?;
-            prepare(i, &mut *rail.queue_pair)?;
-            rail.id
-                .connect(rail.queue_pair.endpoint().number, greeting)?;
-            rails.push(rail);
-        }
-        let peer = self.addresses[0].to_string();
-        let mut answers: Vec<Option<Vec<u8>>> = vec![None; rails.len()];
-        while answers.iter().any(Option::is_none) {
-            let action = "waiting for an answer";
-            let event = next(&events, end, &peer, action)?;
-            let rail = rails.iter().position(|rail| rail.id.address() == event.of);
-            match (event.kind, rail) {
-                (EventKind::Response, Some(rail)) => answers[rail] = Some(event.private),
-                (EventKind::Other, _) => {}
+) -> Result<Id, ConnectError> {
+    let left = || end.saturating_duration_since(Instant::now());
+    let id = Id::new(events)?;
+    let wait = |kind, action| {
+        let peer = address.to_string();
+        loop {
+            let event = next(events, &AtomicBool::new(false), end, &peer, action)?;
+            match event.kind {
+                found if found == kind && event.of == id.address() => return Ok(()),
+                EventKind::Other => {}
                 _ => return Err(failed(&event, peer, action)),
             }
         }
-        let is_cancelled = self.is_cancelled.as_ref();
-        if is_cancelled.is_some_and(|is_cancelled| is_cancelled.load(Ordering::Acquire)) {
-            return Err(ConnectError::Cancelled { peer });
-        }
-        for (rail, nic) in rails.iter_mut().zip(nics) {
-            rail.connect(&**nic)?;
-            rail.id.establish()?;
-        }
-        Ok(link(
-            rails,
-            answers.into_iter().flatten().collect(),
+    };
+    // Binds to the NIC's own address, so that rdma_cm selects exactly this NIC.
+    let own = device::ip(nic.port()?.gid).filter(|ip| ip.is_ipv4() == address.is_ipv4());
+    id.resolve(own, address, left())?;
+    wait(EventKind::Address, "resolving the peer's address")?;
+    id.route(left())?;
+    wait(EventKind::Route, "resolving the route to the peer")?;
+    Ok(id)
+}
+
+/// The connections of all rails to one peer.
+struct CmTransport {
+    ids: Vec<Id>,
+    events: Arc<Events>,
+    peer: String,
+    is_listener: bool,
+    is_aborted: Arc<AtomicBool>,
+}
+
+impl CmTransport {
+    fn open(
+        addresses: &[SocketAddr],
+        nics: &[Arc<dyn Nic>],
+        end: Instant,
+    ) -> Result<Self, ConnectError> {
+        let events = Events::new()?;
+        let rails = nics.iter().zip(addresses.iter().cycle());
+        let ids = rails.map(|(nic, address)| resolve(&events, *address, &**nic, end));
+        Ok(Self {
+            ids: ids.collect::<Result<_, _>>()?,
             events,
-            peer,
-        ))
+            peer: addresses[0].to_string(),
+            is_listener: false,
+            is_aborted: Arc::default(),
+        })
+    }
+
+    /// Returns the transport of a connector's requests, and the connector's greetings.
+    fn accept(requests: Vec<Request>) -> Result<(Self, Rails), ConnectError> {
+        let events = Events::new()?;
+        let peer = requests.first().and_then(|request| request.id.peer());
+        let mut ids = Vec::with_capacity(requests.len());
+        let mut greetings = Vec::with_capacity(requests.len());
+        for request in requests {
+            ids.push(request.id.migrated(&events)?);
+            greetings.push(request.greeting);
+        }
+        let transport = Self {
+            ids,
+            events,
+            peer: peer.map_or_else(|| "a connector".to_owned(), |peer| peer.to_string()),
+            is_listener: true,
+            is_aborted: Arc::default(),
+        };
+        Ok((transport, rails(greetings)))
+    }
+
+    /// Calls `send` with the connection, the number of the queue pair and the greeting of each rail.
+    fn send_greetings(
+        &self,
+        rails: &Rails,
+        max: usize,
+        send: fn(&Id, u32, &[u8]) -> Result<(), VerbsError>,
+    ) -> Result<(), VerbsError> {
+        let greetings = rails.endpoints.iter().zip(&rails.greetings);
+        for (id, (endpoint, greeting)) in self.ids.iter().zip(greetings) {
+            let length = greeting.len();
+            if length > max {
+                let why =
+                    format!("a greeting has {length} bytes, but rdma_cm can carry at most {max}");
+                return Err(id_error(id, why));
+            }
+            send(id, endpoint.number, greeting)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `send` for every rail, even if a call fails. Returns the first error.
+    fn each(&self, send: impl Fn(&Id) -> Result<(), VerbsError>) -> Result<(), VerbsError> {
+        self.ids.iter().fold(Ok(()), |sent, id| sent.and(send(id)))
     }
 }
 
-fn link(rails: Vec<CmRail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: String) -> Link {
-    let (rails, ids) = rails
-        .into_iter()
-        .map(|rail| (rail.queue_pair, rail.id))
-        .unzip();
-    Link {
-        rails,
+/// Returns the description of a peer's rails. rdma_cm itself transfers the endpoints, and supports only `rc`.
+fn rails(greetings: Vec<Vec<u8>>) -> Rails {
+    Rails {
+        service: Service::Rc,
+        endpoints: vec![Endpoint::default(); greetings.len()],
         greetings,
-        monitor: Box::new(CmMonitor {
-            ids,
-            events,
-            peer,
+    }
+}
+
+impl Transport for CmTransport {
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn send(&mut self, message: &Frame, _: Instant) -> Result<(), ConnectError> {
+        match message {
+            Frame::Hello(rails) => self.send_greetings(rails, MAX_HELLO, Id::connect)?,
+            Frame::Answer(rails) => self.send_greetings(rails, MAX_OFFER, Id::accept)?,
+            Frame::Refusal(why) => self.each(|id| id.reject(truncated(why)))?,
+            Frame::Ready => self.each(Id::establish)?,
+            Frame::Close(_) => self.each(Id::disconnect)?,
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError> {
+        let (expected, action) = if self.is_listener {
+            (EventKind::Established, "waiting until the peer is ready")
+        } else {
+            (EventKind::Response, "waiting for an answer")
+        };
+        let mut greetings = vec![None; self.ids.len()];
+        while greetings.iter().any(Option::is_none) {
+            let event = next(&self.events, &self.is_aborted, end, &self.peer, action)?;
+            let rail = self.ids.iter().position(|id| id.address() == event.of);
+            match (event.kind, rail) {
+                (kind, Some(rail)) if kind == expected => greetings[rail] = Some(event.private),
+                (EventKind::Other, _) => {}
+                _ => return Err(failed(&event, self.peer(), action)),
+            }
+        }
+        Ok(if self.is_listener {
+            Frame::Ready
+        } else {
+            Frame::Answer(rails(greetings.into_iter().flatten().collect()))
+        })
+    }
+
+    /// Fails if rdma_cm has selected a different NIC.
+    fn check(
+        &self,
+        rail: usize,
+        nic: &dyn Nic,
+        options: &QueuePairOptions,
+    ) -> Result<(), VerbsError> {
+        if options.service != Service::Rc {
+            let name = options.service.name();
+            return Err(nic_error(
+                nic.name(),
+                format!(
+                    "rdma_cm supports only rc, not {name}: use connection = \"tcp\" on both hosts"
+                ),
+            ));
+        }
+        check(&self.ids[rail], nic)
+    }
+
+    /// Connects the queue pair with the parameters from rdma_cm.
+    fn connect(
+        &self,
+        rail: usize,
+        queue_pair: &mut dyn QueuePair,
+        _: &Endpoint,
+    ) -> Result<(), VerbsError> {
+        let id = &self.ids[rail];
+        let (receive, send) = id.transitions()?;
+        let queue_pair: &mut dyn Any = queue_pair;
+        match queue_pair.downcast_mut::<VerbsQueuePair>() {
+            Some(queue_pair) => queue_pair.connect_with(receive, send),
+            None => Err(id_error(id, "an emulated NIC must be connected by TCP")),
+        }
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        let is_aborted = self.is_aborted.clone();
+        Box::new(move || is_aborted.store(true, Ordering::Release))
+    }
+
+    fn monitor(self: Box<Self>) -> Box<dyn PeerMonitor> {
+        Box::new(CmMonitor {
+            transport: *self,
             disconnect: None,
-        }),
+        })
     }
 }
 
@@ -366,7 +364,6 @@ fn link(rails: Vec<CmRail>, greetings: Vec<Vec<u8>>, events: Arc<Events>, peer: 
 struct Request {
     id: Id,
     greeting: Vec<u8>,
-    since: Instant,
 }
 
 impl Request {
@@ -377,15 +374,43 @@ impl Request {
     }
 }
 
-/// Returns the requests of one connector in the order of its rails, if the requests of all rails have arrived. The
-/// stream number identifies the connector.
-fn complete(greetings: &[Option<(u64, usize)>], rails: usize) -> Option<Vec<usize>> {
-    let streams = greetings.iter().flatten().map(|(stream, _)| *stream);
-    streams.into_iter().find_map(|stream| {
-        (0..rails)
-            .map(|rail| greetings.iter().position(|it| *it == Some((stream, rail))))
-            .collect()
-    })
+/// A request for one rail, and when it arrived.
+struct RailRequest<T> {
+    stream: u64,
+    rail: usize,
+    since: Instant,
+    request: T,
+}
+
+/// Requests of connectors that have not yet sent requests for all rails. The stream number identifies the connector.
+struct RailGroups<T>(Vec<RailRequest<T>>);
+
+impl<T> RailGroups<T> {
+    /// Adds a request. Returns all requests of the connector in the order of its rails, if they are complete. Fails if
+    /// there are too many requests, and returns the request.
+    fn add(&mut self, new: RailRequest<T>, rails: usize) -> Result<Option<Vec<T>>, T> {
+        let stream = new.stream;
+        // A repeated request replaces the earlier one, because its connector has started again.
+        self.0
+            .retain(|other| (other.stream, other.rail) != (stream, new.rail));
+        // The limit is at least the number of rails of one connector.
+        if self.0.len() >= rails.max(MAX_INCOMPLETE) {
+            return Err(new.request);
+        }
+        self.0.push(new);
+        if self.0.iter().filter(|one| one.stream == stream).count() < rails {
+            return Ok(None);
+        }
+        let mut complete: Vec<_> = self.0.extract_if(.., |one| one.stream == stream).collect();
+        complete.sort_by_key(|one| one.rail);
+        Ok(Some(complete.into_iter().map(|one| one.request).collect()))
+    }
+
+    /// Removes the requests of connectors whose remaining rails are late.
+    fn remove_late(&mut self, now: Instant) {
+        self.0
+            .retain(|one| now.saturating_duration_since(one.since) < STEP_TIMEOUT);
+    }
 }
 
 /// Returns the stream number and the rail index of a greeting. Fails if the number of rails in the greeting is not
@@ -401,31 +426,31 @@ fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String
     Ok((hello.stream, hello.rail.into()))
 }
 
-/// Returns the maximum number of incomplete requests, which is at least the number of rails of one connector.
-const fn max_incomplete(rails: usize) -> usize {
-    if rails > MAX_INCOMPLETE {
-        rails
-    } else {
-        MAX_INCOMPLETE
-    }
+/// Accepts connectors by rdma_cm.
+struct CmPort {
+    listener: Id,
+    incomplete: RailGroups<Request>,
+    /// Predicate for the addresses that may connect; `None` allows every address.
+    allows: Option<Allows>,
 }
 
-/// Returns true if the remaining rails of a connector have timed out.
-fn is_late(since: Duration) -> bool {
-    since >= STEP_TIMEOUT
-}
-
-impl CmListener {
+impl CmPort {
     /// Accepts or rejects a request for a rail. Returns all requests of the connector once the requests of all its
     /// rails have arrived.
     fn begin(&mut self, request: Request, nics: &[Arc<dyn Nic>]) -> Option<Vec<Request>> {
+        let peer = request.id.peer();
+        let is_allowed = |allows: &Allows| peer.is_some_and(|peer| allows(peer));
+        if !self.allows.as_ref().is_none_or(is_allowed) {
+            request.refuse("connections from this address are not allowed");
+            return None;
+        }
         // With a single rail nothing has to be ordered, so every greeting is valid.
         let found = match nics {
             [_] => Ok((0, 0)),
             _ => stream_and_rail(&request.greeting, nics.len()),
         };
         let (stream, rail) = match found {
-            Ok(place) => place,
+            Ok(found) => found,
             Err(why) => {
                 request.refuse(&why);
                 return None;
@@ -435,192 +460,69 @@ impl CmListener {
             request.refuse(&format!("rail {rail}: {}", error.why));
             return None;
         }
-        if nics.len() == 1 {
-            return Some(vec![request]);
-        }
-        // A repeated request replaces the earlier one, because its connector has started again.
+        let request = RailRequest {
+            stream,
+            rail,
+            since: Instant::now(),
+            request,
+        };
         self.incomplete
-            .retain(|other| stream_and_rail(&other.greeting, nics.len()) != Ok((stream, rail)));
-        if self.incomplete.len() >= max_incomplete(nics.len()) {
-            request.refuse("too many incomplete connection attempts; try again");
-            return None;
-        }
-        self.incomplete.push(request);
-        self.take(nics.len())
+            .add(request, nics.len())
+            .unwrap_or_else(|request| {
+                request.refuse("too many incomplete connection attempts; try again");
+                None
+            })
     }
 
-    /// Removes and returns the requests of a connector, if the requests of all its rails have arrived.
-    fn take(&mut self, rails: usize) -> Option<Vec<Request>> {
-        let places: Vec<_> = self
-            .incomplete
-            .iter()
-            .map(|request| stream_and_rail(&request.greeting, rails).ok())
-            .collect();
-        let chosen = complete(&places, rails)?;
-        let mut all: Vec<Option<Request>> = self.incomplete.drain(..).map(Some).collect();
-        let taken = chosen.into_iter().filter_map(|i| all[i].take()).collect();
-        self.incomplete.extend(all.into_iter().flatten());
-        Some(taken)
+    /// Handles an event. Returns all requests of a connector once they are complete.
+    fn handle(
+        &mut self,
+        event: Event,
+        nics: &[Arc<dyn Nic>],
+    ) -> Result<Option<Vec<Request>>, ConnectError> {
+        if let Some(id) = event.request {
+            let greeting = event.private;
+            return Ok(self.begin(Request { id, greeting }, nics));
+        }
+        // Either a connector has stopped, and its request is dropped, or the listener's NIC was removed, which is an
+        // error.
+        self.incomplete
+            .0
+            .retain(|one| one.request.id.address() != event.of);
+        if event.kind == EventKind::Removed {
+            return Err(failed(&event, "rdma_cm".to_owned(), "listening"));
+        }
+        Ok(None)
     }
 }
 
-impl Listener for CmListener {
+impl Port for CmPort {
     fn restrict(&mut self, allows: Allows) {
         self.allows = Some(allows);
     }
 
-    fn accept(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        limit: Duration,
-    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        let end = Instant::now() + limit;
+    fn next(&mut self, nics: &[Arc<dyn Nic>], end: Instant) -> Result<Arrival, ConnectError> {
         let events = Arc::clone(self.listener.events());
         loop {
-            self.incomplete
-                .retain(|request| !is_late(request.since.elapsed()));
-            let Some(event) = events.next()? else {
-                let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Ok(None);
+            self.incomplete.remove_late(Instant::now());
+            let left = end.saturating_duration_since(Instant::now());
+            match events.next()? {
+                Some(event) => {
+                    if let Some(requests) = self.handle(event, nics)? {
+                        return Ok(match CmTransport::accept(requests) {
+                            Ok((transport, hello)) => {
+                                Arrival::Connector(Box::new(transport), hello)
+                            }
+                            Err(error) => Arrival::Failed(error),
+                        });
+                    }
                 }
-                events.wait(left)?;
-                continue;
-            };
-            let Some(id) = event.request else {
-                // Either a connector has stopped, and its request is dropped, or the listener's NIC was removed, which
-                // is an error.
-                self.incomplete
-                    .retain(|request| request.id.address() != event.of);
-                if event.kind == EventKind::Removed {
-                    return Err(failed(&event, "rdma_cm".to_owned(), "listening"));
-                }
-                continue;
-            };
-            let request = Request {
-                id,
-                greeting: event.private,
-                since: Instant::now(),
-            };
-            let peer = request.id.peer();
-            let is_allowed = |allows: &Allows| peer.is_some_and(|peer| allows(peer));
-            if !self.allows.as_ref().is_none_or(is_allowed) {
-                request.refuse("connections from this address are not allowed");
-            } else if let Some(requests) = self.begin(request, nics) {
-                return Ok(Some(Box::new(CmIncoming::new(requests, nics)?)));
+                None if !left.is_zero() => events.wait(left)?,
+                None => {}
             }
             // Return even if peers keep being rejected, so that the caller can do its other work.
-            if Instant::now() >= end {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-/// A connector that waits for the listener's answer.
-struct CmIncoming {
-    ids: Vec<Id>,
-    greetings: Vec<Vec<u8>>,
-    nics: Vec<Arc<dyn Nic>>,
-    events: Arc<Events>,
-    peer: String,
-    is_aborted: Arc<AtomicBool>,
-}
-
-impl CmIncoming {
-    fn new(requests: Vec<Request>, nics: &[Arc<dyn Nic>]) -> Result<Self, VerbsError> {
-        let events = Events::new()?;
-        let peer = requests
-            .first()
-            .and_then(|request| request.id.peer())
-            .map_or_else(|| "a connector".to_owned(), |peer| peer.to_string());
-        let mut ids = Vec::with_capacity(requests.len());
-        let mut greetings = Vec::with_capacity(requests.len());
-        for request in requests {
-            ids.push(request.id.migrated(&events)?);
-            greetings.push(request.greeting);
-        }
-        Ok(Self {
-            ids,
-            greetings,
-            nics: nics.to_vec(),
-            events,
-            peer,
-            is_aborted: Arc::default(),
-        })
-    }
-}
-
-impl Incoming for CmIncoming {
-    fn peer(&self) -> String {
-        self.peer.clone()
-    }
-
-    fn greetings(&self) -> &[Vec<u8>] {
-        &self.greetings
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
-        let is_aborted = self.is_aborted.clone();
-        Box::new(move || is_aborted.store(true, Ordering::Release))
-    }
-
-    fn accept(
-        self: Box<Self>,
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-    ) -> Result<Link, ConnectError> {
-        check_service(&self.nics, options)?;
-        check_greetings(&self.nics, greetings, MAX_OFFER)?;
-        let Self {
-            ids,
-            greetings: theirs,
-            nics,
-            events,
-            peer,
-            is_aborted,
-        } = *self;
-        let mut rails = Vec::with_capacity(nics.len());
-        for (i, (id, nic)) in ids.into_iter().zip(&nics).enumerate() {
-            let mut rail = CmRail::new(id, &**nic, options)?;
-            prepare(i, &mut *rail.queue_pair)?;
-            rail.connect(&**nic)?;
-            rails.push(rail);
-        }
-        for (rail, greeting) in rails.iter().zip(greetings) {
-            rail.id
-                .accept(rail.queue_pair.endpoint().number, greeting)?;
-        }
-        let end = Instant::now() + STEP_TIMEOUT;
-        let mut waiting: Vec<usize> = rails.iter().map(|rail| rail.id.address()).collect();
-        while !waiting.is_empty() {
-            let action = "waiting until the peer is ready";
-            if is_aborted.load(Ordering::Acquire) {
-                let error = io::ErrorKind::Interrupted.into();
-                return Err(network(peer, action, error));
-            }
-            let Some(event) = events.next()? else {
-                let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(network(peer, action, io::ErrorKind::TimedOut.into()));
-                }
-                events.wait(left.min(POLL_INTERVAL))?;
-                continue;
-            };
-            match event.kind {
-                EventKind::Established => waiting.retain(|id| *id != event.of),
-                EventKind::Other => {}
-                _ => return Err(failed(&event, peer, action)),
-            }
-        }
-        Ok(link(rails, theirs, events, peer))
-    }
-
-    fn refuse(self: Box<Self>, why: &str) {
-        for id in &self.ids {
-            if let Err(error) = id.reject(truncated(why)) {
-                tracing::debug!("{}: {error}", self.peer);
+            if left.is_zero() {
+                return Ok(Arrival::None);
             }
         }
     }
@@ -628,16 +530,14 @@ impl Incoming for CmIncoming {
 
 /// Detects that the peer of a link has disconnected.
 struct CmMonitor {
-    ids: Vec<Id>,
-    events: Arc<Events>,
-    peer: String,
+    transport: CmTransport,
     disconnect: Option<Disconnect>,
 }
 
 impl PeerMonitor for CmMonitor {
     fn poll_disconnect(&mut self) -> Option<Disconnect> {
         if self.disconnect.is_none() {
-            let why = match self.events.next() {
+            let why = match self.transport.events.next() {
                 Ok(Some(event)) => match event.kind {
                     EventKind::Disconnected => {
                         Some("the peer closed the connection or its process died")
@@ -652,17 +552,15 @@ impl PeerMonitor for CmMonitor {
             };
             self.disconnect = why.map(|why| Disconnect {
                 final_frames: None,
-                why: format!("{}: {why}", self.peer),
+                why: format!("{}: {why}", self.transport.peer),
             });
         }
         self.disconnect.clone()
     }
 
-    fn close(&mut self, _: u64) {
-        for id in &self.ids {
-            if let Err(error) = id.disconnect() {
-                tracing::debug!("{}: {error}", self.peer);
-            }
+    fn close(&mut self, frames: u64) {
+        if let Err(error) = self.transport.send(&Frame::Close(frames), Instant::now()) {
+            tracing::debug!("{}: {error}", self.transport.peer);
         }
     }
 }
@@ -685,10 +583,31 @@ mod tests {
         assert_eq!(rejection_reason(28, b"no\x1b[2J\nroom\0"), "no [2J room");
     }
 
+    fn request(stream: u64, rail: usize) -> RailRequest<(u64, usize)> {
+        RailRequest {
+            stream,
+            rail,
+            since: Instant::now(),
+            request: (stream, rail),
+        }
+    }
+
     #[test]
     fn incomplete_connectors_are_limited_and_dropped() {
-        assert_eq!((max_incomplete(2), max_incomplete(255)), (64, 255));
-        assert!(is_late(STEP_TIMEOUT) && !is_late(STEP_TIMEOUT / 2));
+        for (rails, max) in [(2, 64), (255, 255)] {
+            let mut incomplete = RailGroups(Vec::new());
+            for stream in 0..max {
+                assert_eq!(incomplete.add(request(stream, 0), rails), Ok(None));
+            }
+            assert_eq!(incomplete.add(request(max, 0), rails), Err((max, 0)));
+            // A repeated request replaces the earlier one.
+            assert_eq!(incomplete.add(request(0, 0), rails), Ok(None));
+            let start = incomplete.0[0].since;
+            incomplete.remove_late(start + STEP_TIMEOUT / 2);
+            assert_eq!(incomplete.0.len() as u64, max);
+            incomplete.remove_late(Instant::now() + STEP_TIMEOUT);
+            assert!(incomplete.0.is_empty());
+        }
     }
 
     #[test]
@@ -704,12 +623,17 @@ mod tests {
     /// Rails of several connectors may arrive in any order; each connector must get only its own rails, in order.
     #[test]
     fn rails_of_one_connector_are_grouped() {
-        let incomplete = [Some((7, 1)), Some((9, 0)), None, Some((9, 2)), Some((7, 0))];
-        assert_eq!(complete(&incomplete, 2), Some(vec![4, 0]));
-        assert_eq!(complete(&incomplete, 3), None);
-        let more = [&incomplete[..], &[Some((9, 1))]].concat();
-        assert_eq!(complete(&more, 3), Some(vec![1, 5, 3]));
-        assert_eq!(complete(&[], 1), None);
+        let mut incomplete = RailGroups(Vec::new());
+        for (stream, rail) in [(7, 1), (9, 0), (9, 2), (9, 2)] {
+            assert_eq!(incomplete.add(request(stream, rail), 3), Ok(None));
+        }
+        let all = incomplete.add(request(9, 1), 3);
+        assert_eq!(all, Ok(Some(vec![(9, 0), (9, 1), (9, 2)])));
+        assert_eq!(incomplete.0.len(), 1);
+        let pair = incomplete.add(request(7, 0), 2);
+        assert_eq!(pair, Ok(Some(vec![(7, 0), (7, 1)])));
+        let single = incomplete.add(request(1, 0), 1);
+        assert_eq!(single, Ok(Some(vec![(1, 0)])));
     }
 
     #[test]

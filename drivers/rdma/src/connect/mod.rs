@@ -6,20 +6,20 @@
 //!           ◀── greeting, endpoints of its queue pairs ──
 //!           ══ queue pairs, one per rail ══ PeerMonitor: detects that the peer has disconnected
 //! ```
-//! With `rdma_cm` the greetings are the private data of the connections, and each rail has one connection. With TCP all
+//! The [`Handshake`] is the same for both transports. With `rdma_cm` the greetings are the private data of the connections, and each rail has one connection. With TCP all
 //! greetings use one stream. The stream stays open, so that a peer that ends is detected immediately.
 
 pub(crate) mod acceptor;
 pub mod access;
 pub mod cm;
 pub mod exchange;
+pub(crate) mod handshake;
 pub mod tcp;
 
-use crate::verbs::{Nic, QueuePair, QueuePairOptions, Service, VerbsError};
+pub use handshake::{Connector, Handshake, Incoming, Listener};
+
+use crate::verbs::{QueuePair, Service, VerbsError};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 /// Maximum size of a connector's greeting in bytes: the limit of an `rdma_cm` request.
 pub const MAX_HELLO: usize = 56;
@@ -74,6 +74,16 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    fn network(peer: String, action: &'static str, source: std::io::Error) -> Self {
+        Self::Network {
+            peer,
+            action,
+            source,
+        }
+    }
+}
+
 /// The protocol by which two hosts connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -117,10 +127,10 @@ impl Connection {
     }
 
     /// Returns a connector to the listener at `address`.
-    pub fn connector(self, address: SocketAddr) -> Box<dyn Connector> {
+    pub fn connector(self, address: SocketAddr) -> Connector {
         match self {
-            Self::Tcp => Box::new(tcp::connector(address)),
-            Self::Cm => Box::new(cm::connector(address)),
+            Self::Tcp => tcp::connector(address),
+            Self::Cm => cm::connector(vec![address]),
         }
     }
 
@@ -128,10 +138,10 @@ impl Connection {
     ///
     /// # Errors
     /// If the address cannot be bound, or librdmacm is absent.
-    pub fn listener(self, address: SocketAddr) -> Result<Box<dyn Listener>, ConnectError> {
+    pub fn listener(self, address: SocketAddr) -> Result<Listener, ConnectError> {
         match self {
-            Self::Tcp => Ok(Box::new(tcp::listener(address)?)),
-            Self::Cm => Ok(Box::new(cm::listener(address)?)),
+            Self::Tcp => tcp::listener(address),
+            Self::Cm => cm::listener(address),
         }
     }
 }
@@ -199,63 +209,7 @@ fn is_printable(c: char) -> bool {
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The connecting side of a handshake, which connects to a [`Listener`].
-pub trait Connector: Send {
-    /// Cancels the attempt if `is_cancelled` becomes true before the last message of the handshake.
-    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
-        drop(is_cancelled);
-    }
-
-    /// Connects one queue pair for each of `nics`, with one greeting per queue pair. Fails if the connection is not
-    /// established within `limit`.
-    fn connect(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-        limit: Duration,
-    ) -> Result<Link, ConnectError>;
-}
-
-/// The accepting side of a handshake, which accepts connections from a [`Connector`].
-pub trait Listener: Send {
-    /// Sets `allows` as the address filter: peers from other addresses are rejected.
-    fn restrict(&mut self, allows: access::Allows) {
-        drop(allows);
-    }
-
-    /// Returns the next connector, which has one rail for each of `nics`; `None` if no connector arrived within
-    /// `limit`.
-    fn accept(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        limit: Duration,
-    ) -> Result<Option<Box<dyn Incoming>>, ConnectError>;
-}
-
-/// A connector that waits for the listener's answer.
-pub trait Incoming: Send {
-    /// Returns the peer's address for messages.
-    fn peer(&self) -> String;
-
-    /// Returns the connector's greetings, one per rail.
-    fn greetings(&self) -> &[Vec<u8>];
-
-    /// Returns a handle that makes a waiting [`accept`](Self::accept) fail.
-    fn abort_handle(&self) -> AbortHandle;
-
-    /// Answers with one greeting per rail. The queue pairs are connected when this method returns.
-    fn accept(
-        self: Box<Self>,
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-    ) -> Result<Link, ConnectError>;
-
-    /// Rejects the connector with a reason of at most 160 bytes.
-    fn refuse(self: Box<Self>, why: &str);
-}
-
+#[cfg(test)]
+pub(crate) mod mock;
 #[cfg(test)]
 mod tests;

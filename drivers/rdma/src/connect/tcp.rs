@@ -1,74 +1,88 @@
-//! Connects hosts by plain TCP. Endpoints and greetings use one stream. The stream stays open, so that each side
-//! detects immediately when the other side ends.
-//!
-//! ```text
-//!   connector ── Hello ──▶ listener   the connector has created its queue pairs and posted receives
-//!           ◀── Answer ──             the listener has done the same, and its queue pairs are connected
-//!           ── Ready ──▶              all queue pairs are connected: the listener may send
-//! ```
+//! The transport of a handshake over plain TCP. Endpoints and greetings use one stream. The stream stays open, so that
+//! each side detects immediately when the other side ends.
 
 use super::acceptor::{Acceptor, HandshakenPeer};
 use super::access::Allows;
-use super::exchange::{self, CLOSE_BYTES, Frame, HEADER_BYTES, Rails};
-use super::{
-    AbortHandle, ConnectError, Connector, Disconnect, Incoming, Link, Listener, PeerMonitor,
-    Prepare,
-};
-use crate::verbs::{Nic, QueuePair, QueuePairOptions};
+use super::exchange::{self, CLOSE_BYTES, Frame, HEADER_BYTES};
+use super::handshake::{Arrival, Connector, Listener, Port, Transport};
+use super::{AbortHandle, ConnectError, Disconnect, PeerMonitor};
+use crate::verbs::Nic;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum time for each step of the handshake after the peer's first message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest supported timeout. The limit prevents an overflow of the clock.
-const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
 /// Idle time after which Linux starts to send TCP keepalive probes: one per second, at most three.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 
-/// Connects to the listener at an address by TCP.
-#[derive(Clone, Debug)]
-pub struct TcpConnector {
-    address: SocketAddr,
-    is_cancelled: Option<Arc<AtomicBool>>,
-}
-
-/// Accepts connectors at an address by TCP.
-pub struct ExchangeListener {
-    acceptor: Acceptor,
-    address: SocketAddr,
-}
-
 /// Returns a connector to the listener at `address`.
-pub const fn connector(address: SocketAddr) -> TcpConnector {
-    TcpConnector {
-        address,
-        is_cancelled: None,
-    }
+pub fn connector(address: SocketAddr) -> Connector {
+    Connector::new(move |_, end| open(address, end))
 }
 
-/// Creates a listener at `address`; for port 0, [`ExchangeListener::address`] returns the chosen port.
-pub fn listener(address: SocketAddr) -> Result<ExchangeListener, ConnectError> {
-    let refused = |source| ConnectError::Network {
-        peer: address.to_string(),
-        action: "listening",
-        source,
-    };
+/// Connects to the listener at `address`.
+pub(crate) fn open(address: SocketAddr, end: Instant) -> Result<Box<dyn Transport>, ConnectError> {
+    let left = end.saturating_duration_since(Instant::now());
+    // `TcpStream::connect_timeout` rejects a timeout of zero.
+    let stream = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)))
+        .map_err(|source| ConnectError::network(address.to_string(), "connecting", source))?;
+    Ok(Box::new(FrameConnection::new(stream, address)?))
+}
+
+/// Creates a listener at `address`; for port 0, [`Listener::address`] returns the chosen port.
+///
+/// # Errors
+/// If the address cannot be bound.
+pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
+    let refused = |source| ConnectError::network(address.to_string(), "listening", source);
     let listener = TcpListener::bind(address).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let acceptor =
         Acceptor::new(listener, |bytes| exchange::frame_length(bytes).ok()).map_err(refused)?;
-    Ok(ExchangeListener { acceptor, address })
+    let port = TcpPort { acceptor, address };
+    Ok(Listener::new(port, address, STEP_TIMEOUT))
 }
 
-impl ExchangeListener {
-    /// Returns the local address of the listener.
-    pub const fn address(&self) -> SocketAddr {
-        self.address
+/// Accepts connectors by TCP.
+struct TcpPort {
+    acceptor: Acceptor,
+    address: SocketAddr,
+}
+
+impl Port for TcpPort {
+    fn restrict(&mut self, allows: Allows) {
+        self.acceptor.restrict(allows);
+    }
+
+    fn next(&mut self, _: &[Arc<dyn Nic>], end: Instant) -> Result<Arrival, ConnectError> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let handshaken = self.acceptor.next(Some(left)).map_err(|source| {
+                ConnectError::network(self.address.to_string(), "listening", source)
+            })?;
+            let Some(HandshakenPeer {
+                stream,
+                peer,
+                greeting,
+            }) = handshaken
+            else {
+                return Ok(Arrival::None);
+            };
+            // A peer that uses another protocol gets no answer.
+            if let Ok(Frame::Hello(hello)) = Frame::decode(&greeting) {
+                return Ok(match FrameConnection::new(stream, peer) {
+                    Ok(connection) => Arrival::Connector(Box::new(connection), hello),
+                    Err(error) => Arrival::Failed(error),
+                });
+            }
+            if left.is_zero() {
+                return Ok(Arrival::None);
+            }
+        }
     }
 }
 
@@ -101,11 +115,7 @@ impl FrameConnection {
     }
 
     fn network_error(&self, action: &'static str, source: io::Error) -> ConnectError {
-        ConnectError::Network {
-            peer: self.peer.clone(),
-            action,
-            source,
-        }
+        ConnectError::network(self.peer.clone(), action, source)
     }
 
     fn protocol_error(&self, why: impl Into<String>) -> ConnectError {
@@ -125,8 +135,7 @@ impl FrameConnection {
         }
     }
 
-    fn send_frame(&mut self, frame: &Frame, end: Instant) -> Result<(), ConnectError> {
-        let bytes = frame.encode();
+    fn write(&mut self, bytes: &[u8], end: Instant) -> Result<(), ConnectError> {
         let mut done = 0;
         while done < bytes.len() {
             let result = match self.stream.write(&bytes[done..]) {
@@ -148,9 +157,24 @@ impl FrameConnection {
             _ => Err(error),
         }
     }
+}
+
+impl Transport for FrameConnection {
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn send(&mut self, message: &Frame, end: Instant) -> Result<(), ConnectError> {
+        let sent = self.write(&message.encode(), end);
+        if matches!(message, Frame::Refusal(_) | Frame::Close(_)) {
+            // The short message fits into the send buffer, so sending it does not block.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        sent
+    }
 
     /// Reads exactly one frame.
-    fn receive_frame(&mut self, end: Instant) -> Result<Frame, ConnectError> {
+    fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         loop {
             let wanted = exchange::frame_length(&bytes).map_err(|why| self.protocol_error(why))?;
@@ -173,195 +197,9 @@ impl FrameConnection {
             }
         }
     }
-}
-
-/// Creates and prepares one queue pair for each NIC.
-fn create_queue_pairs(
-    nics: &[Arc<dyn Nic>],
-    options: &QueuePairOptions,
-    prepare: Prepare<'_>,
-) -> Result<Vec<Box<dyn QueuePair>>, ConnectError> {
-    let mut queue_pairs = Vec::with_capacity(nics.len());
-    for (rail, nic) in nics.iter().enumerate() {
-        let mut queue_pair = nic.create_queue_pair(options)?;
-        prepare(rail, &mut *queue_pair)?;
-        queue_pairs.push(queue_pair);
-    }
-    Ok(queue_pairs)
-}
-
-fn rails(
-    queue_pairs: &[Box<dyn QueuePair>],
-    options: &QueuePairOptions,
-    greetings: &[Vec<u8>],
-) -> Rails {
-    Rails {
-        service: options.service,
-        endpoints: queue_pairs
-            .iter()
-            .map(|queue_pair| queue_pair.endpoint())
-            .collect(),
-        greetings: greetings.to_vec(),
-    }
-}
-
-fn connect_queue_pairs(
-    queue_pairs: &mut [Box<dyn QueuePair>],
-    peer: &Rails,
-) -> Result<(), ConnectError> {
-    for (queue_pair, endpoint) in queue_pairs.iter_mut().zip(&peer.endpoints) {
-        queue_pair.connect(endpoint)?;
-    }
-    Ok(())
-}
-
-impl Connector for TcpConnector {
-    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
-        self.is_cancelled = Some(is_cancelled);
-    }
-
-    fn connect(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-        limit: Duration,
-    ) -> Result<Link, ConnectError> {
-        // `TcpStream::connect_timeout` rejects a timeout of zero.
-        let limit = limit.clamp(Duration::from_millis(1), MAX_TIMEOUT);
-        let end = Instant::now() + limit;
-        let stream = TcpStream::connect_timeout(&self.address, limit).map_err(|source| {
-            ConnectError::Network {
-                peer: self.address.to_string(),
-                action: "connecting",
-                source,
-            }
-        })?;
-        let mut connection = FrameConnection::new(stream, self.address)?;
-        let mut queue_pairs = create_queue_pairs(nics, options, prepare)?;
-        connection.send_frame(&Frame::Hello(rails(&queue_pairs, options, greetings)), end)?;
-        let answer = match connection.receive_frame(end)? {
-            Frame::Answer(rails) => rails,
-            Frame::Refusal(why) => {
-                return Err(ConnectError::Refused {
-                    peer: connection.peer,
-                    why,
-                });
-            }
-            other => {
-                return Err(connection
-                    .protocol_error(format!("received {} instead of an answer", other.kind())));
-            }
-        };
-        if answer.endpoints.len() != queue_pairs.len() || answer.service != options.service {
-            let why = format!(
-                "the answer has {} rails and service {}, but this host has {} rails and service {}",
-                answer.endpoints.len(),
-                answer.service.name(),
-                queue_pairs.len(),
-                options.service.name()
-            );
-            return Err(connection.protocol_error(why));
-        }
-        connect_queue_pairs(&mut queue_pairs, &answer)?;
-        let is_cancelled = self.is_cancelled.as_ref();
-        if is_cancelled.is_some_and(|is_cancelled| is_cancelled.load(Ordering::Acquire)) {
-            return Err(ConnectError::Cancelled {
-                peer: connection.peer,
-            });
-        }
-        connection.send_frame(&Frame::Ready, end)?;
-        Ok(Link {
-            rails: queue_pairs,
-            greetings: answer.greetings,
-            monitor: Box::new(TcpMonitor::new(connection)),
-        })
-    }
-}
-
-impl Listener for ExchangeListener {
-    fn restrict(&mut self, allows: Allows) {
-        self.acceptor.restrict(allows);
-    }
-
-    fn accept(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        limit: Duration,
-    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        let end = Instant::now() + limit.min(MAX_TIMEOUT);
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let handshaken =
-                self.acceptor
-                    .next(Some(left))
-                    .map_err(|source| ConnectError::Network {
-                        peer: self.address.to_string(),
-                        action: "listening",
-                        source,
-                    })?;
-            let Some(HandshakenPeer {
-                stream,
-                peer,
-                greeting,
-            }) = handshaken
-            else {
-                return Ok(None);
-            };
-            let Ok(mut connection) = FrameConnection::new(stream, peer) else {
-                continue;
-            };
-            match Frame::decode(&greeting) {
-                Ok(Frame::Hello(hello)) if hello.endpoints.len() == nics.len() => {
-                    return Ok(Some(Box::new(TcpIncoming {
-                        connection,
-                        hello,
-                        nics: nics.to_vec(),
-                    })));
-                }
-                Ok(Frame::Hello(hello)) => {
-                    let (theirs, ours) = (hello.endpoints.len(), nics.len());
-                    let why = format!(
-                        "the receiver has {ours} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
-                    );
-                    refuse(&mut connection, &why);
-                }
-                // A peer that uses another protocol gets no answer.
-                Ok(_) | Err(_) => {}
-            }
-            // Return even if peers keep being rejected, so that the caller can do its other work.
-            if Instant::now() >= end {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-fn refuse(connection: &mut FrameConnection, why: &str) {
-    // The short message fits into the send buffer of a new stream, so this does not block. A peer that closes early
-    // does not get it.
-    let _ = connection.send_frame(&Frame::Refusal(why.to_owned()), Instant::now());
-    let _ = connection.stream.shutdown(Shutdown::Write);
-}
-
-struct TcpIncoming {
-    connection: FrameConnection,
-    hello: Rails,
-    nics: Vec<Arc<dyn Nic>>,
-}
-
-impl Incoming for TcpIncoming {
-    fn peer(&self) -> String {
-        self.connection.peer.clone()
-    }
-
-    fn greetings(&self) -> &[Vec<u8>] {
-        &self.hello.greetings
-    }
 
     fn abort_handle(&self) -> AbortHandle {
-        let stream = self.connection.stream.try_clone();
+        let stream = self.stream.try_clone();
         Box::new(move || {
             if let Ok(stream) = &stream {
                 // An error is expected if the stream was shut down before.
@@ -370,61 +208,12 @@ impl Incoming for TcpIncoming {
         })
     }
 
-    fn accept(
-        self: Box<Self>,
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-    ) -> Result<Link, ConnectError> {
-        let Self {
-            mut connection,
-            hello,
-            nics,
-        } = *self;
-        let end = Instant::now() + STEP_TIMEOUT;
-        if hello.service != options.service {
-            let (theirs, ours) = (hello.service.name(), options.service.name());
-            let why = format!(
-                "the receiver has service = \"{ours}\", but this sink has \"{theirs}\": set the same service on both hosts"
-            );
-            refuse(&mut connection, &why);
-            return Err(ConnectError::Mismatch {
-                peer: connection.peer,
-                why: format!(
-                    "the sender's sink has service = \"{theirs}\", but this source has \"{ours}\": set the same service on both hosts"
-                ),
-            });
-        }
-        let made = create_queue_pairs(&nics, options, prepare).and_then(|mut queue_pairs| {
-            connect_queue_pairs(&mut queue_pairs, &hello)?;
-            Ok(queue_pairs)
-        });
-        let queue_pairs = match made {
-            Ok(queue_pairs) => queue_pairs,
-            Err(error) => {
-                refuse(&mut connection, &error.to_string());
-                return Err(error);
-            }
-        };
-        connection.send_frame(&Frame::Answer(rails(&queue_pairs, options, greetings)), end)?;
-        match connection.receive_frame(end)? {
-            Frame::Ready => {}
-            other => {
-                return Err(connection.protocol_error(format!(
-                    "received {} instead of the ready message",
-                    other.kind()
-                )));
-            }
-        }
-        Ok(Link {
-            rails: queue_pairs,
-            greetings: hello.greetings,
-            monitor: Box::new(TcpMonitor::new(connection)),
+    fn monitor(self: Box<Self>) -> Box<dyn PeerMonitor> {
+        Box::new(TcpMonitor {
+            connection: *self,
+            received: Vec::new(),
+            disconnect: None,
         })
-    }
-
-    fn refuse(mut self: Box<Self>, why: &str) {
-        refuse(&mut self.connection, why);
     }
 }
 
@@ -436,14 +225,6 @@ struct TcpMonitor {
 }
 
 impl TcpMonitor {
-    const fn new(connection: FrameConnection) -> Self {
-        Self {
-            connection,
-            received: Vec::new(),
-            disconnect: None,
-        }
-    }
-
     /// Reads the peer's close message or the end of the stream; `None` while the peer is connected.
     fn read_close(&mut self) -> Option<Disconnect> {
         let ended = |why: String| Disconnect {
@@ -494,9 +275,6 @@ impl PeerMonitor for TcpMonitor {
 
     fn close(&mut self, frames: u64) {
         // If the peer does not receive this message, it detects the end of the stream instead.
-        let _ = self
-            .connection
-            .send_frame(&Frame::Close(frames), Instant::now());
-        let _ = self.connection.stream.shutdown(Shutdown::Write);
+        let _ = self.connection.send(&Frame::Close(frames), Instant::now());
     }
 }

@@ -2,15 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 use super::exchange::{Frame, MAX_REASON, Rails};
-use super::tcp::{self, ExchangeListener};
+use super::mock::{self, nics};
+use super::tcp;
 use super::*;
-use crate::emulated::{EmulatedNic, Faults};
-use crate::verbs::{Endpoint, Service};
+use crate::verbs::{Endpoint, QueuePairOptions, Service};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketType};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LONG: Duration = Duration::from_mins(1);
@@ -23,12 +24,7 @@ const OPTIONS: QueuePairOptions = QueuePairOptions {
     events: true,
 };
 
-fn nics(count: usize) -> Vec<Arc<dyn Nic>> {
-    let card = || EmulatedNic::new(LOOPBACK, Faults::none()).unwrap();
-    (0..count).map(|_| card()).collect()
-}
-
-fn waiting() -> ExchangeListener {
+fn waiting() -> Listener {
     tcp::listener((LOOPBACK, 0).into()).unwrap()
 }
 
@@ -43,15 +39,26 @@ fn connect(
     rails: usize,
     options: QueuePairOptions,
 ) -> JoinHandle<Result<Link, ConnectError>> {
-    std::thread::spawn(move || {
-        let nics = nics(rails);
-        let greetings = greetings("hello", rails);
-        tcp::connector(to).connect(&nics, &options, &greetings, &mut |_, _| Ok(()), LONG)
-    })
+    std::thread::spawn(move || connect_within(to, rails, options, LONG))
+}
+
+fn connect_within(
+    to: SocketAddr,
+    rails: usize,
+    options: QueuePairOptions,
+    limit: Duration,
+) -> Result<Link, ConnectError> {
+    let handshake = Handshake {
+        nics: &nics(rails),
+        options: &options,
+        greetings: &greetings("hello", rails),
+        prepare: &mut |_, _| Ok(()),
+    };
+    tcp::connector(to).connect(handshake, limit)
 }
 
 /// Returns both sides of a connection with `rails` rails.
-fn linked(listener: &mut ExchangeListener, rails: usize) -> (Link, Link) {
+fn linked(listener: &mut Listener, rails: usize) -> (Link, Link) {
     let connecting = connect(listener.address(), rails, OPTIONS);
     let nics = nics(rails);
     let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
@@ -242,6 +249,22 @@ fn hello(rails: usize) -> Frame {
 }
 
 #[test]
+fn failed_connector_does_not_end_wait_for_next() {
+    let failed = || {
+        let source = ErrorKind::ConnectionReset.into();
+        Err(ConnectError::network(
+            "peer".to_owned(),
+            "accepting",
+            source,
+        ))
+    };
+    let arrivals = [failed(), failed(), Ok(b"hello".to_vec())];
+    let (mut listener, _) = mock::listener(arrivals.into_iter());
+    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    assert_eq!(incoming.greetings(), [b"hello"]);
+}
+
+#[test]
 fn connector_disconnect_during_handshake_is_error() {
     let mut listener = waiting();
     let mut pending_peer = TcpStream::connect(listener.address()).unwrap();
@@ -277,9 +300,7 @@ fn answered(bytes: &[u8], ends: bool, limit: Duration) -> ConnectError {
             wait.recv().unwrap_err();
         }
     });
-    let hello = greetings("hello", 1);
-    let result =
-        tcp::connector(address).connect(&nics(1), &OPTIONS, &hello, &mut |_, _| Ok(()), limit);
+    let result = connect_within(address, 1, OPTIONS, limit);
     drop(done);
     thread.join().unwrap();
     result.err().unwrap()

@@ -467,7 +467,7 @@ pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     pub(super) shape: Shape,
     pub(super) rails: Vec<Arc<dyn Nic>>,
-    pub(super) listener: Box<dyn Listener>,
+    pub(super) listener: Listener,
     pub(super) payload: Arc<RegistrationSet>,
     pub(super) records: Arc<RegistrationSet>,
     pub(super) limits: Limits,
@@ -533,7 +533,7 @@ impl Control {
         }
     }
 
-    fn serve(&self, incoming: Box<dyn Incoming>) {
+    fn serve(&self, incoming: Incoming) {
         let peer = incoming.peer();
         let hello = match self.shape.check(incoming.greetings()) {
             Ok(hello) => hello,
@@ -581,7 +581,7 @@ impl Control {
 
     fn connect(
         &self,
-        incoming: Box<dyn Incoming>,
+        incoming: Incoming,
         hello: Hello,
         peer: &str,
         terms: Terms,

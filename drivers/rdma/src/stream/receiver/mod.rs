@@ -137,7 +137,7 @@ impl Receiver {
     pub fn new(
         options: &Options,
         rails: Vec<Arc<dyn Nic>>,
-        listener: Box<dyn Listener>,
+        listener: Listener,
     ) -> Result<Self, EngineError> {
         let unfit = |device: &str, why: String| EngineError::Unfit {
             device: device.to_owned(),

@@ -3,7 +3,7 @@
 use super::memory::Records;
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
-use crate::connect::{ConnectError, Connector, PeerMonitor};
+use crate::connect::{ConnectError, Connector, Handshake, PeerMonitor};
 use crate::registration;
 use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
 use crate::verbs::{Access, MemoryRegion, Nic, QueuePairOptions, Service};
@@ -55,7 +55,7 @@ impl Connection {
 
 /// The parameters with which the connecting thread connects.
 pub(super) struct Terms {
-    pub(super) connector: Box<dyn Connector>,
+    pub(super) connector: Connector,
     /// The NICs, one per rail.
     pub(super) nics: Vec<Arc<dyn Nic>>,
     pub(super) options: Options,
@@ -87,12 +87,11 @@ impl Drop for Reconnector {
 }
 
 impl Reconnector {
-    pub(super) fn new(mut terms: Terms) -> std::io::Result<Self> {
+    pub(super) fn new(terms: Terms) -> std::io::Result<Self> {
         let (requests, to_do) = mpsc::channel();
         let (done, answers) = mpsc::channel();
         let jitter = terms.stream;
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        terms.connector.cancel_with(is_cancelled.clone());
+        let is_cancelled = terms.connector.cancellation();
         let seen = is_cancelled.clone();
         std::thread::Builder::new()
             .name("daq-rdma-conn".to_owned())
@@ -208,10 +207,12 @@ impl Terms {
         let link = self
             .connector
             .connect(
-                &self.nics,
-                &queue,
-                &greetings,
-                &mut |_, _| Ok(()),
+                Handshake {
+                    nics: &self.nics,
+                    options: &queue,
+                    greetings: &greetings,
+                    prepare: &mut |_, _| Ok(()),
+                },
                 self.options.connect_timeout,
             )
             .map_err(|error: ConnectError| error.to_string())?;

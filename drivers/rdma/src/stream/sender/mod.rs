@@ -242,7 +242,7 @@ impl Sender {
     /// several times. Connecting starts immediately.
     pub fn new(
         nics: Vec<Arc<dyn Nic>>,
-        connector: Box<dyn Connector>,
+        connector: Connector,
         ring: &Arc<Region>,
         mut options: Options,
         counters: Counters,

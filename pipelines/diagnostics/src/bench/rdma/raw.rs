@@ -5,7 +5,7 @@ use crate::bench::BenchError;
 use crate::bench::pipeline::failed;
 use crate::sys::nic_memory::NicMemory;
 use daq_core::gpu::driver::Device;
-use daq_rdma::connect::{Connector, Link, Listener, Prepare, tcp};
+use daq_rdma::connect::{Handshake, Link, Listener, tcp};
 use daq_rdma::verbs::{
     MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, Service, Side, Status, Verb,
     VerbsError, WorkCompletion, WorkRequest,
@@ -83,15 +83,14 @@ impl Raw {
         size: usize,
     ) -> Result<Self, BenchError> {
         let (key, shared) = memory(&**nic, gpu, size)?;
-        let prepare: Prepare<'_> = &mut prepare;
+        let handshake = Handshake {
+            nics: std::slice::from_ref(nic),
+            options: &options(),
+            greetings: &[greeting(&key)],
+            prepare: &mut prepare,
+        };
         let link = tcp::connector(address)
-            .connect(
-                std::slice::from_ref(nic),
-                &options(),
-                &[greeting(&key)],
-                prepare,
-                LIMIT,
-            )
+            .connect(handshake, LIMIT)
             .map_err(failed)?;
         let there = greeted(&link.greetings)?;
         Ok(Self {
@@ -105,16 +104,15 @@ impl Raw {
     fn accept(
         nic: &Arc<dyn Nic>,
         (key, shared): (MemoryRegion, NicMemory),
-        listener: &mut dyn Listener,
+        listener: &mut Listener,
     ) -> Result<Self, BenchError> {
         let incoming = listener
             .accept(std::slice::from_ref(nic), LIMIT)
             .map_err(failed)?;
         let incoming = incoming.ok_or_else(|| failed("the other side did not connect"))?;
         let there = greeted(incoming.greetings())?;
-        let prepare: Prepare<'_> = &mut prepare;
         let link = incoming
-            .accept(&options(), &[greeting(&key)], prepare)
+            .accept(&options(), &[greeting(&key)], &mut prepare)
             .map_err(failed)?;
         Ok(Self {
             link,

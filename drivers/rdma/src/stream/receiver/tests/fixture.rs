@@ -2,7 +2,7 @@
 //! real sender.
 
 use super::super::{Counters, FAULTS, Options, Receiver};
-use crate::connect::{ConnectError, Connector, Link, tcp};
+use crate::connect::{ConnectError, Handshake, Link, Listener, tcp};
 use crate::emulated::{EmulatedNic, Faults};
 use crate::registration::set::{RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
@@ -92,7 +92,7 @@ impl Fixture {
     }
 
     pub(super) fn at(
-        waiting: tcp::ExchangeListener,
+        waiting: Listener,
         mode: Mode,
         service: Service,
         rails: usize,
@@ -110,7 +110,7 @@ impl Fixture {
             relaxed: false,
             counters: Counters::default(),
         };
-        let engine = Receiver::new(&options, nics.collect(), Box::new(waiting)).unwrap();
+        let engine = Receiver::new(&options, nics.collect(), waiting).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), slots * STRIDE).unwrap();
         let mut fixture = Self {
             engine,
@@ -325,13 +325,13 @@ impl BaselineSender {
             inline: 64,
             events: true,
         };
-        let link = tcp::connector(address).connect(
-            &self.nics,
-            &options,
+        let handshake = Handshake {
+            nics: &self.nics,
+            options: &options,
             greetings,
-            &mut |_, _| Ok(()),
-            LONG,
-        )?;
+            prepare: &mut |_, _| Ok(()),
+        };
+        let link = tcp::connector(address).connect(handshake, LONG)?;
         self.offers = link
             .greetings
             .iter()

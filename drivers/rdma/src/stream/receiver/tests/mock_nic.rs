@@ -2,7 +2,10 @@
 
 use super::super::*;
 use super::fixture::{self, PACKETS_PER_FRAME, PRESENT, SLOT, STRIDE};
-use crate::connect::{self, ConnectError, Incoming, Listener, PeerMonitor, Prepare};
+use crate::connect::exchange::Frame;
+use crate::connect::handshake::{Arrival, Transport};
+use crate::connect::mock::{MockPort, rail};
+use crate::connect::{self, ConnectError, PeerMonitor};
 use crate::stream::wire::{Hello, Record};
 use crate::verbs::{
     Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
@@ -13,6 +16,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// The results that the mock NIC returns, and the calls that it has received.
 #[derive(Default)]
@@ -184,66 +188,38 @@ impl PeerMonitor for MockMonitor {
     fn close(&mut self, _: u64) {}
 }
 
-/// A listener that returns one connection.
-struct OneConnection(Option<Vec<u8>>, Arc<Script>);
+struct MockTransport(Arc<Script>);
 
-impl Listener for OneConnection {
-    fn accept(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        _: Duration,
-    ) -> Result<Option<Box<dyn Incoming>>, ConnectError> {
-        std::thread::yield_now();
-        Ok(self.0.take().map(|greeting| {
-            Box::new(MockIncoming(vec![greeting], nics.to_vec(), self.1.clone()))
-                as Box<dyn Incoming>
-        }))
-    }
-}
-
-struct MockIncoming(Vec<Vec<u8>>, Vec<Arc<dyn Nic>>, Arc<Script>);
-
-impl Incoming for MockIncoming {
+impl Transport for MockTransport {
     fn peer(&self) -> String {
         "peer".to_owned()
     }
 
-    fn greetings(&self) -> &[Vec<u8>] {
-        &self.0
+    fn send(&mut self, message: &Frame, _: Instant) -> Result<(), ConnectError> {
+        match message {
+            Frame::Refusal(why) => panic!("refused: {why}"),
+            _ => Ok(()),
+        }
     }
 
-    fn abort_handle(&self) -> connect::AbortHandle {
-        let script = self.2.clone();
-        Box::new(move || script.is_aborted.store(true, Ordering::Release))
-    }
-
-    fn accept(
-        self: Box<Self>,
-        options: &QueuePairOptions,
-        _: &[Vec<u8>],
-        prepare: Prepare<'_>,
-    ) -> Result<connect::Link, ConnectError> {
-        let mut queue = self.1[0].create_queue_pair(options)?;
-        prepare(0, &mut *queue)?;
-        let is_silent = || self.2.is_silent.load(Ordering::Acquire);
-        while is_silent() && !self.2.is_aborted.load(Ordering::Acquire) {
+    fn receive(&mut self, _: Instant) -> Result<Frame, ConnectError> {
+        let is_silent = || self.0.is_silent.load(Ordering::Acquire);
+        while is_silent() && !self.0.is_aborted.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         if is_silent() {
-            return Err(ConnectError::Foreign {
-                peer: self.peer(),
-                why: "the connection attempt was aborted".to_owned(),
-            });
+            return Err(ConnectError::Cancelled { peer: self.peer() });
         }
-        Ok(connect::Link {
-            rails: vec![queue],
-            greetings: self.0,
-            monitor: Box::new(MockMonitor(self.2)),
-        })
+        Ok(Frame::Ready)
     }
 
-    fn refuse(self: Box<Self>, why: &str) {
-        panic!("refused: {why}");
+    fn abort_handle(&self) -> connect::AbortHandle {
+        let script = self.0.clone();
+        Box::new(move || script.is_aborted.store(true, Ordering::Release))
+    }
+
+    fn monitor(self: Box<Self>) -> Box<dyn PeerMonitor> {
+        Box::new(MockMonitor(self.0))
     }
 }
 
@@ -286,7 +262,9 @@ impl MockFixture {
             counters: Counters::default(),
         };
         let nic: Arc<dyn Nic> = Arc::new(MockNic(script.clone()));
-        let listener = Box::new(OneConnection(Some(hello.encode()), script.clone()));
+        let transport = Box::new(MockTransport(script.clone()));
+        let arrival = Arrival::Connector(transport, rail(hello.encode(), service));
+        let listener = MockPort([arrival].into()).listener();
         let mut engine = Receiver::new(&options, vec![nic], listener).unwrap();
         let memory = DmaBuffer::new(engine.device().clone(), SLOTS * STRIDE).unwrap();
         let addresses = (0..SLOTS).map(|slot| memory.address() + (slot * STRIDE) as u64);

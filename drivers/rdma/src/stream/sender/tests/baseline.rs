@@ -1,6 +1,5 @@
 //! A minimal receiver that implements only the wire protocol and is controlled by the test.
 
-use crate::connect::tcp::ExchangeListener;
 use crate::connect::{Link, Listener};
 use crate::emulated::{EmulatedNic, Faults};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
@@ -116,7 +115,7 @@ impl BaselineReceiver {
 struct Receiver {
     shape: Shape,
     nics: Vec<Arc<dyn Nic>>,
-    listener: ExchangeListener,
+    listener: Listener,
     orders: Arc<Directives>,
     frames: mpsc::Sender<Got>,
     /// The next expected frame.

@@ -47,7 +47,7 @@ impl ReceiverFixture {
             relaxed: false,
             counters: receiver::Counters::default(),
         };
-        let engine = Receiver::new(&options, vec![card; shape.rails], Box::new(waiting)).unwrap();
+        let engine = Receiver::new(&options, vec![card; shape.rails], waiting).unwrap();
         let (stop, holds) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicBool::new(false)),

@@ -4,12 +4,14 @@
 use super::super::SenderError;
 use super::super::connection::{Reconnector, Terms};
 use super::*;
-use crate::connect::{ConnectError, Connector, Link, Prepare};
+use crate::connect::Connector;
+use crate::connect::mock::nics;
 use crate::verbs::{
     Access, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions, RegistrationMethod,
     VerbsError,
 };
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::mpsc;
 
 /// An emulated NIC with a smaller capacity than it reports.
 #[derive(Debug)]
@@ -96,7 +98,7 @@ fn sender(
 ) -> Result<Sender, SenderError> {
     let ring = RingOptions::new("near", slots, options.slot);
     let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
-    let connector = Box::new(tcp::connector(address));
+    let connector = tcp::connector(address);
     Sender::new(vec![card], connector, &region, options, Counters::default())
 }
 
@@ -231,50 +233,24 @@ fn unacknowledged_work_ends_connection() {
     far.end();
 }
 
-/// A slow connector, which waits until the connection attempt is cancelled.
-struct SlowNic {
-    inner: tcp::TcpConnector,
-    is_cancelled: Arc<AtomicBool>,
-    begun: Arc<AtomicBool>,
-}
-
-impl Connector for SlowNic {
-    fn cancel_with(&mut self, is_cancelled: Arc<AtomicBool>) {
-        self.is_cancelled = is_cancelled.clone();
-        self.inner.cancel_with(is_cancelled);
-    }
-
-    fn connect(
-        &mut self,
-        nics: &[Arc<dyn Nic>],
-        options: &QueuePairOptions,
-        greetings: &[Vec<u8>],
-        prepare: Prepare<'_>,
-        limit: Duration,
-    ) -> Result<Link, ConnectError> {
-        self.begun.store(true, Ordering::Release);
-        while !self.is_cancelled.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-        self.inner.connect(nics, options, greetings, prepare, limit)
-    }
-}
-
 #[test]
 fn connect_attempt_after_stop_is_cancelled() {
     let shape = Shape::default();
     let far = BaselineReceiver::start(shape.clone());
-    let begun = Arc::new(AtomicBool::new(false));
-    let connector = Box::new(SlowNic {
-        inner: tcp::connector(far.address),
-        is_cancelled: Arc::default(),
-        begun: begun.clone(),
+    let (begun, wait_begun) = mpsc::channel();
+    let (go, wait_go) = mpsc::channel::<()>();
+    let address = far.address;
+    // A slow connection: it is established only after the attempt was cancelled.
+    let connector = Connector::new(move |_, end| {
+        begun.send(()).unwrap();
+        wait_go.recv().unwrap();
+        tcp::open(address, end)
     });
     let mut options = options(&shape);
     options.message = 1 << 20;
     let mut connector = Reconnector::new(Terms {
         connector,
-        nics: vec![EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap()],
+        nics: nics(1),
         options,
         window: 16,
         first: Arc::new(AtomicU64::new(0)),
@@ -282,10 +258,9 @@ fn connect_attempt_after_stop_is_cancelled() {
     })
     .unwrap();
     connector.go();
-    while !begun.load(Ordering::Acquire) {
-        std::thread::yield_now();
-    }
+    wait_begun.recv().unwrap();
     connector.end(0);
+    go.send(()).unwrap();
     let answer = connector.wait(HANG).unwrap();
     let why = answer.err().unwrap();
     assert!(why.contains("this side has stopped"), "{why}");

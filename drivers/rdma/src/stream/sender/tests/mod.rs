@@ -83,7 +83,7 @@ impl SenderFixture {
         let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
         let counters = Counters::default();
         let nics: Vec<Arc<dyn Nic>> = vec![card; rails];
-        let connector = Box::new(tcp::connector(address));
+        let connector = tcp::connector(address);
         let options = Options {
             copied: !guarantee,
             ..options

@@ -2,7 +2,7 @@
 
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
-use daq_rdma::connect::{ConnectError, Connector, Link, Listener};
+use daq_rdma::connect::{ConnectError, Connector, Handshake, Link};
 use daq_rdma::stream::wire::{Hello, Mode};
 use daq_rdma::sys::{self, device};
 use daq_rdma::verbs::{MemoryRegion, Nic, Payload, Service, Side, Verb, WorkRequest};
@@ -121,26 +121,26 @@ pub type Connecting = std::thread::JoinHandle<Result<Link, ConnectError>>;
 /// Connects the card to `address` on another thread.
 pub fn connect(nic: &Arc<dyn Nic>, address: SocketAddr) -> Connecting {
     connect_rails(
-        cm::connector(address),
+        cm::connector(vec![address]),
         &[Arc::clone(nic)],
         &[b"hello".to_vec()],
     )
 }
 
 fn connect_rails(
-    mut connector: impl Connector + 'static,
+    mut connector: Connector,
     nics: &[Arc<dyn Nic>],
     greetings: &[Vec<u8>],
 ) -> Connecting {
     let (nics, greetings) = (nics.to_vec(), greetings.to_vec());
     std::thread::spawn(move || {
-        connector.connect(
-            &nics,
-            &options(Service::Rc),
-            &greetings,
-            &mut |_, _| Ok(()),
-            TIMEOUT,
-        )
+        let handshake = Handshake {
+            nics: &nics,
+            options: &options(Service::Rc),
+            greetings: &greetings,
+            prepare: &mut |_, _| Ok(()),
+        };
+        connector.connect(handshake, TIMEOUT)
     })
 }
 
@@ -187,7 +187,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
             .encode()
         })
         .collect();
-    let connecting = connect_rails(cm::connector(first).and(second), &nics, &greetings);
+    let connecting = connect_rails(cm::connector(vec![first, second]), &nics, &greetings);
     let incoming = listener
         .accept(&nics, TIMEOUT)?
         .ok_or("no peer connected")?;

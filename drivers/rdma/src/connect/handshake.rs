@@ -1,0 +1,419 @@
+//! The handshake of two hosts, the same for each [`Transport`]:
+//!
+//! ```text
+//!   connector ── Hello ──▶ listener   the connector has created its queue pairs and posted receives
+//!           ◀── Answer ──             the listener has done the same, and its queue pairs are connected
+//!           ── Ready ──▶              all queue pairs are connected: the listener may send
+//! ```
+//! The listener can send a rejection instead of the answer.
+
+use super::access::{Allows, Guard, Token};
+use super::exchange::{Frame, Rails};
+use super::{AbortHandle, ConnectError, Link, PeerMonitor, Prepare};
+use crate::verbs::{Endpoint, Nic, QueuePair, QueuePairOptions, VerbsError};
+use daq_core::log_limit::LogLimit;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest supported timeout. The limit prevents an overflow of the clock.
+const MAX_TIMEOUT: Duration = Duration::from_hours(365 * 24);
+
+/// Carries the messages of one handshake.
+pub(crate) trait Transport: Send {
+    /// Returns the peer's address for messages.
+    fn peer(&self) -> String;
+
+    /// Sends a message. A rejection never blocks, and its failure is ignored.
+    fn send(&mut self, message: &Frame, end: Instant) -> Result<(), ConnectError>;
+
+    /// Returns the next message; fails if it does not arrive before `end`.
+    fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError>;
+
+    /// Checks whether this transport can connect a queue pair of `_nic` as rail `_rail`.
+    fn check(
+        &self,
+        _rail: usize,
+        _nic: &dyn Nic,
+        _options: &QueuePairOptions,
+    ) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    /// Connects the queue pair of rail `_rail` to the peer's endpoint.
+    fn connect(
+        &self,
+        _rail: usize,
+        queue_pair: &mut dyn QueuePair,
+        peer: &Endpoint,
+    ) -> Result<(), VerbsError> {
+        queue_pair.connect(peer)
+    }
+
+    /// Returns a handle that makes a waiting [`receive`](Self::receive) fail.
+    fn abort_handle(&self) -> AbortHandle;
+
+    /// Returns the monitor of the peer after the handshake.
+    fn monitor(self: Box<Self>) -> Box<dyn PeerMonitor>;
+}
+
+/// This host's part of a handshake.
+pub struct Handshake<'a> {
+    /// This host's NICs, one per rail.
+    pub nics: &'a [Arc<dyn Nic>],
+    /// Options of the queue pair of each rail.
+    pub options: &'a QueuePairOptions,
+    /// This host's greetings, one per rail.
+    pub greetings: &'a [Vec<u8>],
+    /// Prepares each queue pair before the peer may send.
+    pub prepare: Prepare<'a>,
+}
+
+impl Handshake<'_> {
+    /// Runs the handshake as the connector.
+    fn initiate(
+        mut self,
+        mut transport: Box<dyn Transport>,
+        is_cancelled: &AtomicBool,
+        end: Instant,
+    ) -> Result<Link, ConnectError> {
+        let mut queue_pairs = self.create(&*transport)?;
+        transport.send(&Frame::Hello(self.describe(&queue_pairs)), end)?;
+        let answer = match receive(&mut *transport, end)? {
+            Frame::Answer(rails) => rails,
+            other => return Err(unexpected(&*transport, &other, "an answer")),
+        };
+        let service = self.options.service;
+        if answer.endpoints.len() != queue_pairs.len() || answer.service != service {
+            let why = format!(
+                "the answer has {} rails and service {}, but this host has {} rails and service {}",
+                answer.endpoints.len(),
+                answer.service.name(),
+                queue_pairs.len(),
+                service.name()
+            );
+            let peer = transport.peer();
+            return Err(ConnectError::Foreign { peer, why });
+        }
+        connect(&*transport, &mut queue_pairs, &answer)?;
+        if is_cancelled.load(Ordering::Acquire) {
+            let peer = transport.peer();
+            return Err(ConnectError::Cancelled { peer });
+        }
+        transport.send(&Frame::Ready, end)?;
+        Ok(link(queue_pairs, answer, transport))
+    }
+
+    /// Runs the handshake as the listener, after the connector's `hello`.
+    fn answer(
+        mut self,
+        mut transport: Box<dyn Transport>,
+        hello: Rails,
+        end: Instant,
+    ) -> Result<Link, ConnectError> {
+        let (theirs, ours) = (hello.service.name(), self.options.service.name());
+        let connected = if theirs == ours {
+            self.create(&*transport).and_then(|mut queue_pairs| {
+                connect(&*transport, &mut queue_pairs, &hello)?;
+                Ok(queue_pairs)
+            })
+        } else {
+            let why = format!(
+                "the receiver has service = \"{ours}\", but this sink has \"{theirs}\": set the same service on both hosts"
+            );
+            refuse(&mut *transport, &why);
+            return Err(ConnectError::Mismatch {
+                peer: transport.peer(),
+                why: format!(
+                    "the sender's sink has service = \"{theirs}\", but this source has \"{ours}\": set the same service on both hosts"
+                ),
+            });
+        };
+        let queue_pairs = connected.inspect_err(|error| {
+            refuse(&mut *transport, &error.to_string());
+        })?;
+        transport.send(&Frame::Answer(self.describe(&queue_pairs)), end)?;
+        match receive(&mut *transport, end)? {
+            Frame::Ready => Ok(link(queue_pairs, hello, transport)),
+            other => Err(unexpected(&*transport, &other, "the ready message")),
+        }
+    }
+
+    /// Creates and prepares one queue pair for each NIC.
+    fn create(
+        &mut self,
+        transport: &dyn Transport,
+    ) -> Result<Vec<Box<dyn QueuePair>>, ConnectError> {
+        let mut queue_pairs = Vec::with_capacity(self.nics.len());
+        for (rail, nic) in self.nics.iter().enumerate() {
+            transport.check(rail, &**nic, self.options)?;
+            let mut queue_pair = nic.create_queue_pair(self.options)?;
+            (self.prepare)(rail, &mut *queue_pair)?;
+            queue_pairs.push(queue_pair);
+        }
+        Ok(queue_pairs)
+    }
+
+    fn describe(&self, queue_pairs: &[Box<dyn QueuePair>]) -> Rails {
+        let endpoints = queue_pairs.iter().map(|queue_pair| queue_pair.endpoint());
+        Rails {
+            service: self.options.service,
+            endpoints: endpoints.collect(),
+            greetings: self.greetings.to_vec(),
+        }
+    }
+}
+
+fn connect(
+    transport: &dyn Transport,
+    queue_pairs: &mut [Box<dyn QueuePair>],
+    peer: &Rails,
+) -> Result<(), ConnectError> {
+    let endpoints = queue_pairs.iter_mut().zip(&peer.endpoints).enumerate();
+    for (rail, (queue_pair, endpoint)) in endpoints {
+        transport.connect(rail, &mut **queue_pair, endpoint)?;
+    }
+    Ok(())
+}
+
+fn receive(transport: &mut dyn Transport, end: Instant) -> Result<Frame, ConnectError> {
+    match transport.receive(end)? {
+        Frame::Refusal(why) => Err(ConnectError::Refused {
+            peer: transport.peer(),
+            why,
+        }),
+        message => Ok(message),
+    }
+}
+
+fn refuse(transport: &mut dyn Transport, why: &str) {
+    if let Err(error) = transport.send(&Frame::Refusal(why.to_owned()), Instant::now()) {
+        // The peer detects the end of the connection instead.
+        tracing::debug!("cannot send the reason of a rejection: {error}");
+    }
+}
+
+fn unexpected(transport: &dyn Transport, message: &Frame, expected: &str) -> ConnectError {
+    ConnectError::Foreign {
+        peer: transport.peer(),
+        why: format!("received {} instead of {expected}", message.kind()),
+    }
+}
+
+fn link(queue_pairs: Vec<Box<dyn QueuePair>>, peer: Rails, transport: Box<dyn Transport>) -> Link {
+    Link {
+        rails: queue_pairs,
+        greetings: peer.greetings,
+        monitor: transport.monitor(),
+    }
+}
+
+/// Opens a transport to a listener, for these NICs and until this time.
+type Dial = dyn FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError> + Send;
+
+/// The connecting side of a handshake, which connects to a [`Listener`].
+pub struct Connector {
+    dial: Box<Dial>,
+    token: Option<Token>,
+    is_cancelled: Arc<AtomicBool>,
+}
+
+impl Connector {
+    pub(crate) fn new(
+        dial: impl FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError>
+        + Send
+        + 'static,
+    ) -> Self {
+        Self {
+            dial: Box::new(dial),
+            token: None,
+            is_cancelled: Arc::default(),
+        }
+    }
+
+    /// Appends `token`, if there is one, to each greeting.
+    #[must_use]
+    pub fn with_token(self, token: Option<Token>) -> Self {
+        Self { token, ..self }
+    }
+
+    /// Returns the flag that cancels an attempt if it becomes true before the last message of the handshake.
+    pub(crate) fn cancellation(&self) -> Arc<AtomicBool> {
+        self.is_cancelled.clone()
+    }
+
+    /// Connects one queue pair for each NIC. Fails if the connection is not established within `limit`.
+    pub fn connect(
+        &mut self,
+        handshake: Handshake<'_>,
+        limit: Duration,
+    ) -> Result<Link, ConnectError> {
+        let end = Instant::now() + limit.min(MAX_TIMEOUT);
+        let transport = (self.dial)(handshake.nics, end)?;
+        let with_token = self
+            .token
+            .as_ref()
+            .map(|token| token.appended(handshake.greetings));
+        let handshake = Handshake {
+            nics: handshake.nics,
+            options: handshake.options,
+            greetings: with_token.as_deref().unwrap_or(handshake.greetings),
+            prepare: handshake.prepare,
+        };
+        handshake.initiate(transport, &self.is_cancelled, end)
+    }
+}
+
+/// The result of waiting for a connector.
+pub(crate) enum Arrival {
+    /// No connector arrived in time.
+    None,
+    /// The connection of one connector failed.
+    Failed(ConnectError),
+    /// A connector has sent its greetings.
+    Connector(Box<dyn Transport>, Rails),
+}
+
+/// Receives the connectors of one transport.
+pub(crate) trait Port: Send {
+    /// Sets `allows` as the address filter: peers from other addresses are rejected.
+    fn restrict(&mut self, allows: Allows);
+
+    /// Waits at most until `end` for the next connector with a rail for each of `nics`. Returns an error only if the
+    /// port itself fails.
+    fn next(&mut self, nics: &[Arc<dyn Nic>], end: Instant) -> Result<Arrival, ConnectError>;
+}
+
+/// The accepting side of a handshake, which accepts connections from a [`Connector`].
+pub struct Listener {
+    port: Box<dyn Port>,
+    address: SocketAddr,
+    /// Maximum time of each step of the handshake after the connector's greeting.
+    step_timeout: Duration,
+    guard: Option<Guard>,
+    failed: LogLimit,
+}
+
+impl Listener {
+    pub(crate) fn new(port: impl Port + 'static, address: SocketAddr, step: Duration) -> Self {
+        Self {
+            port: Box::new(port),
+            address,
+            step_timeout: step,
+            guard: None,
+            failed: LogLimit::new(),
+        }
+    }
+
+    /// Rejects peers without access.
+    #[must_use]
+    pub fn with_access(mut self, access: super::access::Access) -> Self {
+        let (guard, allows) = Guard::new(access);
+        if let Some(allows) = allows {
+            self.port.restrict(allows);
+        }
+        self.guard = Some(guard);
+        self
+    }
+
+    /// Returns the local address; if port 0 was requested, with the chosen port.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the next connector, which has one rail for each of `nics`; `None` if no connector arrived within
+    /// `limit`. A connector whose connection fails is logged and does not end the wait.
+    pub fn accept(
+        &mut self,
+        nics: &[Arc<dyn Nic>],
+        limit: Duration,
+    ) -> Result<Option<Incoming>, ConnectError> {
+        let end = Instant::now() + limit.min(MAX_TIMEOUT);
+        loop {
+            match self.port.next(nics, end)? {
+                Arrival::None => return Ok(None),
+                Arrival::Failed(error) => self.failed.run(|suppressed| {
+                    tracing::warn!(
+                        "cannot accept a connector: {error}; waiting for the next one{suppressed}"
+                    );
+                }),
+                Arrival::Connector(mut transport, hello) => {
+                    match self.rejection(&transport.peer(), &hello, nics.len()) {
+                        Some(why) => refuse(&mut *transport, &why),
+                        None => {
+                            return Ok(Some(Incoming {
+                                transport,
+                                hello,
+                                nics: nics.to_vec(),
+                                step_timeout: self.step_timeout,
+                            }));
+                        }
+                    }
+                }
+            }
+            // Return even if peers keep being rejected, so that the caller can do its other work.
+            if Instant::now() >= end {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn rejection(&self, peer: &str, hello: &Rails, rails: usize) -> Option<String> {
+        let theirs = hello.endpoints.len();
+        if theirs != rails {
+            return Some(format!(
+                "the receiver has {rails} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
+            ));
+        }
+        let guard = self.guard.as_ref()?;
+        guard.check(peer, &hello.greetings).map(str::to_owned)
+    }
+}
+
+/// A connector that waits for the listener's answer.
+pub struct Incoming {
+    transport: Box<dyn Transport>,
+    hello: Rails,
+    nics: Vec<Arc<dyn Nic>>,
+    step_timeout: Duration,
+}
+
+impl Incoming {
+    /// Returns the peer's address for messages.
+    pub fn peer(&self) -> String {
+        self.transport.peer()
+    }
+
+    /// Returns the connector's greetings, one per rail.
+    pub fn greetings(&self) -> &[Vec<u8>] {
+        &self.hello.greetings
+    }
+
+    /// Returns a handle that makes a waiting [`accept`](Self::accept) fail.
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.transport.abort_handle()
+    }
+
+    /// Answers with one greeting per rail. The queue pairs are connected when this method returns.
+    pub fn accept(
+        self,
+        options: &QueuePairOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<Link, ConnectError> {
+        let handshake = Handshake {
+            nics: &self.nics,
+            options,
+            greetings,
+            prepare,
+        };
+        let end = Instant::now() + self.step_timeout;
+        handshake.answer(self.transport, self.hello, end)
+    }
+
+    /// Rejects the connector with a reason of at most 160 bytes.
+    pub fn refuse(mut self, why: &str) {
+        refuse(&mut *self.transport, why);
+    }
+}
