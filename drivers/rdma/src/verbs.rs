@@ -48,6 +48,15 @@ pub struct Access {
     pub relaxed: bool,
 }
 
+impl Access {
+    /// The peer and local receives may write the memory, in order.
+    pub const WRITE: Self = Self {
+        local_write: true,
+        remote_write: true,
+        relaxed: false,
+    };
+}
+
 /// Error of a verbs call, or of its emulation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{nic}: {call}: {}{}{why}", describe_errno(*.errno), if .why.is_empty() { "" } else { "; " })]
@@ -340,9 +349,10 @@ pub struct WorkRequest<'a> {
 }
 
 /// Completion status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Status {
     /// The request was executed.
+    #[default]
     Success,
     /// The request was not executed because the queue pair had already failed.
     Flushed,
@@ -377,16 +387,17 @@ impl Status {
 }
 
 /// The queue that a completion belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Side {
     /// The send queue: the completion belongs to a send request.
+    #[default]
     Sent,
     /// The receive queue: a message, or a write with immediate data, has used a posted receive.
     Received,
 }
 
 /// A completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkCompletion {
     /// The id of the work request.
     pub id: u64,
@@ -398,17 +409,6 @@ pub struct WorkCompletion {
     pub bytes: u32,
     /// The peer's immediate data.
     pub immediate: Option<u32>,
-}
-
-impl WorkCompletion {
-    /// A completion without content, for the array that is passed to [`QueuePair::poll`].
-    pub const EMPTY: Self = Self {
-        id: 0,
-        side: Side::Sent,
-        status: Status::Success,
-        bytes: 0,
-        immediate: None,
-    };
 }
 
 /// A queue pair with its completion queue. A new queue pair is not connected; receives may be posted before it is

@@ -39,6 +39,7 @@ mod tests;
 pub use config::FpgaConfig;
 pub use engines::{ENGINES, EngineEntry, FpgaEngine};
 
+use crate::packet::frames::{CHANGE_SLOT, sample_layout};
 use config::DeviceKey;
 use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
@@ -288,14 +289,7 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let bytes = geometry.frame_bytes;
-        self.samples.layout(bytes).map_err(|rest| {
-            let message = format!(
-                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
-            );
-            Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
-        })
+        sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)
     }
 
     fn supports_backpressure(&self) -> bool {

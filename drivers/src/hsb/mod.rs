@@ -95,6 +95,7 @@ mod supervisor;
 
 pub use config::{HsbConfig, Mode};
 
+use crate::packet::frames::sample_layout;
 use crate::silence;
 use crate::socket::RECEIVE_BUFFER;
 use crate::sys::interface::Interface;
@@ -125,12 +126,7 @@ const OVERHEAD: usize = 64;
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "hsb",
     summary: "A sensor behind a Holoscan Sensor Bridge, received over a UDP socket on any NIC or a queue pair on an RDMA NIC",
-    example: EXAMPLE,
-    schema: |_| schemars::schema_for!(HsbConfig),
-    parse,
-};
-
-const EXAMPLE: &str = r#"[source.NAME]
+    example: r#"[source.NAME]
 driver = "hsb"
 ring   = "OUTPUT"
 listen = "0.0.0.0:4791"       # the sensor is configured to send to this address
@@ -158,7 +154,10 @@ samples = { type = "uint8" }
 # nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["emulated"]: for daq emulate hsb --nic emulated
 # path    = "direct"          #   write directly to GPU memory, if the CPU can access it
 # relaxed_ordering = true     #   allow reordering of the NIC's PCIe writes
-"#;
+"#,
+    schema: |_| schemars::schema_for!(HsbConfig),
+    parse,
+};
 
 /// A source whose configuration was checked.
 #[derive(Clone, Debug)]
@@ -407,14 +406,8 @@ impl SourceSpec for Hsb {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let bytes = geometry.frame_bytes;
-        self.samples.layout(bytes).map_err(|rest| {
-            let message = format!(
-                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
-            );
-            Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or `frame`")
-        })
+        let help = "correct `type`, `complex` or `channels`, or `frame`";
+        sample_layout(&self.samples, geometry.frame_bytes, help)
     }
 
     fn supports_backpressure(&self) -> bool {

@@ -242,14 +242,26 @@ impl Frames {
             // A slot may be longer than a heap, so it need not contain whole points.
             bytes -= bytes % self.point();
         }
-        self.samples.layout(bytes).map_err(|rest| {
-            let message = format!(
-                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
-            );
-            Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
-        })
+        sample_layout(&self.samples, bytes, CHANGE_SLOT)
     }
+}
+
+/// The fix if a slot does not hold a whole number of samples.
+pub(crate) const CHANGE_SLOT: &str =
+    "correct `type`, `complex` or `channels`, or change `slot` of the ring";
+
+/// Returns the layout of frames of `bytes` bytes. The error contains `help` as its fix.
+pub(crate) fn sample_layout(
+    samples: &Samples,
+    bytes: usize,
+    help: &str,
+) -> Result<Layout, Problem> {
+    samples.layout(bytes).map_err(|rest| {
+        let message = format!(
+            "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+        );
+        Problem::at("samples", message).help(help)
+    })
 }
 
 /// Returns the layout with the smallest packets that a detected format may use in a frame of `bytes` bytes.

@@ -27,6 +27,7 @@
 //! | no sender is connected | nothing: the source waits |
 
 use crate::list::List;
+use crate::packet::frames::{CHANGE_SLOT, sample_layout};
 use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
@@ -81,12 +82,7 @@ counts! {
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "rdma",
     summary: "Frames from an rdma sink on another host, written into the ring by an RDMA network card",
-    example: EXAMPLE,
-    schema: |_| schemars::schema_for!(RdmaConfig),
-    parse,
-};
-
-const EXAMPLE: &str = r#"[source.NAME]
+    example: r#"[source.NAME]
 driver  = "rdma"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:7471"      # the sink rdma of the sending host connects to this address
@@ -103,7 +99,10 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # packets_per_frame = 1       # maximum number of packets per frame
 # path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # relaxed_ordering = true     # allow the NIC's payload writes to overtake each other on the bus
-"#;
+"#,
+    schema: |_| schemars::schema_for!(RdmaConfig),
+    parse,
+};
 
 /// The keys of an `rdma` source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -345,14 +344,7 @@ impl SourceSpec for Rdma {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let bytes = geometry.frame_bytes;
-        self.samples.layout(bytes).map_err(|rest| {
-            let message = format!(
-                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
-            );
-            Problem::at("samples", message)
-                .help("correct `type`, `complex` or `channels`, or change `slot` of the ring")
-        })
+        sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)
     }
 
     fn supports_backpressure(&self) -> bool {

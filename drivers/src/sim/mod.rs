@@ -39,6 +39,7 @@ pub use pulses::Pulses;
 pub use schedule::{Arrival, Arrivals, Count, Jump, Packet, Schedule, State};
 pub use signal::{Pattern, Signal, SignalConfig, Tone};
 
+use crate::packet::frames::sample_layout;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::Layout;
@@ -99,16 +100,8 @@ impl SourceSpec for Sim {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.config
-            .samples
-            .layout(geometry.frame_bytes)
-            .map_err(|rest| {
-                let message = format!(
-                    "a frame of {} bytes is not a whole number of samples of all channels: {rest} bytes are left over",
-                    geometry.frame_bytes
-                );
-                Problem::at("samples", message).help("choose a slot that holds whole samples of all channels")
-            })
+        let help = "choose a slot that holds whole samples of all channels";
+        sample_layout(&self.config.samples, geometry.frame_bytes, help)
     }
 
     fn supports_backpressure(&self) -> bool {

@@ -146,7 +146,7 @@ impl Writer {
 
     /// Collects completions. If no completion is available, waits for a limited time.
     fn wait(&mut self) -> io::Result<()> {
-        let mut done = [WorkCompletion::EMPTY; MAX_IN_FLIGHT];
+        let mut done = [WorkCompletion::default(); MAX_IN_FLIGHT];
         let count = self.queue.poll(&mut done).map_err(io::Error::other)?;
         self.in_flight -= count.min(self.in_flight);
         let failed = done[..count]

@@ -639,15 +639,10 @@ mod tests {
     #[test]
     fn greeting_identifies_rail_and_connector() {
         let hello = Hello {
-            mode: crate::stream::wire::Mode::Write,
             rail: 1,
             rails: 2,
-            packets_per_frame: 0,
             stream: 77,
-            first: 0,
-            slot: 4096,
-            credit_address: 0,
-            credit_rkey: 0,
+            ..Hello::default()
         };
         let mut bytes = hello.encode();
         bytes.resize(MAX_HELLO, 0);

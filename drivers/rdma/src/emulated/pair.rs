@@ -381,7 +381,6 @@ pub(super) fn sent(id: u64, status: Status) -> WorkCompletion {
         id,
         side: Side::Sent,
         status,
-        bytes: 0,
-        immediate: None,
+        ..WorkCompletion::default()
     }
 }

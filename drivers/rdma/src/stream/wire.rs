@@ -112,7 +112,7 @@ pub enum WireError {
 }
 
 /// The first message of a sender on each rail. The message has 52 bytes; `rdma_cm` can carry 56.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// The transfer mode.
     pub mode: Mode,

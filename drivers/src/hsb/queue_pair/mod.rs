@@ -183,21 +183,13 @@ impl QueuePair {
         };
         let supervisor = supervision.start(source, &counters)?;
         let access = Access {
-            local_write: true,
-            remote_write: true,
             relaxed,
+            ..Access::WRITE
         };
         // The only link is a queue pair, which `quiesce` always destroys.
         let registrations =
             RegistrationSet::new(std::slice::from_ref(&nic), access, Box::new(|| Ok(())));
         let packets_per_frame = pages.packets();
-        let none = WorkCompletion {
-            id: 0,
-            side: Side::Received,
-            status: Status::Flushed,
-            bytes: 0,
-            immediate: None,
-        };
         Ok(Self {
             name,
             supervisor,
@@ -208,7 +200,7 @@ impl QueuePair {
             receives: 0,
             nic,
             unposted: 0,
-            collected: [none; BATCH],
+            collected: [WorkCompletion::default(); BATCH],
             ring: None,
             tracker: tracker(&pages, MIN_PAGES),
             pages,

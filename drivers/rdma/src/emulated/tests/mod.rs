@@ -13,11 +13,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-const ANY: Access = Access {
-    local_write: true,
-    remote_write: true,
-    relaxed: false,
-};
+const ANY: Access = Access::WRITE;
 const LONG: Duration = Duration::from_mins(1);
 
 fn options(service: Service) -> QueuePairOptions {

@@ -733,15 +733,10 @@ mod tests {
             packets_per_frame: 70,
         };
         let hello = Hello {
-            mode: Mode::Write,
-            rail: 0,
             rails: 1,
             packets_per_frame: 1,
-            stream: 1,
-            first: 0,
             slot: 4096,
-            credit_address: 0,
-            credit_rkey: 0,
+            ..Hello::default()
         };
         assert_eq!(shape.check(&[hello.encode()]), Ok(hello));
         let cases = [

@@ -259,13 +259,7 @@ impl Link {
     /// pair will return no more completions.
     fn collect_from(&mut self, rail: usize) -> Option<usize> {
         let live = self.live.as_mut()?;
-        let mut batch = [WorkCompletion {
-            id: 0,
-            side: Side::Received,
-            status: Status::Success,
-            bytes: 0,
-            immediate: None,
-        }; BATCH];
+        let mut batch = [WorkCompletion::default(); BATCH];
         let count = match live.queue_pairs[rail].poll(&mut batch) {
             Ok(count) => count,
             Err(error) => {

@@ -205,11 +205,7 @@ impl Receiver {
         let slots = slots.min(1 << 31);
         let shared = Shared::new();
         let access = match shape.mode {
-            Mode::Write => Access {
-                local_write: true,
-                remote_write: true,
-                relaxed: false,
-            },
+            Mode::Write => Access::WRITE,
             Mode::Send => Access {
                 local_write: true,
                 ..Access::default()

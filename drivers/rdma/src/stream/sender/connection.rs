@@ -258,15 +258,10 @@ impl Terms {
     fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryRegion>, SharedWords), String> {
         let rails = self.nics.len();
         let credits = SharedWords::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
-        let access = Access {
-            local_write: true,
-            remote_write: true,
-            relaxed: false,
-        };
         let mut keys = Vec::with_capacity(rails);
         let mut hello = Vec::with_capacity(rails);
         for (i, nic) in self.nics.iter().enumerate() {
-            let key = registration::register_words(&**nic, credits.region(), access)
+            let key = registration::register_words(&**nic, credits.region(), Access::WRITE)
                 .map_err(|error| error.to_string())?;
             hello.push(Hello {
                 mode: self.options.mode,

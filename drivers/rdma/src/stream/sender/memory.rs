@@ -1,7 +1,7 @@
 //! The memory from which frames are sent: the ring, which is registered once, or copies of frames; and records that are
 //! too large to be sent inline.
 
-use super::rail::{PayloadSource, RecordSource};
+use super::rail::Source;
 use super::{LinkError, Options, SenderError};
 use crate::registration::{self, PeerFacts, Registered, UnregistrableError};
 use crate::stream::wire::{Mode, Record};
@@ -50,7 +50,7 @@ pub(super) struct Memory {
     /// The buffer for copies of frames that the NICs cannot read directly.
     bounce: Option<(SharedWords, RailRegions)>,
     /// Number of frames that fit into the buffer `bounce`.
-    packets_per_frame: usize,
+    bounce_frames: usize,
     stride: usize,
 }
 
@@ -66,9 +66,9 @@ impl Memory {
             return Err(SenderError::Registering(error.clone()));
         }
         let stride = options.slot.next_multiple_of(64).max(64);
-        let packets_per_frame = (BOUNCE_BYTES / stride).clamp(1, window);
+        let bounce_frames = (BOUNCE_BYTES / stride).clamp(1, window);
         let bounce = (options.copied || keys.is_err()).then(|| {
-            let area = SharedWords::new(packets_per_frame * stride)?;
+            let area = SharedWords::new(bounce_frames * stride)?;
             let keys = register_on_each(nics, area.region())?;
             Ok::<_, SenderError>((area, keys))
         });
@@ -76,7 +76,7 @@ impl Memory {
             ring: ring.clone(),
             keys,
             bounce: bounce.transpose()?,
-            packets_per_frame,
+            bounce_frames,
             stride,
         })
     }
@@ -96,7 +96,7 @@ impl Memory {
     pub(super) fn window(&self) -> u64 {
         self.bounce
             .as_ref()
-            .map_or(u64::MAX, |_| self.packets_per_frame as u64)
+            .map_or(u64::MAX, |_| self.bounce_frames as u64)
     }
 
     /// Returns the source of the payload of frame `i` of `lease`, which has number `n` in the stream, for the NIC of
@@ -106,19 +106,19 @@ impl Memory {
         lease: &'a Lease<'_>,
         (i, n, rail): (usize, u64, usize),
         inline: usize,
-    ) -> Result<PayloadSource<'a>, LinkError> {
+    ) -> Result<Source<'a>, LinkError> {
         let bytes = lease.frame(i).bytes();
         let length = bytes.map_or_else(|| lease.length(i), <[u8]>::len);
         if length == 0 {
-            return Ok(PayloadSource::Inline(&[]));
+            return Ok(Source::Inline(&[]));
         }
         if let Some(bytes) = bytes.filter(|_| length <= inline) {
-            return Ok(PayloadSource::Inline(bytes));
+            return Ok(Source::Inline(bytes));
         }
         if let (Ok(keys), Some(slots)) = (&self.keys, lease.slice()) {
             let offset = slots.address(i) - self.ring.address().as_ptr() as u64;
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-            return Ok(PayloadSource::Memory(&keys[rail], offset, length));
+            return Ok(Source::Memory(&keys[rail], offset, length));
         }
         let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
             return Err(LinkError::Reason(
@@ -126,9 +126,9 @@ impl Memory {
                     .to_owned(),
             ));
         };
-        let at = usize::try_from(n % self.packets_per_frame as u64).unwrap_or(0) * self.stride;
+        let at = usize::try_from(n % self.bounce_frames as u64).unwrap_or(0) * self.stride;
         area.write(at, bytes);
-        Ok(PayloadSource::Memory(&keys[rail], at, length))
+        Ok(Source::Memory(&keys[rail], at, length))
     }
 }
 
@@ -178,7 +178,7 @@ impl Records {
         padded: Option<usize>,
         payload: Option<&[u8]>,
         rail: usize,
-    ) -> (RecordSource<'a>, Option<&'a [u8]>) {
+    ) -> (Source<'a>, Option<&'a [u8]>) {
         let used = Record::HEAD + words.len() * 8;
         let bytes = padded.unwrap_or(used);
         let Self {
@@ -194,15 +194,15 @@ impl Records {
         if let Some(payload) = payload.filter(|payload| bytes + payload.len() <= *inline) {
             buffer[bytes..bytes + payload.len()].copy_from_slice(payload);
             let whole = &buffer[..bytes + payload.len()];
-            return (RecordSource::Inline(&whole[..bytes]), Some(whole));
+            return (Source::Inline(&whole[..bytes]), Some(whole));
         }
         match area {
             Some((area, keys)) if bytes > *inline || padded.is_some() => {
                 let at = usize::try_from(record.number % *window as u64).unwrap_or(0) * *stride;
                 area.write(at, &buffer[..bytes]);
-                (RecordSource::Memory(&keys[rail], at, bytes), None)
+                (Source::Memory(&keys[rail], at, bytes), None)
             }
-            _ => (RecordSource::Inline(&buffer[..bytes]), None),
+            _ => (Source::Inline(&buffer[..bytes]), None),
         }
     }
 }

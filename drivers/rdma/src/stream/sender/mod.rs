@@ -37,7 +37,7 @@ use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
 use daq_core::units::counted;
 use memory::{Memory, Records};
-use rail::{FramePost, PayloadSource, Rail};
+use rail::{FramePost, Rail, Source};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -532,7 +532,7 @@ impl Sender {
                 .len()
                 .min((meta.packets_per_frame as usize).div_ceil(64))];
             let inline = match payload {
-                PayloadSource::Inline(bytes) if is_message => Some(bytes),
+                Source::Inline(bytes) if is_message => Some(bytes),
                 _ => None,
             };
             let (record, whole) = records.store_record(&record, words, padded, inline, index);

@@ -9,34 +9,23 @@ const KEEP_ALIVE: u64 = u64::MAX;
 /// Maximum number of completions collected in one call.
 const BATCH: usize = 16;
 
-/// The location of a frame's payload.
+/// The location of a frame's payload or record.
 #[derive(Clone, Copy)]
-pub(super) enum PayloadSource<'a> {
+pub(super) enum Source<'a> {
     /// Registered memory: the region, the offset and the number of bytes.
     Memory(&'a MemoryRegion, usize, usize),
     /// Bytes that are sent inline.
     Inline(&'a [u8]),
 }
 
-impl PayloadSource<'_> {
+impl Source<'_> {
     pub(super) const fn bytes(&self) -> usize {
         match self {
             Self::Memory(_, _, bytes) => *bytes,
             Self::Inline(bytes) => bytes.len(),
         }
     }
-}
 
-/// The location of a frame's record.
-#[derive(Clone, Copy)]
-pub(super) enum RecordSource<'a> {
-    /// Registered memory: the region, the offset and the number of bytes.
-    Memory(&'a MemoryRegion, usize, usize),
-    /// Bytes that are sent inline.
-    Inline(&'a [u8]),
-}
-
-impl RecordSource<'_> {
     fn post(
         self,
         queue: &mut dyn QueuePair,
@@ -58,8 +47,8 @@ impl RecordSource<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct FramePost<'a> {
     pub(super) number: u64,
-    pub(super) payload: PayloadSource<'a>,
-    pub(super) record: RecordSource<'a>,
+    pub(super) payload: Source<'a>,
+    pub(super) record: Source<'a>,
     /// Maximum size of one write in bytes.
     pub(super) chunk: usize,
     pub(super) signaled: bool,
@@ -136,11 +125,11 @@ impl Rail {
         let (queue, id, signaled) = (&mut *self.queue, frame.number, frame.signaled);
         if self.is_reliable {
             match frame.payload {
-                PayloadSource::Inline([]) => {}
-                PayloadSource::Inline(bytes) => {
+                Source::Inline([]) => {}
+                Source::Inline(bytes) => {
                     post(queue, id, into(0, None), Payload::Inline(bytes), false)?;
                 }
-                PayloadSource::Memory(memory, from, bytes) => {
+                Source::Memory(memory, from, bytes) => {
                     for offset in (0..bytes).step_by(frame.chunk) {
                         let sge = [memory.sge(from + offset, frame.chunk.min(bytes - offset))];
                         post(queue, id, into(offset, None), Payload::Memory(&sge), false)?;
@@ -150,15 +139,7 @@ impl Rail {
             return frame.record.post(queue, id, record(number), signaled);
         }
         frame.record.post(queue, id, record(None), false)?;
-        match frame.payload {
-            PayloadSource::Inline(bytes) => {
-                post(queue, id, into(0, number), Payload::Inline(bytes), signaled)
-            }
-            PayloadSource::Memory(memory, from, bytes) => {
-                let sge = [memory.sge(from, bytes)];
-                post(queue, id, into(0, number), Payload::Memory(&sge), signaled)
-            }
-        }
+        frame.payload.post(queue, id, into(0, number), signaled)
     }
 
     /// Posts a frame as one message: the record, then the payload. `whole` contains record and payload if both are sent
@@ -174,18 +155,12 @@ impl Rail {
         };
         let mut post = |payload: Payload<'_>| post(queue, id, verb, payload, signaled);
         match (whole, frame.record, frame.payload) {
-            (Some(bytes), ..) | (None, RecordSource::Inline(bytes), _) => {
-                post(Payload::Inline(bytes))
-            }
-            (
-                None,
-                RecordSource::Memory(memory, from, bytes),
-                PayloadSource::Memory(ring, at, length),
-            ) => {
+            (Some(bytes), ..) | (None, Source::Inline(bytes), _) => post(Payload::Inline(bytes)),
+            (None, Source::Memory(memory, from, bytes), Source::Memory(ring, at, length)) => {
                 let record = memory.sge(from, bytes);
                 post(Payload::Memory(&[record, ring.sge(at, length)]))
             }
-            (None, RecordSource::Memory(memory, from, bytes), PayloadSource::Inline(payload)) => {
+            (None, Source::Memory(memory, from, bytes), Source::Inline(payload)) => {
                 debug_assert!(
                     payload.is_empty(),
                     "an inline payload of a record in memory must be empty"
@@ -214,7 +189,7 @@ impl Rail {
 
     /// Collects completions. Returns true if at least one completion was collected.
     pub(super) fn poll(&mut self) -> Result<bool, LinkError> {
-        let mut done = [NOTHING; BATCH];
+        let mut done = [WorkCompletion::default(); BATCH];
         let mut any = false;
         loop {
             let found = self.queue.poll(&mut done).map_err(LinkError::Verbs)?;
@@ -258,14 +233,6 @@ fn post(
     };
     queue.post_send(&work).map_err(LinkError::Verbs)
 }
-
-const NOTHING: WorkCompletion = WorkCompletion {
-    id: 0,
-    side: crate::verbs::Side::Sent,
-    status: Status::Success,
-    bytes: 0,
-    immediate: None,
-};
 
 /// Returns the low half of a frame number.
 #[expect(

@@ -401,13 +401,7 @@ impl Bench {
         if queue.post_send(&work).is_err() {
             return false;
         }
-        let mut done = [WorkCompletion {
-            id: 0,
-            side: Side::Sent,
-            status: Status::Flushed,
-            bytes: 0,
-            immediate: None,
-        }];
+        let mut done = [WorkCompletion::default()];
         while queue.poll(&mut done).unwrap() == 0 {
             queue.wait(LONG).unwrap();
         }

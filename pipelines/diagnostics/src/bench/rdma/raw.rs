@@ -141,7 +141,7 @@ impl Raw {
     /// Waits for at least one completion. Returns the number of completed sends, then the number of received writes.
     fn collect(&mut self) -> Result<[u64; 2], BenchError> {
         let queue = &mut *self.link.rails[0];
-        let mut done = [WorkCompletion::EMPTY; 16];
+        let mut done = [WorkCompletion::default(); 16];
         let start = Instant::now();
         loop {
             let count = queue.poll(&mut done).map_err(failed)?;

@@ -335,7 +335,7 @@ pub(super) fn unreliable(setup: &Setup) -> Found {
                 came.len()
             )
         })?;
-        let mut done = [WorkCompletion::EMPTY];
+        let mut done = [WorkCompletion::default()];
         while pair.to.poll(&mut done)? > 0 {
             expect(done[0].status == Status::Success, || {
                 format!("expected a received or lost message, found {:?}", done[0])

@@ -95,7 +95,7 @@ pub(super) fn queues(nic: &dyn Nic, service: Service) -> Result<Two, Verdict> {
 
 /// Waits for the next completion of `queue`.
 pub(super) fn next(queue: &mut dyn QueuePair) -> Result<WorkCompletion, Verdict> {
-    let mut done = [WorkCompletion::EMPTY];
+    let mut done = [WorkCompletion::default()];
     let start = Instant::now();
     while queue.poll(&mut done)? == 0 {
         if start.elapsed() > LIMIT {

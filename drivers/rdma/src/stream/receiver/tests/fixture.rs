@@ -256,28 +256,22 @@ const COPIES: usize = 64;
 impl BaselineSender {
     pub(super) fn new(mode: Mode, service: Service, rails: usize, stream: u64) -> Self {
         let nics: Vec<_> = (0..rails).map(|_| card()).collect();
-        let access = Access {
-            local_write: true,
-            remote_write: true,
-            relaxed: false,
-        };
-        let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
+        let local = RegistrationSet::new(&nics, Access::WRITE, Box::new(|| Ok(())));
         let stride = Record::bytes(PACKETS_PER_FRAME) + SLOT;
         let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
         let keys = local.acquire(memory.address()).unwrap();
-        let local = RegistrationSet::new(&nics, access, Box::new(|| Ok(())));
+        let local = RegistrationSet::new(&nics, Access::WRITE, Box::new(|| Ok(())));
         let credits = DmaBuffer::new(local.clone(), 64).unwrap();
         let credit_keys = local.acquire(credits.address()).unwrap();
         let hello = Hello {
             mode,
-            rail: 0,
             rails: u8::try_from(rails).unwrap(),
             packets_per_frame: PACKETS_PER_FRAME,
             stream,
-            first: 0,
             slot: SLOT as u64,
             credit_address: credit_keys.of(0).address(),
             credit_rkey: credit_keys.of(0).rkey(),
+            ..Hello::default()
         };
         Self {
             nics,
@@ -493,13 +487,7 @@ impl BaselineSender {
 }
 
 fn next(queue: &mut dyn QueuePair) -> Option<WorkCompletion> {
-    let mut done = [WorkCompletion {
-        id: 0,
-        side: Side::Sent,
-        status: Status::Success,
-        bytes: 0,
-        immediate: None,
-    }];
+    let mut done = [WorkCompletion::default()];
     (queue.poll(&mut done).unwrap() == 1).then_some(done[0])
 }
 

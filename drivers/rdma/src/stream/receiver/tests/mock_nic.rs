@@ -154,11 +154,9 @@ impl QueuePair for MockQueuePair {
         let open = posted.saturating_sub(polled + script.len());
         script.extend(std::iter::repeat_n(
             WorkCompletion {
-                id: 0,
                 side: Side::Received,
                 status: Status::Flushed,
-                bytes: 0,
-                immediate: None,
+                ..WorkCompletion::default()
             },
             open,
         ));
@@ -244,14 +242,11 @@ impl MockFixture {
     fn with(script: Arc<Script>, mode: Mode, service: Service) -> Self {
         let hello = Hello {
             mode,
-            rail: 0,
             rails: 1,
             packets_per_frame: PACKETS_PER_FRAME,
             stream: 1,
-            first: 0,
             slot: SLOT as u64,
-            credit_address: 0,
-            credit_rkey: 0,
+            ..Hello::default()
         };
         let options = Options {
             name: "test".to_owned(),
@@ -323,11 +318,10 @@ impl MockFixture {
 
     fn finish(&self, bytes: usize, immediate: Option<u32>) {
         self.script.done.lock().unwrap().push_back(WorkCompletion {
-            id: 0,
             side: Side::Received,
-            status: Status::Success,
             bytes: u32::try_from(bytes).unwrap(),
             immediate,
+            ..WorkCompletion::default()
         });
     }
 
@@ -472,9 +466,9 @@ fn completions_during_stop_count_on_reliable_connections() {
         stage.script.late.lock().unwrap().push_back(WorkCompletion {
             id: n,
             side: Side::Received,
-            status: Status::Success,
             bytes: u32::try_from(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n)).unwrap(),
             immediate: Some(fixture::low(n)),
+            ..WorkCompletion::default()
         });
     };
     for mode in [Mode::Write, Mode::Send] {
@@ -526,11 +520,8 @@ fn completion_status_is_counted_by_name() {
     for (status, name) in statuses {
         let mut stage = MockFixture::new(Mode::Write, Service::Rc);
         let failed = |status| WorkCompletion {
-            id: 0,
-            side: Side::Sent,
             status,
-            bytes: 0,
-            immediate: None,
+            ..WorkCompletion::default()
         };
         stage.frame_of_writes(0);
         let mut done = stage.script.done.lock().unwrap();

@@ -169,14 +169,9 @@ impl Receiver {
         let record = Record::bytes(shape.packets_per_frame);
         let slots = SharedWords::new(stride * shape.slots as usize).unwrap();
         let records = SharedWords::new(record * shape.slots as usize).unwrap();
-        let access = Access {
-            local_write: true,
-            remote_write: true,
-            relaxed: false,
-        };
         let keys = |area: &SharedWords| -> Vec<_> {
             let key = |nic: &Arc<dyn Nic>| {
-                nic.register(area.region(), RegistrationMethod::Host, access)
+                nic.register(area.region(), RegistrationMethod::Host, Access::WRITE)
                     .unwrap()
             };
             self.nics.iter().map(key).collect()
@@ -315,13 +310,7 @@ impl Receiver {
 
     /// Collects arrived frames. Returns false when the connection has ended.
     fn take(&mut self, session: &mut Session) -> bool {
-        let mut done = [WorkCompletion {
-            id: 0,
-            side: Side::Sent,
-            status: Status::Success,
-            bytes: 0,
-            immediate: None,
-        }; 16];
+        let mut done = [WorkCompletion::default(); 16];
         let mut is_good = true;
         for rail in 0..session.link.rails.len() {
             loop {

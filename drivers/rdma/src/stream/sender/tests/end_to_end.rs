@@ -2,10 +2,7 @@
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
-use crate::verbs::{
-    Access, Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
-    RegistrationMethod, Sge, VerbsError, WorkCompletion, WorkRequest,
-};
+use crate::verbs::{Endpoint, QueuePair, Sge, VerbsError, WorkCompletion, WorkRequest};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::region::Placement;
 use daq_testkit::assert_fields;
@@ -233,54 +230,18 @@ fn receiver_without_free_slots_applies_backpressure() {
     compare(&sender_side, &far.end());
 }
 
-/// A NIC whose first queue pairs return no completions until they are stopped, like a NIC that is slow to report what
-/// it has acknowledged.
-#[derive(Debug)]
-struct SlowNic {
-    card: Arc<dyn Nic>,
-    /// Number of queue pairs without completions that are still to be created.
-    left: AtomicUsize,
-}
-
-impl Nic for SlowNic {
-    fn name(&self) -> &str {
-        self.card.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.card.limits()
-    }
-
-    fn port(&self) -> Result<Port, VerbsError> {
-        self.card.port()
-    }
-
-    fn register(
-        &self,
-        region: &Arc<Region>,
-        method: RegistrationMethod,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        self.card.register(region, method, access)
-    }
-
-    fn create_queue_pair(
-        &self,
-        options: &QueuePairOptions,
-    ) -> Result<Box<dyn QueuePair>, VerbsError> {
-        let is_slow = self
-            .left
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
-                left.checked_sub(1)
-            })
-            .is_ok();
-        let queue = self.card.create_queue_pair(options)?;
-        Ok(Box::new(SlowQueuePair { queue, is_slow }))
-    }
-
-    fn event(&self) -> Option<NicEvent> {
-        self.card.event()
-    }
+/// Returns a NIC whose first `count` queue pairs return no completions until they are stopped, like a NIC that is slow
+/// to report what it has acknowledged.
+fn slow_nic(count: usize) -> Arc<dyn Nic> {
+    let created = AtomicUsize::new(0);
+    Arc::new(HookedNic {
+        on_create: Box::new(move |_, create| {
+            let is_slow = created.fetch_add(1, Ordering::AcqRel) < count;
+            let queue = create()?;
+            Ok(Box::new(SlowQueuePair { queue, is_slow }))
+        }),
+        ..HookedNic::new()
+    })
 }
 
 struct SlowQueuePair {
@@ -339,9 +300,7 @@ fn acknowledged_frame_is_reported_before_late_completion() {
                 rails,
                 ..Shape::default()
             };
-            let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
-            let left = AtomicUsize::new(rails);
-            let far = ReceiverFixture::with(&shape, Arc::new(SlowNic { card, left }));
+            let far = ReceiverFixture::with(&shape, slow_nic(rails));
             let mut sender_side = SenderFixture::new(far.address, rails, options(&shape));
             // All frames that the credits allow. The sender gets acknowledgements for all of them, but the receiver has
             // seen no completion.

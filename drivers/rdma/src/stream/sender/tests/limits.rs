@@ -6,92 +6,37 @@ use super::super::connection::{Reconnector, Terms};
 use super::*;
 use crate::connect::Connector;
 use crate::connect::mock::nics;
-use crate::verbs::{
-    Access, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions, RegistrationMethod,
-    VerbsError,
-};
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::verbs::VerbsError;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 
-/// An emulated NIC with a smaller capacity than it reports.
-#[derive(Debug)]
-struct SmallNic {
-    card: Arc<dyn Nic>,
-    /// Maximum number of outstanding send requests per queue pair.
-    sends: u32,
-    /// Maximum number of inline bytes.
-    inline: u32,
-    /// Maximum size of one registration in bytes.
-    bytes: usize,
-    registered: AtomicUsize,
-}
-
-impl SmallNic {
-    fn new(sends: u32, inline: u32, bytes: usize) -> Arc<Self> {
-        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), Faults::none()).unwrap();
-        Arc::new(Self {
-            card,
-            sends,
-            inline,
-            bytes,
-            registered: AtomicUsize::new(0),
-        })
-    }
-
-    fn refused(&self, call: &str) -> VerbsError {
-        VerbsError {
-            nic: self.name().to_owned(),
-            call: call.to_owned(),
-            errno: libc::ENOMEM,
-            why: String::new(),
-        }
-    }
-}
-
-impl Nic for SmallNic {
-    fn name(&self) -> &'static str {
-        "small"
-    }
-
-    fn limits(&self) -> Limits {
-        self.card.limits()
-    }
-
-    fn port(&self) -> Result<Port, VerbsError> {
-        self.card.port()
-    }
-
-    fn register(
-        &self,
-        region: &Arc<Region>,
-        method: RegistrationMethod,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        if region.bytes() > self.bytes {
-            return Err(self.refused("registering"));
-        }
-        self.registered.fetch_add(1, Ordering::AcqRel);
-        self.card.register(region, method, access)
-    }
-
-    fn create_queue_pair(
-        &self,
-        options: &QueuePairOptions,
-    ) -> Result<Box<dyn QueuePair>, VerbsError> {
-        if options.sends > self.sends || options.inline > self.inline {
-            return Err(self.refused("making a queue"));
-        }
-        self.card.create_queue_pair(options)
-    }
-
-    fn event(&self) -> Option<NicEvent> {
-        self.card.event()
-    }
+/// Returns an emulated NIC with a smaller capacity than it reports: maximum numbers of outstanding send requests per
+/// queue pair, of inline bytes, and of bytes of one registration.
+fn small_nic(sends: u32, inline: u32, bytes: usize) -> Arc<dyn Nic> {
+    let refused = || VerbsError {
+        nic: "small".to_owned(),
+        call: "allocating".to_owned(),
+        errno: libc::ENOMEM,
+        why: String::new(),
+    };
+    Arc::new(HookedNic {
+        name: "small",
+        on_register: Box::new(move |region| {
+            (region.bytes() <= bytes).then_some(()).ok_or_else(refused)
+        }),
+        on_create: Box::new(move |options, create| {
+            if options.sends > sends || options.inline > inline {
+                return Err(refused());
+            }
+            create()
+        }),
+        ..HookedNic::new()
+    })
 }
 
 /// Creates a sender on `card` for a ring of `slots` slots of 4 KiB.
 fn sender(
-    card: Arc<SmallNic>,
+    card: Arc<dyn Nic>,
     address: SocketAddr,
     slots: usize,
     options: Options,
@@ -106,7 +51,7 @@ fn sender(
 fn queue_pair_creation_failure_retries_smaller() {
     let far = BaselineReceiver::start(Shape::default());
     let make = |sends, inline| {
-        let card = SmallNic::new(sends, inline, usize::MAX);
+        let card = small_nic(sends, inline, usize::MAX);
         sender(card, far.address, 16, options(&Shape::default()))
     };
     // A frame of 4 KiB needs two requests, and one entry is reserved for keep-alive requests.
@@ -127,7 +72,7 @@ fn copy_buffer_is_allocated_at_startup() {
     let shape = Shape::default();
     let far = BaselineReceiver::start(shape.clone());
     // The NIC cannot register a ring of 32 MiB, but it can register the smaller buffer for copies.
-    let card = SmallNic::new(1024, 256, 20 << 20);
+    let card = small_nic(1024, 256, 20 << 20);
     let refused = sender(card.clone(), far.address, 8192, options(&shape)).unwrap();
     assert!(refused.path().starts_with("frames are copied"));
     assert!(refused.memory.window() < u64::MAX);
@@ -139,12 +84,12 @@ fn copy_buffer_is_allocated_at_startup() {
     let copied = sender(card, far.address, 16, copied).unwrap();
     assert!(copied.memory.window() < u64::MAX);
     drop(copied);
-    let card = SmallNic::new(1024, 256, usize::MAX);
+    let card = small_nic(1024, 256, usize::MAX);
     let read = sender(card, far.address, 16, options(&shape)).unwrap();
     assert_eq!(read.memory.window(), u64::MAX);
     drop(read);
     // If the NIC can register neither, creating the sender fails immediately.
-    let card = SmallNic::new(1024, 256, 1);
+    let card = small_nic(1024, 256, 1);
     assert!(sender(card, far.address, 16, options(&shape)).is_err());
     far.end();
 }
@@ -189,7 +134,7 @@ fn buffer_allocation_failure_is_reported_and_nothing_sent() {
         ..options(&shape)
     };
     // The ring and 128 records of 64 bytes can be registered, but not 128 records of 12.5 KiB.
-    let card = SmallNic::new(1024, 256, 1 << 20);
+    let card = small_nic(1024, 256, 1 << 20);
     let mut sender = sender(card, far.address, 16, options).unwrap();
     let begun = Instant::now();
     while !sender.why.contains("small cannot access") {

@@ -7,6 +7,7 @@
 
 mod baseline;
 mod end_to_end;
+mod hooked_nic;
 mod limits;
 
 use super::{Counters, Options, Sender, Unavailable};
@@ -20,6 +21,7 @@ use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::notify::Wait;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Lease, Producer, Reader, Ring, RingOptions};
+use hooked_nic::HookedNic;
 use proptest::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

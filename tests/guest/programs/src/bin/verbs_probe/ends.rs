@@ -15,11 +15,7 @@ pub const BYTES: usize = 1 << 16;
 /// Timeout of every operation. It is long, because an emulated machine is slow.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// Access rights that the memory grants to the peer.
-pub const OPEN: Access = Access {
-    local_write: true,
-    remote_write: true,
-    relaxed: false,
-};
+pub const OPEN: Access = Access::WRITE;
 
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 

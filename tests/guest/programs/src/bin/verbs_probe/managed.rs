@@ -3,7 +3,7 @@
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
 use daq_rdma::connect::{ConnectError, Connector, Handshake, Link};
-use daq_rdma::stream::wire::{Hello, Mode};
+use daq_rdma::stream::wire::Hello;
 use daq_rdma::sys::{self, device};
 use daq_rdma::verbs::{MemoryRegion, Nic, Payload, Service, Side, Verb, WorkRequest};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -174,15 +174,10 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let greetings: Vec<Vec<u8>> = (0..2)
         .map(|rail| {
             Hello {
-                mode: Mode::Write,
                 rail,
                 rails: 2,
-                packets_per_frame: 0,
                 stream: 4711,
-                first: 0,
-                slot: 4096,
-                credit_address: 0,
-                credit_rkey: 0,
+                ..Hello::default()
             }
             .encode()
         })
