@@ -6,6 +6,7 @@
 //!     └─ emulated/  an emulated NIC in this process, over TCP
 //!   registration/ registers a region by dma-buf, by nvidia-peermem or as host memory; records every failure
 //!     └─ set.rs     registers regions with the NICs of all rails; a DMA engine uses the set as its device
+//!   engine.rs     what DMA engines over queue pairs have in common: slots, receives, faults
 //!   connect/      connects two hosts by rdma_cm or by an exchange over plain TCP
 //!   stream/       sends frames over queue pairs: greetings, slots, records, credits, resuming after an interruption
 //! ```
@@ -13,6 +14,7 @@
 
 pub mod connect;
 pub mod emulated;
+pub mod engine;
 pub mod nics;
 pub mod registration;
 pub mod stream;

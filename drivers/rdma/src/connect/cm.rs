@@ -260,7 +260,8 @@ impl CmTransport {
 
     /// Calls `send` for every rail, even if a call fails. Returns the first error.
     fn each(&self, send: impl Fn(&Id) -> Result<(), VerbsError>) -> Result<(), VerbsError> {
-        self.ids.iter().fold(Ok(()), |sent, id| sent.and(send(id)))
+        let sent: Vec<_> = self.ids.iter().map(send).collect();
+        sent.into_iter().collect()
     }
 }
 

@@ -250,16 +250,19 @@ impl Connector {
         limit: Duration,
     ) -> Result<Link, ConnectError> {
         let end = Instant::now() + limit.min(MAX_TIMEOUT);
-        let transport = (self.dial)(handshake.nics, end)?;
-        let with_token = self
-            .token
-            .as_ref()
-            .map(|token| token.appended(handshake.greetings));
+        let Handshake {
+            nics,
+            options,
+            greetings,
+            prepare,
+        } = handshake;
+        let transport = (self.dial)(nics, end)?;
+        let with_token = self.token.as_ref().map(|token| token.appended(greetings));
         let handshake = Handshake {
-            nics: handshake.nics,
-            options: handshake.options,
-            greetings: with_token.as_deref().unwrap_or(handshake.greetings),
-            prepare: handshake.prepare,
+            nics,
+            options,
+            greetings: with_token.as_deref().unwrap_or(greetings),
+            prepare,
         };
         handshake.initiate(transport, &self.is_cancelled, end)
     }

@@ -3,6 +3,7 @@
 use super::super::pages::{ALIGNMENT, Pages};
 use super::{MAX_PAGES, MIN_PAGES, MIN_RECEIVES, QueuePair, Ring, tracker};
 use daq_core::dma::{EngineError, Slots};
+use daq_rdma::engine::{ReceiveQueue, RegisteredSlots};
 use daq_rdma::verbs::{Endpoint, QueuePairOptions, Service, VerbsError};
 use std::net::IpAddr;
 
@@ -23,35 +24,20 @@ impl QueuePair {
                 slots.bytes
             )));
         }
-        let base = slots.addresses[0];
-        let stride = usize::try_from(slots.addresses[1].wrapping_sub(base)).unwrap_or(0);
-        let is_even = slots
-            .addresses
-            .windows(2)
-            .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
-        if !is_even || stride < slots.bytes || !stride.is_multiple_of(ALIGNMENT) {
+        let slots =
+            RegisteredSlots::find(&self.registrations, slots).map_err(|why| self.unfit(why))?;
+        if !slots.stride.is_multiple_of(ALIGNMENT) {
             return Err(self.unfit(format!(
-                "slots are {stride} bytes apart, but a sensor needs a multiple of {ALIGNMENT} bytes"
+                "slots are {} bytes apart, but a sensor needs a multiple of {ALIGNMENT} bytes",
+                slots.stride
             )));
         }
-        let (memory, _) = self
-            .registrations
-            .find_containing(base)
-            .ok_or_else(|| self.unfit("the ring's slots are not registered with the NIC"))?;
-        let keys = self.registrations.acquire(memory)?;
+        let keys = self.registrations.acquire(slots.memory)?;
         let key = keys.of(0);
-        let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
-        let room = key.region().bytes().saturating_sub(offset);
-        if (count - 1)
-            .checked_mul(stride)
-            .is_none_or(|last| last + slots.bytes > room)
-        {
-            return Err(self.unfit("the ring's slots exceed the registered memory region"));
-        }
         let pages = Pages {
-            base: key.address() + offset as u64,
-            stride: stride as u64,
-            count: u32::try_from(count).unwrap_or(u32::MAX),
+            base: key.address() + slots.offset as u64,
+            stride: slots.stride as u64,
+            count: slots.count,
             rkey: key.rkey(),
             ..self.pages
         };
@@ -63,10 +49,7 @@ impl QueuePair {
         }
         let ring = Ring {
             region: key.region().clone(),
-            offset,
-            stride,
-            pages: count as u64,
-            first: (slots.first % count) as u64,
+            slots,
         };
         if ring.region.cpu_address().is_none() {
             return Err(self.unfit(
@@ -90,7 +73,7 @@ impl QueuePair {
 
     /// Resets the state for a new arming.
     pub(super) fn reset(&mut self, ring: Ring) {
-        let pages = usize::try_from(ring.pages).unwrap_or(0);
+        let pages = usize::try_from(ring.pages()).unwrap_or(0);
         self.tracker = tracker(&self.pages, pages);
         // Frames that were not reported are discarded: their pages now belong to the new arming.
         let gone = std::mem::take(&mut self.overrun) + self.ended.len() as u64;
@@ -106,7 +89,7 @@ impl QueuePair {
         (self.reported, self.ready, self.failure) = (0, 0, None);
         (self.idle, self.floor, self.has_stopped) = (0, 0, false);
         self.seen.begin();
-        for transfer in 0..ring.pages {
+        for transfer in 0..ring.pages() {
             self.marked[ring.page(transfer)] = self.mark(&ring, transfer).then_some(transfer);
         }
         self.ring = Some(ring);
@@ -138,7 +121,6 @@ impl QueuePair {
         for id in 0..self.receives {
             queue.post_receive(id.into(), &[]).map_err(refused)?;
         }
-        self.unposted = 0;
         let peer = Endpoint {
             gid: address.to_ipv6_mapped().octets(),
             mtu: self.nic.port().map_err(refused)?.mtu,
@@ -147,7 +129,7 @@ impl QueuePair {
         queue.connect(&peer).map_err(refused)?;
         let endpoint = queue.endpoint();
         pages.queue_pair = endpoint.number;
-        self.queue = Some(queue);
+        self.queue = Some(ReceiveQueue::new(queue, self.receives.into()));
         parameters.pages = pages;
         if self.is_emulated_nic {
             parameters.host.set_port(endpoint.lid);

@@ -7,7 +7,7 @@ use daq_rdma::verbs::{Side, Status, WorkCompletion};
 impl QueuePair {
     /// Returns the bound below which the pages of transfers may have been, or are being, overwritten.
     pub(super) fn bound(&self) -> u64 {
-        let pages = self.ring.as_ref().map_or(0, |ring| ring.pages);
+        let pages = self.ring.as_ref().map_or(0, |ring| ring.pages());
         let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNREPORTED);
         begun.saturating_sub(pages).max(self.floor)
     }
@@ -22,11 +22,11 @@ impl QueuePair {
         let Some(ring) = self.ring.take() else {
             return;
         };
-        let from = self.ready.max(self.reported.saturating_sub(ring.pages));
+        let from = self.ready.max(self.reported.saturating_sub(ring.pages()));
         if from < self.reported {
             for transfer in from..self.reported {
                 let is_marked = transfer >= before && self.mark(&ring, transfer);
-                self.marked[ring.page(transfer)] = is_marked.then_some(transfer + ring.pages);
+                self.marked[ring.page(transfer)] = is_marked.then_some(transfer + ring.pages());
             }
             self.ready = self.reported;
             self.ring = Some(ring);
@@ -91,11 +91,8 @@ impl QueuePair {
         let Some(queue) = &mut self.queue else {
             return;
         };
-        while self.unposted > 0 {
-            if let Err(error) = queue.post_receive(self.unposted.into(), &[]) {
-                return self.fail(Fault::Queue, &error.to_string());
-            }
-            self.unposted -= 1;
+        if let Err(error) = queue.post_again() {
+            self.fail(Fault::Queue, &error.to_string());
         }
     }
 
@@ -108,7 +105,10 @@ impl QueuePair {
         if done.side != Side::Received {
             return;
         }
-        self.unposted += 1;
+        if let Some(queue) = &mut self.queue {
+            queue.completed();
+            queue.free();
+        }
         let Some(ring) = &self.ring else {
             return;
         };
@@ -116,14 +116,14 @@ impl QueuePair {
             .immediate
             .map(|immediate| u64::from(immediate) & ((1 << PAGE_BITS) - 1));
         let (Some(immediate), Some(page)) =
-            (done.immediate, page.filter(|page| *page < ring.pages))
+            (done.immediate, page.filter(|page| *page < ring.pages()))
         else {
             return self.count(Fault::Immediate);
         };
         let psn = immediate >> PAGE_BITS;
         let end = self.frame_end(page, psn, done.bytes as usize);
         let Some((newest, frame)) = self.newest else {
-            let transfer = (page + ring.pages - ring.first) % ring.pages;
+            let transfer = (page + ring.pages() - u64::from(ring.slots.first)) % ring.pages();
             self.restart_count(&end);
             return self.push_ended(&end, (transfer, 0), transfer, 0);
         };

@@ -48,8 +48,9 @@ use daq_core::dma::{
     QuiesceTimeout, Sentinel, SlotLimits, Slots,
 };
 use daq_core::source::SourceError;
+use daq_rdma::engine::ReceiveQueue;
 use daq_rdma::registration::set::{RailRegions, RegistrationSet};
-use daq_rdma::verbs::{self, Access, Nic, NicEvent, Side, Status, WorkCompletion};
+use daq_rdma::verbs::{Access, Nic, NicEvent, WorkCompletion};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -111,7 +112,7 @@ pub(super) struct QueuePair {
     // Fields are dropped in this order: the sensor is disarmed, the queue pair ends all writes, then the memory keys
     // are released.
     supervisor: Supervisor,
-    queue: Option<Box<dyn verbs::QueuePair>>,
+    queue: Option<ReceiveQueue>,
     keys: Option<Arc<RailRegions>>,
     nic: Arc<dyn Nic>,
     registrations: Arc<RegistrationSet>,
@@ -120,9 +121,8 @@ pub(super) struct QueuePair {
     /// The pages for an arming that waits until the device is found.
     deferred: Option<Pages>,
     is_emulated_nic: bool,
-    /// Total number of receives, and the number of receives that must be posted again.
+    /// Total number of receives.
     receives: u32,
-    unposted: u32,
     collected: [WorkCompletion; BATCH],
     ring: Option<Ring>,
     tracker: PsnTracker,
@@ -199,7 +199,6 @@ impl QueuePair {
             registrations,
             receives: 0,
             nic,
-            unposted: 0,
             collected: [WorkCompletion::default(); BATCH],
             ring: None,
             tracker: tracker(&pages, MIN_PAGES),

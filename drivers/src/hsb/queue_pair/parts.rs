@@ -2,35 +2,35 @@
 
 use super::super::metadata::Metadata;
 use daq_core::region::Region;
+use daq_rdma::engine::RegisteredSlots;
 use std::sync::Arc;
 
 /// The pages of one arming.
 pub(super) struct Ring {
     pub(super) region: Arc<Region>,
-    /// Offset of page 0 in the region.
-    pub(super) offset: usize,
-    pub(super) stride: usize,
-    pub(super) pages: u64,
-    /// The page of transfer 0.
-    pub(super) first: u64,
+    pub(super) slots: RegisteredSlots,
 }
 
 impl Ring {
-    #[expect(clippy::cast_possible_truncation, reason = "at most 4096 pages")]
+    pub(super) const fn pages(&self) -> u64 {
+        self.slots.count as u64
+    }
+
+    /// Returns the page of `transfer`.
     pub(super) const fn page(&self, transfer: u64) -> usize {
-        ((self.first + transfer % self.pages) % self.pages) as usize
+        self.slots.slot(transfer) as usize
     }
 
     /// Returns the offset of the page of `transfer` in the region.
     pub(super) const fn at(&self, transfer: u64) -> usize {
-        self.offset + self.page(transfer) * self.stride
+        self.slots.offset_of(self.page(transfer))
     }
 
     /// Returns the number of transfers from `newest` to the next one that uses `page`, at least 1.
     pub(super) const fn ahead(&self, newest: u64, page: u64) -> u64 {
         let own = self.page(newest) as u64;
-        match (page + self.pages - own) % self.pages {
-            0 => self.pages,
+        match (page + self.pages() - own) % self.pages() {
+            0 => self.pages(),
             ahead => ahead,
         }
     }
@@ -92,35 +92,25 @@ pub(super) struct Ended {
     pub(super) missing: u64,
 }
 
-/// Faults that the engine counts in addition to frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+daq_rdma::faults! {
+    /// Faults that the engine counts in addition to frames.
+    pub(super) enum Fault;
+    /// The names of all faults, in the order of [`Fault`].
+    pub(in super::super) const FAULTS;
     /// The queue pair failed, or its completion queue overflowed.
-    Queue,
+    Queue = "queue",
     /// The NIC failed.
-    Nic,
+    Nic = "card",
     /// A completion without an immediate, or with an invalid page.
-    Immediate,
+    Immediate = "immediate",
     /// A PSN that does not continue the previous one.
-    Order,
+    Order = "order",
     /// A frame end that had arrived before.
-    Repeated,
+    Repeated = "repeated",
     /// The metadata that arrived are no longer in their page, because the page was overwritten.
-    Metadata,
+    Metadata = "metadata",
     /// A frame in a page that the sensor may have used before it was prepared, or may have overwritten.
-    Overtaken,
+    Overtaken = "overtaken",
     /// The sensor's device has lost its registers.
-    Restarted,
+    Restarted = "restarted",
 }
-
-/// The names of all faults, in the order of [`Fault`].
-pub(in super::super) const FAULTS: &[&str] = &[
-    "queue",
-    "card",
-    "immediate",
-    "order",
-    "repeated",
-    "metadata",
-    "overtaken",
-    "restarted",
-];

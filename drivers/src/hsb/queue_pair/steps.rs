@@ -39,7 +39,7 @@ impl QueuePair {
         let ring = self.ring.as_ref();
         let found = ring.and_then(|ring| {
             let page = usize::try_from(page).ok()?;
-            self.read_metadata(ring, ring.offset + page * ring.stride)
+            self.read_metadata(ring, ring.slots.offset_of(page))
         });
         let found = found.filter(|found| distance(found.psn, psn, SHORT_PSN_BITS) == 0);
         // If the last packet has as many bytes as metadata, only metadata in the page distinguish the two.
@@ -108,7 +108,7 @@ impl QueuePair {
 
     /// Returns the frame of `end` according to its metadata alone.
     fn frame_of(&self, last: &LastMetadata, end: &End, metadata: &Metadata) -> Option<u64> {
-        let pages = self.ring.as_ref()?.pages;
+        let pages = self.ring.as_ref()?.pages();
         let (newest, frame) = self.newest?;
         let page = self.ring.as_ref()?.page(newest) as u64;
         // Number of pages after the page of the last metadata.
@@ -196,11 +196,11 @@ impl QueuePair {
         }
         let run = self.old_ends.filter(|run| {
             let ahead = distance(run.end.psn, end.psn, SHORT_PSN_BITS);
-            (run.end.page + 1) % ring.pages == end.page
+            (run.end.page + 1) % ring.pages() == end.page
                 && (1..1 << (SHORT_PSN_BITS - 1)).contains(&ahead)
         });
         let count = run.map_or(1, |run| run.count + 1);
-        let bound = (newest + 2 + UNREPORTED + count).saturating_sub(ring.pages);
+        let bound = (newest + 2 + UNREPORTED + count).saturating_sub(ring.pages());
         let is_next = ring.page(newest + count) == page;
         self.old_ends = Some(Run { end: *end, count });
         if is_next {

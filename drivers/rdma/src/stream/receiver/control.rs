@@ -8,10 +8,10 @@
 //! Each poll of the engine reads only one word, and takes the lock only if this word is set.
 
 use crate::connect::{self, AbortHandle, Incoming, Listener};
+use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
-use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, VerbsError};
-use daq_core::dma::DmaError;
+use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge, VerbsError};
 use daq_core::log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,21 +26,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of outstanding send requests per queue pair. The only send requests are writes of the credit word.
 pub(super) const SENDS: u32 = 4;
 
-/// Declares the faults with their names in metrics.
-macro_rules! faults {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// Events that an engine counts in addition to frames.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(super) enum Fault {
-            $($(#[$doc])* $variant,)*
-        }
-
-        /// The names of all faults, in the order of their declaration.
-        pub const FAULTS: &[&str] = &[$($name,)*];
-    };
-}
-
-faults! {
+crate::faults! {
+    /// Events that an engine counts in addition to frames.
+    pub(super) enum Fault;
+    /// The names of all faults, in the order of their declaration.
+    pub const FAULTS;
     /// The sender no longer answers.
     Unanswered = "unanswered",
     /// The sender rejected a write of its credit word.
@@ -78,19 +68,10 @@ pub(super) struct Terms {
     pub(super) next: u64,
     /// Number of lost frames before the first requested frame.
     pub(super) missing: u64,
-    /// The slot of the first frame.
-    pub(super) first_slot: u32,
-    pub(super) slots: u32,
-    /// Size of a slot in bytes.
-    pub(super) slot: usize,
-    /// Distance in bytes between the starts of consecutive slots.
-    pub(super) stride: usize,
+    /// The slots; the first one is that of the first requested frame.
+    pub(super) slots: RegisteredSlots,
     /// Number of frames that may be sent immediately.
     pub(super) credits: u64,
-    /// Address at which the memory of the slots is mapped.
-    pub(super) memory: u64,
-    /// Number of bytes before slot 0 in the memory of the slots.
-    pub(super) offset: usize,
     /// Address at which the records are mapped.
     pub(super) records: u64,
 }
@@ -586,38 +567,27 @@ impl Control {
         peer: &str,
         terms: Terms,
     ) -> Result<Connected, String> {
-        let failed_registration = |error: DmaError| error.to_string();
-        let payload = match self
+        let registered = self
             .payload
-            .acquire(terms.memory)
-            .map_err(failed_registration)
-        {
-            Ok(keys) => keys,
-            Err(why) => {
+            .acquire(terms.slots.memory)
+            .and_then(|payload| {
+                let records = self.records.acquire(terms.records)?;
+                Ok((payload, records))
+            });
+        let (payload, records) = match registered {
+            Ok(registered) => registered,
+            Err(error) => {
                 incoming.refuse(
                     "the receiver's NIC cannot register the receiver's memory: see the receiver's log",
                 );
-                return Err(why);
-            }
-        };
-        let records = match self
-            .records
-            .acquire(terms.records)
-            .map_err(failed_registration)
-        {
-            Ok(keys) => keys,
-            Err(why) => {
-                incoming.refuse(
-                    "the receiver's NIC cannot register the receiver's memory: see the receiver's log",
-                );
-                return Err(why);
+                return Err(error.to_string());
             }
         };
         let shape = &self.shape;
         let greetings: Vec<Vec<u8>> = (0..shape.rails)
             .map(|rail| offer(shape, &terms, rail, &payload, &records).encode())
             .collect();
-        let receives = shape.receives(terms.slots);
+        let receives = shape.receives(terms.slots.count);
         let options = QueuePairOptions {
             service: shape.service,
             sends: SENDS,
@@ -631,7 +601,15 @@ impl Control {
             Mode::Send => (0..terms.credits)
                 .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
                 .try_for_each(|frame| {
-                    post(queue, shape, &terms, frame, rail, (&payload, &records))
+                    let post_receive = |id, sges: &[Sge<'_>]| queue.post_receive(id, sges);
+                    post(
+                        post_receive,
+                        shape,
+                        &terms,
+                        frame,
+                        rail,
+                        (&payload, &records),
+                    )
                 }),
         };
         let link = incoming
@@ -659,11 +637,11 @@ fn offer(
     let (payload, records) = (payload.of(rail), records.of(rail));
     Offer {
         next: terms.next,
-        slots: terms.slots,
-        first_slot: terms.first_slot,
-        slot: terms.slot as u64,
-        stride: terms.stride as u64,
-        slot_address: payload.address() + terms.offset as u64,
+        slots: terms.slots.count,
+        first_slot: terms.slots.first,
+        slot: terms.slots.bytes as u64,
+        stride: terms.slots.stride as u64,
+        slot_address: payload.address() + terms.slots.offset as u64,
         record_address: records.address(),
         slot_rkey: payload.rkey(),
         record_rkey: records.rkey(),
@@ -681,19 +659,10 @@ pub(super) const fn rail_of(frame: u64, rails: usize) -> usize {
     (frame % rails as u64) as usize
 }
 
-/// Returns the slot of the `frame`-th frame of a link.
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the remainder of a division by a u32 fits into a usize"
-)]
-pub(super) const fn slot_of(terms: &Terms, frame: u64) -> usize {
-    ((terms.first_slot as u64 + frame % terms.slots as u64) % terms.slots as u64) as usize
-}
-
 /// Returns the number of receives that must be posted on a rail before the sender may send.
 pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
     match shape.mode {
-        Mode::Write => shape.receives(terms.slots).into(),
+        Mode::Write => shape.receives(terms.slots.count).into(),
         Mode::Send => (0..terms.credits)
             .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
             .count() as u64,
@@ -702,19 +671,19 @@ pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
 
 /// Posts the receive for the `frame`-th frame of a link.
 pub(super) fn post(
-    queue: &mut dyn QueuePair,
+    post_receive: impl FnOnce(u64, &[Sge<'_>]) -> Result<(), VerbsError>,
     shape: &Shape,
     terms: &Terms,
     frame: u64,
     rail: usize,
     (payload, records): (&RailRegions, &RailRegions),
 ) -> Result<(), VerbsError> {
-    let slot = slot_of(terms, frame);
+    let slot = terms.slots.slot(frame) as usize;
     let record = records.of(rail).sge(slot * shape.record(), shape.record());
     let bytes = payload
         .of(rail)
-        .sge(terms.offset + slot * terms.stride, terms.slot);
-    queue.post_receive(slot as u64, &[record, bytes])
+        .sge(terms.slots.offset_of(slot), terms.slots.bytes);
+    post_receive(slot as u64, &[record, bytes])
 }
 
 #[cfg(test)]

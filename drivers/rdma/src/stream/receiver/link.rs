@@ -1,11 +1,12 @@
 //! A link to a sender: queue pairs, their completions, and the sender's credits.
 
 use super::MAX_GAP;
-use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of, slot_of};
+use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of};
 use crate::connect::PeerMonitor;
+use crate::engine::ReceiveQueue;
 use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, Mode, Record};
-use crate::verbs::{Payload, QueuePair, Service, Side, Status, Verb, WorkCompletion, WorkRequest};
+use crate::verbs::{Payload, Service, Status, Verb, WorkCompletion, WorkRequest};
 use daq_core::dma::DmaBuffer;
 use daq_core::log_limit::LogLimit;
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The parts of a link that exist only while the link is connected.
 struct Live {
     /// The queue pairs, one per rail. Declared before the memory regions, so that they are destroyed first.
-    queue_pairs: Vec<Box<dyn QueuePair>>,
+    queues: Vec<ReceiveQueue>,
     monitor: Box<dyn PeerMonitor>,
     payload: Arc<RailRegions>,
     records: Arc<RailRegions>,
@@ -79,11 +80,6 @@ pub(super) struct Link {
     /// Received completions of each rail that are not processed yet. Each queue has room for the completions of all
     /// receives of a queue pair.
     pending: Vec<VecDeque<WorkCompletion>>,
-    /// Number of used receives of each rail that must be posted again. Used only in the mode that writes frames,
-    /// because such receives need no slot.
-    used: Vec<u32>,
-    /// Number of posted receives of each rail that have not completed.
-    open: Vec<u64>,
     shape: Shape,
     hello: Hello,
     terms: Terms,
@@ -125,20 +121,25 @@ impl Link {
             peer,
         } = connected;
         let now = Instant::now();
-        let room = shape.receives(terms.slots) as usize + SENDS as usize + BATCH;
-        let rails = link.rails.len();
+        let room = shape.receives(terms.slots.count) as usize + SENDS as usize + BATCH;
+        let rails = link.rails.into_iter().enumerate();
+        let queues: Vec<_> = rails
+            .map(|(rail, queue_pair)| {
+                let open = control::first_receives(&shape, &terms, rail);
+                ReceiveQueue::new(queue_pair, open)
+            })
+            .collect();
         Self {
+            pending: queues
+                .iter()
+                .map(|_| VecDeque::with_capacity(room))
+                .collect(),
             live: Some(Live {
-                queue_pairs: link.rails,
+                queues,
                 monitor: link.monitor,
                 payload,
                 records,
             }),
-            pending: (0..rails).map(|_| VecDeque::with_capacity(room)).collect(),
-            used: vec![0; rails],
-            open: (0..rails)
-                .map(|rail| control::first_receives(&shape, &terms, rail))
-                .collect(),
             shape,
             hello,
             terms,
@@ -260,7 +261,7 @@ impl Link {
     fn collect_from(&mut self, rail: usize) -> Option<usize> {
         let live = self.live.as_mut()?;
         let mut batch = [WorkCompletion::default(); BATCH];
-        let count = match live.queue_pairs[rail].poll(&mut batch) {
+        let count = match live.queues[rail].poll(&mut batch) {
             Ok(count) => count,
             Err(error) => {
                 self.fail(Fault::CompletionOverrun, error.to_string());
@@ -268,8 +269,10 @@ impl Link {
             }
         };
         for work in &batch[..count] {
-            if work.id != CREDIT {
-                self.open[rail] = self.open[rail].saturating_sub(1);
+            if work.id != CREDIT
+                && let Some(live) = &mut self.live
+            {
+                live.queues[rail].completed();
             }
             if work.status != Status::Success {
                 let why = format!(
@@ -306,7 +309,7 @@ impl Link {
                 let why = format!("frame {} was sent without a credit", self.next);
                 return Step::Bad(Fault::BeyondCredit, why);
             }
-            let at = slot_of(&self.terms, self.completed) * self.shape.record();
+            let at = self.terms.slots.slot(self.completed) as usize * self.shape.record();
             let record = match self.classify(work, read(records, at)) {
                 Verdict::Is(record) => record,
                 Verdict::Lost => {
@@ -354,8 +357,10 @@ impl Link {
     /// Removes a processed completion, which also frees a receive.
     fn take(&mut self, rail: usize) {
         self.pending[rail].pop_front();
-        if self.shape.mode == Mode::Write {
-            self.used[rail] += 1;
+        if self.shape.mode == Mode::Write
+            && let Some(live) = &mut self.live
+        {
+            live.queues[rail].free();
         }
     }
 
@@ -436,7 +441,7 @@ impl Link {
                 record.number, self.next
             ));
         }
-        let slot = self.hello.slot.min(self.terms.slot as u64);
+        let slot = self.hello.slot.min(self.terms.slots.bytes as u64);
         if record.length > slot {
             return Verdict::Invalid(format!(
                 "the record specifies {} bytes, but a slot has {slot} bytes",
@@ -462,23 +467,23 @@ impl Link {
             return;
         };
         let posted = match self.shape.mode {
-            Mode::Write => self
-                .used
+            Mode::Write => live
+                .queues
                 .iter_mut()
-                .enumerate()
-                .try_for_each(|(rail, used)| {
-                    (0..std::mem::take(used)).try_for_each(|_| {
-                        self.open[rail] += 1;
-                        live.queue_pairs[rail].post_receive(0, &[])
-                    })
-                }),
+                .try_for_each(ReceiveQueue::post_again),
             Mode::Send => (self.posted..credits).try_for_each(|frame| {
                 let number = self.terms.next.wrapping_add(frame);
                 let rail = rail_of(number, self.shape.rails);
                 let keys = (&*live.payload, &*live.records);
-                let queue = &mut *live.queue_pairs[rail];
-                self.open[rail] += 1;
-                control::post(queue, &self.shape, &self.terms, frame, rail, keys)
+                let queue = &mut live.queues[rail];
+                control::post(
+                    |id, sges| queue.post(id, sges),
+                    &self.shape,
+                    &self.terms,
+                    frame,
+                    rail,
+                    keys,
+                )
             }),
         };
         self.posted = credits;
@@ -513,7 +518,7 @@ impl Link {
             payload: Payload::Inline(&word),
             signaled: true,
         };
-        match live.queue_pairs[0].post_send(&work) {
+        match live.queues[0].queue_pair().post_send(&work) {
             Ok(()) => (self.written, self.is_writing) = (self.credits, true),
             Err(error) => self.fail(Fault::Local, error.to_string()),
         }
@@ -548,7 +553,7 @@ impl Link {
         if !self.pending[rail].is_empty() {
             return false;
         }
-        match live.queue_pairs[rail].wait(limit) {
+        match live.queues[rail].wait(limit) {
             Ok(has_waited) => has_waited,
             Err(error) => {
                 self.fail(Fault::Other, error.to_string());
@@ -576,8 +581,8 @@ impl Link {
         let is_reliable = self.shape.service == Service::Rc;
         let mut stops = vec![false; self.pending.len()];
         if let (true, Some(live)) = (is_reliable, &mut self.live) {
-            for (queue, stops) in live.queue_pairs.iter_mut().zip(&mut stops) {
-                match queue.stop() {
+            for (queue, stops) in live.queues.iter_mut().zip(&mut stops) {
+                match queue.queue_pair().stop() {
                     Ok(()) => *stops = true,
                     Err(error) => tracing::debug!("{}: {error}", self.peer),
                 }
@@ -589,17 +594,20 @@ impl Link {
                 if count > 0 {
                     continue;
                 }
-                if !stops || self.open[rail] == 0 {
+                let open = self
+                    .live
+                    .as_ref()
+                    .map_or(0, |live| live.queues[rail].open());
+                if !stops || open == 0 {
                     break;
                 }
                 if Instant::now() >= end {
                     static LIMIT: LogLimit = LogLimit::new();
                     LIMIT.run(|suppressed| {
                         tracing::warn!(
-                            "{}: the NIC did not complete {} posted receives on rail {rail}, so the last frames that \
+                            "{}: the NIC did not complete {open} posted receives on rail {rail}, so the last frames that \
                              the NIC acknowledged may be lost{suppressed}",
-                            self.peer,
-                            self.open[rail]
+                            self.peer
                         );
                     });
                     break;
@@ -607,7 +615,7 @@ impl Link {
                 let waits = self
                     .live
                     .as_mut()
-                    .map(|live| live.queue_pairs[rail].wait(DRAIN_POLL));
+                    .map(|live| live.queues[rail].wait(DRAIN_POLL));
                 if !matches!(waits, Some(Ok(true))) {
                     std::thread::yield_now();
                 }

@@ -24,6 +24,7 @@ pub use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
+use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
 use control::{Connected, Control, PendingSender, Phase, Rejection, Shape, Shared, Terms};
@@ -75,20 +76,6 @@ pub struct Options {
     pub counters: Counters,
 }
 
-/// The ring that the sender fills.
-#[derive(Clone, Copy, Debug)]
-struct Ring {
-    slots: u32,
-    slot: usize,
-    stride: usize,
-    /// The slot of the first frame.
-    first: u32,
-    /// Address at which the memory of the slots is mapped.
-    memory: u64,
-    /// Number of bytes before slot 0 in the memory of the slots.
-    offset: usize,
-}
-
 /// Limits on log messages that peers can cause.
 #[derive(Debug, Default)]
 struct Limits {
@@ -106,7 +93,7 @@ pub struct Receiver {
     shared: Arc<Shared>,
     /// Maximum number of slots, and maximum slot size in bytes.
     max: (usize, usize),
-    ring: Option<Ring>,
+    ring: Option<RegisteredSlots>,
     /// The current link. Declared before the memory that the peer writes, so that the link is dropped first.
     link: Option<Link>,
     records: Option<DmaBuffer>,
@@ -267,56 +254,16 @@ impl Receiver {
         !matches!(self.shape.service, Service::Uc)
     }
 
-    /// Checks the addresses of the slots, and converts them to a [`Ring`].
-    fn ring(&self, slots: &Slots) -> Result<Ring, String> {
-        let (Some(first), Ok(count)) = (
-            slots.addresses.first(),
-            u32::try_from(slots.addresses.len()),
-        ) else {
-            return Err(format!(
-                "the ring has {} slots, but must have 1 to {}",
-                slots.addresses.len(),
-                u32::MAX
-            ));
-        };
-        if slots.addresses.len() > self.max.0 || slots.bytes > self.max.1 {
-            let (max, bytes) = self.max;
+    /// Checks the slots and finds their memory.
+    fn ring(&self, slots: &Slots) -> Result<RegisteredSlots, String> {
+        let (count, (max, bytes)) = (slots.addresses.len(), self.max);
+        if count > max || slots.bytes > bytes {
             return Err(format!(
                 "the ring has {count} slots of {} bytes, but the NICs support at most {max} slots of {bytes} bytes",
                 slots.bytes
             ));
         }
-        let stride = match slots.addresses.get(1) {
-            Some(second) => usize::try_from(second.wrapping_sub(*first)).unwrap_or(0),
-            None => slots.bytes,
-        };
-        let is_even = slots
-            .addresses
-            .windows(2)
-            .all(|pair| pair[1].wrapping_sub(pair[0]) == stride as u64);
-        if !is_even || stride < slots.bytes {
-            return Err("the slots of the ring do not have equal distances".to_owned());
-        }
-        let around = self
-            .payload
-            .find_containing(*first)
-            .and_then(|(memory, bytes)| {
-                let offset = usize::try_from(first - memory).ok()?;
-                let end = (slots.addresses.len() - 1)
-                    .checked_mul(stride)?
-                    .checked_add(slots.bytes)?;
-                (end.checked_add(offset)? <= bytes).then_some((memory, offset))
-            });
-        let (memory, offset) =
-            around.ok_or("the slots of the ring are not mapped for the receiver's NICs")?;
-        Ok(Ring {
-            slots: count,
-            slot: slots.bytes,
-            stride,
-            first: u32::try_from(slots.first % slots.addresses.len()).unwrap_or(0),
-            memory,
-            offset,
-        })
+        RegisteredSlots::find(&self.payload, slots)
     }
 
     /// Handles the faults, requests and links that the accepting thread has stored for the engine.
@@ -377,8 +324,8 @@ impl Receiver {
             return None;
         }
         let ring = self.ring?;
-        if pending_sender.hello.slot > ring.slot as u64 {
-            let (wanted, slot) = (pending_sender.hello.slot, ring.slot);
+        if pending_sender.hello.slot > ring.bytes as u64 {
+            let (wanted, slot) = (pending_sender.hello.slot, ring.bytes);
             return Some(Phase::Denied(Rejection {
                 sender: format!(
                     "frames of {wanted} bytes do not fit into the receiver's slots of {slot}: set `slot = \"{wanted} B\"` in the receiver's ring"
@@ -406,30 +353,19 @@ impl Receiver {
             }));
         }
         if !self.supports_backpressure() {
-            self.credited = self.completed + u64::from(ring.slots);
+            self.credited = self.completed + u64::from(ring.count);
         }
         Some(Phase::Granted(Terms {
             stream: hello.stream,
             next,
             missing,
-            first_slot: self.first_slot(ring),
-            slots: ring.slots,
-            slot: ring.slot,
-            stride: ring.stride,
+            slots: RegisteredSlots {
+                first: ring.slot(self.completed),
+                ..ring
+            },
             credits: self.credited - self.completed,
-            memory: ring.memory,
-            offset: ring.offset,
             records: self.records.as_ref()?.address(),
         }))
-    }
-
-    /// Returns the slot of the next frame.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the remainder of a division by a u32 fits into a u32"
-    )]
-    const fn first_slot(&self, ring: Ring) -> u32 {
-        ((ring.first as u64 + self.completed % ring.slots as u64) % ring.slots as u64) as u32
     }
 
     fn adopt(&mut self, connected: Connected) {
@@ -576,7 +512,7 @@ unsafe impl Engine for Receiver {
             device: self.device.name().to_owned(),
             why,
         })?;
-        let bytes = ring.slots as usize * self.shape.record();
+        let bytes = ring.count as usize * self.shape.record();
         if self
             .records
             .as_ref()
@@ -601,7 +537,7 @@ unsafe impl Engine for Receiver {
         done.add_missing(std::mem::take(&mut self.missing));
         if let (Service::Uc, Some(ring)) = (self.shape.service, self.ring) {
             // Frames that were delivered before have been copied already, so their slots are free.
-            self.credited = self.completed + u64::from(ring.slots);
+            self.credited = self.completed + u64::from(ring.count);
         }
         let Some(link) = &mut self.link else {
             return Ok(());
@@ -648,7 +584,7 @@ unsafe impl Engine for Receiver {
     }
 
     fn overwritten(&mut self) -> Result<u64, EngineError> {
-        let slots = self.ring.map_or(0, |ring| u64::from(ring.slots));
+        let slots = self.ring.map_or(0, |ring| u64::from(ring.count));
         Ok(if self.supports_backpressure() {
             0
         } else {

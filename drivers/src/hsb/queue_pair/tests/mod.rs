@@ -14,8 +14,8 @@ use daq_core::frame::{Clock, Flags};
 use daq_core::region::{HostOptions, Placement, Region};
 use daq_rdma::emulated::{EmulatedNic, Faults};
 use daq_rdma::verbs::{
-    Endpoint, Limits, MemoryRegion, Payload, Port, QueuePairOptions, RegistrationMethod, Service,
-    Sge, Verb, VerbsError, WorkRequest,
+    self, Endpoint, Limits, MemoryRegion, Payload, Port, QueuePairOptions, RegistrationMethod,
+    Service, Sge, Status, Verb, VerbsError, WorkRequest,
 };
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
