@@ -6,6 +6,7 @@
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostics, Problem, Section};
+use crate::dma::EngineInfo;
 use crate::dma::FrameSequence;
 use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
@@ -95,6 +96,24 @@ pub struct EngineRequirements {
     pub max_slot: usize,
     /// Maximum number of slots in the ring.
     pub max_slots: usize,
+}
+
+impl EngineRequirements {
+    /// Returns the requirements of the engine `info` without a device; the device may write to GPU memory.
+    pub const fn new(info: &EngineInfo, writer: Writer, preference: P2pPreference) -> Self {
+        Self {
+            device: None,
+            writer,
+            preference,
+            host_only: None,
+            cpu_reads_memory: false,
+            can_ring_doorbell: false,
+            faults: info.faults,
+            alignment: info.limits.alignment,
+            max_slot: info.limits.max_slot,
+            max_slots: info.limits.max_slots,
+        }
+    }
 }
 
 /// The checked configuration of a source.

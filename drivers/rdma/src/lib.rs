@@ -12,6 +12,8 @@
 //! ```
 //! The source and the sink `rdma` both use `stream`; neither uses the other.
 
+#![deny(unreachable_pub)]
+
 pub mod connect;
 pub mod emulated;
 pub mod engine;

@@ -178,7 +178,7 @@ pub struct QueuePairOptions {
 /// work requests fail. The value keeps the region alive.
 pub struct MemoryRegion {
     /// Deregisters the memory on drop; declared before the region, so that it is dropped first.
-    handle: Box<dyn Send + Sync>,
+    _handle: Box<dyn Send + Sync>,
     region: Arc<Region>,
     method: RegistrationMethod,
     lkey: u32,
@@ -197,7 +197,7 @@ impl MemoryRegion {
         address: u64,
     ) -> Self {
         Self {
-            handle,
+            _handle: handle,
             region,
             method,
             lkey,
@@ -207,7 +207,7 @@ impl MemoryRegion {
     }
 
     /// Returns the local key.
-    pub const fn lkey(&self) -> u32 {
+    pub(crate) const fn lkey(&self) -> u32 {
         self.lkey
     }
 
@@ -229,11 +229,6 @@ impl MemoryRegion {
     /// Returns the registration method.
     pub const fn method(&self) -> RegistrationMethod {
         self.method
-    }
-
-    /// Returns the NIC's own handle of the registration.
-    pub fn handle(&self) -> &(dyn Send + Sync) {
-        &*self.handle
     }
 
     /// Returns the scatter/gather element of `bytes` bytes at `offset`.
@@ -333,6 +328,17 @@ pub enum Verb {
         /// Immediate data for the peer's completion.
         immediate: Option<u32>,
     },
+}
+
+impl Verb {
+    /// Returns a write to the peer's `address` with the remote key `rkey`.
+    pub const fn write(address: u64, rkey: u32, immediate: Option<u32>) -> Self {
+        Self::Write {
+            address,
+            rkey,
+            immediate,
+        }
+    }
 }
 
 /// A work request.

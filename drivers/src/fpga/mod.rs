@@ -297,18 +297,11 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
     }
 
     fn engine(&self) -> Option<EngineRequirements> {
-        let limits = &E::INFO.limits;
         Some(EngineRequirements {
             device: self.config.device.pci().map(str::to_owned),
-            writer: Writer::Fpga,
-            preference: self.config.path,
             host_only: self.host_only().map(str::to_owned),
-            cpu_reads_memory: false,
             can_ring_doorbell: E::can_ring_doorbell(&self.keys),
-            faults: E::INFO.faults,
-            alignment: limits.alignment,
-            max_slot: limits.max_slot,
-            max_slots: limits.max_slots,
+            ..EngineRequirements::new(&E::INFO, Writer::Fpga, self.config.path)
         })
     }
 

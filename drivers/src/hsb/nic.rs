@@ -1,6 +1,6 @@
 //! Queue-pair mode: requirements for the plan, and construction of the engine.
 
-use super::pages::{ALIGNMENT, Pages};
+use super::pages::Pages;
 use super::queue_pair::{self, Parts, QueuePair};
 use super::statistics::SensorCounts;
 use super::{Hsb, Mode};
@@ -37,15 +37,9 @@ impl Hsb {
         };
         EngineRequirements {
             device: self.config.nics.as_ref().and_then(nics::NicNames::device),
-            writer: Writer::Nic,
-            preference: self.config.path,
             host_only: host_only.map(str::to_owned),
             cpu_reads_memory: true,
-            can_ring_doorbell: false,
-            faults: queue_pair::FAULTS,
-            alignment: ALIGNMENT,
-            max_slot: 1 << 32,
-            max_slots: queue_pair::MAX_PAGES,
+            ..EngineRequirements::new(&queue_pair::INFO, Writer::Nic, self.config.path)
         }
     }
 

@@ -45,7 +45,7 @@ use daq_core::units::ByteSize;
 use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
-use daq_rdma::stream::receiver::{Counters, FAULTS, Options, Receiver};
+use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
 use daq_rdma::stream::wire::{MAX_PACKETS_PER_FRAME, Mode};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
@@ -56,10 +56,6 @@ use std::sync::Arc;
 
 /// Default slot size in bytes, if the ring does not configure one.
 const PREFERRED: usize = 1 << 20;
-/// Maximum number of slots of a ring. If a NIC supports fewer, the error is reported at startup.
-const MAX_SLOTS: usize = 1 << 16;
-/// Maximum size of a slot in bytes. If a NIC supports less, the error is reported at startup.
-const MAX_SLOT: usize = 1 << 40;
 /// Maximum number of rails of a stream.
 const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 /// Maximum payload of a packet in bytes, limited by the size of a datagram.
@@ -355,16 +351,9 @@ impl SourceSpec for Rdma {
         let is_emulated_nic = self.config.is_emulated_nic();
         Some(EngineRequirements {
             device: self.config.nics.device(),
-            writer: Writer::Nic,
-            preference: self.config.path,
             host_only: is_emulated_nic
                 .then(|| "an emulated NIC can only write to host memory".to_owned()),
-            cpu_reads_memory: false,
-            can_ring_doorbell: false,
-            faults: FAULTS,
-            alignment: 1,
-            max_slot: MAX_SLOT,
-            max_slots: MAX_SLOTS,
+            ..EngineRequirements::new(&receiver::INFO, Writer::Nic, self.config.path)
         })
     }
 

@@ -122,11 +122,7 @@ impl Writer {
         }
         let work = WorkRequest {
             id: 0,
-            verb: Verb::Write {
-                address,
-                rkey: key,
-                immediate,
-            },
+            verb: Verb::write(address, key, immediate),
             payload: Payload::Memory(&[self.keys.of(0).sge(at, payload.len())]),
             signaled: true,
         };

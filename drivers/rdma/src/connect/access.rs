@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Valid lengths of a token in bytes.
-pub const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
+pub(super) const TOKEN_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
 /// Predicate that decides whether a peer's address is allowed. The listener calls this predicate for every peer that
 /// connects.

@@ -16,21 +16,21 @@ use crate::verbs::{Endpoint, Service};
 const MAGIC: u32 = 0x6371_6164;
 const VERSION: u16 = 1;
 /// Size in bytes of the header before the body of a frame.
-pub const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 /// Size of a whole close frame in bytes.
-pub const CLOSE_BYTES: usize = HEADER_BYTES + 8;
+pub(crate) const CLOSE_BYTES: usize = HEADER_BYTES + 8;
 const ENDPOINT_BYTES: usize = 36;
 const RAIL_BYTES: usize = ENDPOINT_BYTES + 2;
 /// Maximum size of a connector's greeting with a token, in bytes.
 const MAX_HELLO: usize = super::MAX_HELLO + *TOKEN_BYTES.end();
 /// Maximum size of a rejection reason in bytes.
-pub const MAX_REASON: usize = 160;
+pub(crate) const MAX_REASON: usize = 160;
 /// Maximum size in bytes of the body of a frame.
-pub const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
+pub(crate) const MAX_BODY: usize = 4 + u8::MAX as usize * (RAIL_BYTES + MAX_OFFER);
 
 /// A message of the TCP handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub(crate) enum Frame {
     /// The first message, from the connector: the connector's rails.
     Hello(Rails),
     /// The reply of the listener: the listener's rails.
@@ -45,7 +45,7 @@ pub enum Frame {
 
 /// Endpoints of queue pairs and greetings: one endpoint and one greeting per rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rails {
+pub(crate) struct Rails {
     /// The transport service of all rails.
     pub service: Service,
     /// The endpoints of the queue pairs, one per rail.
@@ -56,7 +56,7 @@ pub struct Rails {
 
 /// Returns the length in bytes of the frame that starts with `bytes`. If `bytes` does not contain the whole header,
 /// returns the length of the header.
-pub fn frame_length(bytes: &[u8]) -> Result<usize, String> {
+pub(crate) fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     let magic = MAGIC.to_le_bytes();
     let known = bytes.len().min(magic.len());
     if bytes[..known] != magic[..known] {
@@ -97,7 +97,7 @@ impl Frame {
     ///
     /// # Panics
     /// If there are more than 255 rails, or if the numbers of greetings and endpoints differ.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
             Self::Hello(rails) => (1, rails.encode()),
             Self::Answer(rails) => (2, rails.encode()),
@@ -115,7 +115,7 @@ impl Frame {
     }
 
     /// Returns the name of the frame's kind for error messages. The name contains nothing that the peer can choose.
-    pub const fn kind(&self) -> &'static str {
+    pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Hello(_) => "a greeting",
             Self::Answer(_) => "an answer",
@@ -126,7 +126,7 @@ impl Frame {
     }
 
     /// Decodes the bytes of a whole frame.
-    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() < HEADER_BYTES || frame_length(bytes)? != bytes.len() {
             return Err(format!(
                 "a handshake message of {} bytes is incomplete",

@@ -394,7 +394,7 @@ impl Incoming {
     }
 
     /// Returns a handle that makes a waiting [`accept`](Self::accept) fail.
-    pub fn abort_handle(&self) -> AbortHandle {
+    pub(crate) fn abort_handle(&self) -> AbortHandle {
         self.transport.abort_handle()
     }
 

@@ -12,7 +12,7 @@
 pub(crate) mod acceptor;
 pub mod access;
 pub mod cm;
-pub mod exchange;
+pub(crate) mod exchange;
 pub(crate) mod handshake;
 pub mod tcp;
 
@@ -22,9 +22,9 @@ use crate::verbs::{QueuePair, Service, VerbsError};
 use std::net::SocketAddr;
 
 /// Maximum size of a connector's greeting in bytes: the limit of an `rdma_cm` request.
-pub const MAX_HELLO: usize = 56;
+pub(crate) const MAX_HELLO: usize = 56;
 /// Maximum size of a listener's greeting per rail in bytes: the limit of an `rdma_cm` reply.
-pub const MAX_OFFER: usize = 196;
+pub(crate) const MAX_OFFER: usize = 196;
 
 /// Error of a connection attempt.
 #[derive(Debug, thiserror::Error)]
@@ -152,7 +152,7 @@ pub type Prepare<'a> = &'a mut dyn FnMut(usize, &mut dyn QueuePair) -> Result<()
 
 /// Function that aborts an operation of another thread, so that the operation fails soon. Calling this function has no
 /// effect after the operation has finished.
-pub type AbortHandle = Box<dyn Fn() + Send>;
+pub(crate) type AbortHandle = Box<dyn Fn() + Send>;
 
 /// A connection to a peer: connected queue pairs, and the peer's greetings.
 pub struct Link {
@@ -209,6 +209,8 @@ fn is_printable(c: char) -> bool {
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 pub(crate) mod mock;
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! A link is anything that allows a peer to write: the connection of a stream, or a queue pair that a sensor writes
 //! through.
 
-use crate::registration::{self, PeerFacts};
+use crate::registration::{self, PeerFacts, UnregistrableError};
 use crate::verbs::{Access, MemoryRegion, Nic};
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;
@@ -20,10 +20,33 @@ pub struct RailRegions {
     /// The registrations, one per NIC.
     keys: Vec<MemoryRegion>,
     /// For each rail, the index of its NIC.
-    cards: Arc<[usize]>,
+    cards: Vec<usize>,
 }
 
 impl RailRegions {
+    /// Registers `region` with the NICs of `rails`; several rails may use the same NIC.
+    pub(crate) fn register(
+        rails: &[Arc<dyn Nic>],
+        region: &Arc<Region>,
+        access: Access,
+    ) -> Result<Self, UnregistrableError> {
+        let facts = PeerFacts::of(region.placement());
+        let (nics, cards) = distinct(rails);
+        let mut keys = Vec::with_capacity(nics.len());
+        for nic in nics {
+            let registered = registration::register_region(&*nic, region, access, &facts)?;
+            for refused in &registered.refused {
+                tracing::warn!(
+                    "{}: memory on {}: {refused}",
+                    nic.name(),
+                    region.placement()
+                );
+            }
+            keys.push(registered.region);
+        }
+        Ok(Self { keys, cards })
+    }
+
     /// Returns the registration for a rail.
     pub fn of(&self, rail: usize) -> &MemoryRegion {
         &self.keys[self.cards[rail]]
@@ -46,11 +69,24 @@ struct Mapped {
     in_use: Weak<RailRegions>,
 }
 
+/// Returns the distinct NICs of `rails`, and the index of the NIC of each rail.
+fn distinct(rails: &[Arc<dyn Nic>]) -> (Vec<Arc<dyn Nic>>, Vec<usize>) {
+    let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
+    let indices = rails.iter().map(|rail| {
+        let known = nics.iter().position(|nic| Arc::ptr_eq(nic, rail));
+        known.unwrap_or_else(|| {
+            nics.push(rail.clone());
+            nics.len() - 1
+        })
+    });
+    let indices = indices.collect();
+    (nics, indices)
+}
+
 /// Registers regions with the NICs of all rails. A DMA engine uses the set as its device.
 pub struct RegistrationSet {
     name: String,
-    nics: Vec<Arc<dyn Nic>>,
-    cards: Arc<[usize]>,
+    rails: Vec<Arc<dyn Nic>>,
     access: Access,
     mapped: Mutex<Vec<Mapped>>,
     end: CloseLinks,
@@ -60,22 +96,11 @@ impl RegistrationSet {
     /// Creates a set for the NICs of `rails`; several rails may use the same NIC. When memory must be unmapped, `end`
     /// is called to close the links that still use the memory.
     pub fn new(rails: &[Arc<dyn Nic>], access: Access, end: CloseLinks) -> Arc<Self> {
-        let mut nics: Vec<Arc<dyn Nic>> = Vec::new();
-        let cards = rails
-            .iter()
-            .map(|rail| {
-                let known = nics.iter().position(|nic| Arc::ptr_eq(nic, rail));
-                known.unwrap_or_else(|| {
-                    nics.push(rail.clone());
-                    nics.len() - 1
-                })
-            })
-            .collect();
+        let (nics, _) = distinct(rails);
         let names: Vec<&str> = nics.iter().map(|nic| nic.name()).collect();
         Arc::new(Self {
             name: names.join("+"),
-            nics,
-            cards,
+            rails: rails.to_vec(),
             access,
             mapped: Mutex::default(),
             end,
@@ -87,32 +112,17 @@ impl RegistrationSet {
     }
 
     fn register(&self, region: &Arc<Region>) -> Result<RailRegions, DmaError> {
-        let facts = PeerFacts::of(region.placement());
-        let mut keys = Vec::with_capacity(self.nics.len());
-        for nic in &self.nics {
-            let registered = registration::register_region(&**nic, region, self.access, &facts);
-            let registered = registered.map_err(|error| DmaError::Unreachable {
+        RailRegions::register(&self.rails, region, self.access).map_err(|error| {
+            DmaError::Unreachable {
                 device: self.name.clone(),
                 memory: format!("{} bytes on {}", region.bytes(), region.placement()),
                 why: error.to_string(),
-            })?;
-            for refused in &registered.refused {
-                tracing::warn!(
-                    "{}: memory on {}: {refused}",
-                    nic.name(),
-                    region.placement()
-                );
             }
-            keys.push(registered.region);
-        }
-        Ok(RailRegions {
-            keys,
-            cards: self.cards.clone(),
         })
     }
 
     /// Returns the address and the number of bytes of the mapped region that contains `address`.
-    pub fn find_containing(&self, address: u64) -> Option<(u64, usize)> {
+    pub(crate) fn find_containing(&self, address: u64) -> Option<(u64, usize)> {
         let mapped = self.mapped();
         let found = mapped.iter().find(|mapped| {
             let bytes = mapped.region.bytes() as u64;

@@ -17,9 +17,9 @@ use crate::verbs::Service;
 use daq_core::frame::{Clock, Timestamp};
 
 /// The magic number of a greeting: `daqR`.
-pub const MAGIC: u32 = 0x5271_6164;
+pub(crate) const MAGIC: u32 = 0x5271_6164;
 /// The protocol version. Both sides must have the same version.
-pub const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 1;
 /// Maximum number of rails of a stream.
 pub const MAX_RAILS: u8 = u8::MAX;
 /// Maximum number of packets per frame. With more packets, a record would be larger than a frame.
@@ -27,7 +27,7 @@ pub const MAX_PACKETS_PER_FRAME: u32 = 1 << 20;
 /// Maximum payload of an RDMA packet in bytes.
 const PACKET: usize = 4096;
 /// Upper bound of frame numbers and frame counts, so that the sum of two such numbers does not overflow.
-pub const END: u64 = 1 << 63;
+pub(crate) const END: u64 = 1 << 63;
 
 /// The transfer mode of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
@@ -79,7 +79,7 @@ impl Mode {
 
 /// Error: a greeting or a record cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WireError {
+pub(crate) enum WireError {
     /// The data is too short.
     #[error("{what} has {found} bytes, expected {wanted}")]
     Short {
@@ -136,7 +136,7 @@ pub struct Hello {
 
 impl Hello {
     /// Size of the encoded greeting in bytes.
-    pub const BYTES: usize = 52;
+    pub(crate) const BYTES: usize = 52;
 
     /// Encodes the greeting.
     pub fn encode(&self) -> Vec<u8> {
@@ -154,7 +154,7 @@ impl Hello {
     }
 
     /// Decodes a greeting. Additional bytes are ignored, because `rdma_cm` adds padding.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::begin("a greeting", bytes, Self::BYTES)?;
         let mode = match fields.u8() {
             0 => Mode::Write,
@@ -190,39 +190,39 @@ impl Hello {
 
 /// The receiver's reply to [`Hello`], sent on each rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub(crate) struct Offer {
     /// Number of the next requested frame, at least [`Hello::first`].
-    pub next: u64,
+    pub(crate) next: u64,
     /// Number of slots. Frame `n` is stored in slot `(n - next + first_slot) % slots`.
-    pub slots: u32,
+    pub(crate) slots: u32,
     /// Index of the slot of frame `next`.
-    pub first_slot: u32,
+    pub(crate) first_slot: u32,
     /// Payload size of each slot in bytes.
-    pub slot: u64,
+    pub(crate) slot: u64,
     /// Distance in bytes between the starts of consecutive slots.
-    pub stride: u64,
+    pub(crate) stride: u64,
     /// Remote address of slot 0.
-    pub slot_address: u64,
+    pub(crate) slot_address: u64,
     /// Remote address of record 0. Records are contiguous, and each has the size [`Record::bytes`] for
     /// `packets_per_frame`.
-    pub record_address: u64,
+    pub(crate) record_address: u64,
     /// Remote key of the slots.
-    pub slot_rkey: u32,
+    pub(crate) slot_rkey: u32,
     /// Remote key of the records.
-    pub record_rkey: u32,
+    pub(crate) record_rkey: u32,
     /// Maximum number of packets per frame in the receiver's ring; 0 if frames do not consist of packets.
-    pub packets_per_frame: u32,
+    pub(crate) packets_per_frame: u32,
     /// Number of frames, counted from `next`, that may be sent immediately. The credit word, which also counts from
     /// `next`, raises this number.
-    pub credits: u64,
+    pub(crate) credits: u64,
 }
 
 impl Offer {
     /// Size of the encoded offer in bytes.
-    pub const BYTES: usize = 80;
+    pub(crate) const BYTES: usize = 80;
 
     /// Encodes the offer.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BYTES);
         out.extend(MAGIC.to_le_bytes());
         out.extend(VERSION.to_le_bytes());
@@ -249,7 +249,7 @@ impl Offer {
     }
 
     /// Decodes an offer. Additional bytes are ignored.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::begin("an offer", bytes, Self::BYTES)?;
         fields.skip(2);
         let next = number("the next frame", fields.u64())?;
@@ -327,26 +327,26 @@ fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The frame's number in the stream.
-    pub number: u64,
+    pub(crate) number: u64,
     /// The frame's sequence number at its producer.
-    pub sequence: u64,
+    pub(crate) sequence: u64,
     /// The frame's epoch, which changes whenever the producer's numbering restarts.
-    pub epoch: u64,
+    pub(crate) epoch: u64,
     /// Timestamp of the frame.
-    pub timestamp: Timestamp,
+    pub(crate) timestamp: Timestamp,
     /// Number of valid payload bytes of the frame.
-    pub length: u64,
+    pub(crate) length: u64,
     /// The [`Flags`](daq_core::frame::Flags) of the frame.
-    pub flags: u32,
+    pub(crate) flags: u32,
     /// Number of packet slots of the frame.
-    pub packets_per_frame: u32,
+    pub(crate) packets_per_frame: u32,
     /// Number of packet slots that arrived.
-    pub arrived: u32,
+    pub(crate) arrived: u32,
 }
 
 impl Record {
     /// Size in bytes of a record without the bitmap.
-    pub const HEAD: usize = 64;
+    pub(crate) const HEAD: usize = 64;
 
     /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets. The size is a multiple
     /// of 64, so that no two records share a cache line.
@@ -358,7 +358,7 @@ impl Record {
     ///
     /// # Panics
     /// If `out` is too short for the record and its bitmap.
-    pub fn encode(&self, present: impl Iterator<Item = u64>, out: &mut [u8]) {
+    pub(crate) fn encode(&self, present: impl Iterator<Item = u64>, out: &mut [u8]) {
         let words = [
             u64::from(MAGIC) | u64::from(self.timestamp.clock as u8) << 32,
             self.number,
@@ -377,7 +377,7 @@ impl Record {
     }
 
     /// Decodes the record of a frame.
-    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         if bytes.len() < Self::HEAD {
             return Err(WireError::Short {
                 what: "a record",

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// The type of an rdma_cm event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
+pub(crate) enum EventKind {
     /// The peer's address was resolved, which selected the local NIC.
     Address,
     /// The route to the peer was resolved.
@@ -57,7 +57,7 @@ const fn kind(event: is::Type) -> EventKind {
 }
 
 /// An event. Its contents were copied, and the original was acknowledged.
-pub struct Event {
+pub(crate) struct Event {
     /// The type of the event.
     pub kind: EventKind,
     /// The address of the event's identifier ([`Id::address`]); for a request, the address of the listener's
@@ -72,7 +72,7 @@ pub struct Event {
 }
 
 /// An event channel.
-pub struct Events {
+pub(crate) struct Events {
     channel: NonNull<ib::rdma_event_channel>,
 }
 
@@ -96,7 +96,7 @@ fn checked(answer: c_int, call: impl Into<String>) -> Result<(), VerbsError> {
 
 impl Events {
     /// Creates a non-blocking channel.
-    pub fn new() -> Result<Arc<Self>, VerbsError> {
+    pub(crate) fn new() -> Result<Arc<Self>, VerbsError> {
         // SAFETY: the call has no arguments and no preconditions.
         let channel = unsafe { ib::rdma_create_event_channel() };
         let channel =
@@ -113,14 +113,14 @@ impl Events {
     }
 
     /// Waits until an event may be available or `limit` has passed.
-    pub fn wait(&self, limit: Duration) -> Result<(), VerbsError> {
+    pub(crate) fn wait(&self, limit: Duration) -> Result<(), VerbsError> {
         context::wait(self.fd(), limit)
             .map(drop)
             .map_err(|errno| error("poll of the event channel", errno))
     }
 
     /// Returns the next event. Never blocks.
-    pub fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbsError> {
+    pub(crate) fn next(self: &Arc<Self>) -> Result<Option<Event>, VerbsError> {
         let mut event = null_mut();
         // SAFETY: the channel exists and does not block; the pointer is valid during the call.
         if unsafe { ib::rdma_get_cm_event(self.channel.as_ptr(), &raw mut event) } != 0 {
@@ -173,7 +173,7 @@ impl Drop for Events {
 }
 
 /// An rdma_cm identifier: a connection, a connection attempt or a listener.
-pub struct Id {
+pub(crate) struct Id {
     id: NonNull<ib::rdma_cm_id>,
     /// Must be dropped after the identifier is destroyed.
     events: Arc<Events>,
@@ -184,7 +184,7 @@ unsafe impl Send for Id {}
 
 impl Id {
     /// Creates an identifier.
-    pub fn new(events: &Arc<Events>) -> Result<Self, VerbsError> {
+    pub(crate) fn new(events: &Arc<Events>) -> Result<Self, VerbsError> {
         let mut id = null_mut();
         // SAFETY: the channel exists as long as `events`; the pointer is valid during the call.
         let answer = unsafe {
@@ -205,17 +205,17 @@ impl Id {
     }
 
     /// Returns the address of the identifier. Events contain this address to name the identifier.
-    pub fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.id.as_ptr().addr()
     }
 
     /// Returns the event channel of the identifier.
-    pub const fn events(&self) -> &Arc<Events> {
+    pub(crate) const fn events(&self) -> &Arc<Events> {
         &self.events
     }
 
     /// Listens at `address` with a queue of at most `waiting` requests.
-    pub fn listen(&self, address: SocketAddr, waiting: c_int) -> Result<(), VerbsError> {
+    pub(crate) fn listen(&self, address: SocketAddr, waiting: c_int) -> Result<(), VerbsError> {
         let mut at = SockAddr::new(address);
         // SAFETY: the identifier exists; the address is valid during the call, which copies it.
         let answer = unsafe { ib::rdma_bind_addr(self.id.as_ptr(), at.pointer()) };
@@ -226,7 +226,7 @@ impl Id {
     }
 
     /// Selects the NIC for the path from `source`, if given, to `address`; completes with [`EventKind::Address`].
-    pub fn resolve(
+    pub(crate) fn resolve(
         &self,
         source: Option<IpAddr>,
         address: SocketAddr,
@@ -248,14 +248,14 @@ impl Id {
     }
 
     /// Resolves the route to the peer; completes with [`EventKind::Route`].
-    pub fn route(&self, limit: Duration) -> Result<(), VerbsError> {
+    pub(crate) fn route(&self, limit: Duration) -> Result<(), VerbsError> {
         // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_resolve_route(self.id.as_ptr(), milliseconds(limit)) };
         checked(answer, "rdma_resolve_route")
     }
 
     /// Requests a connection for the queue pair `number`; completes with [`EventKind::Response`] or a rejection.
-    pub fn connect(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
+    pub(crate) fn connect(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
         let mut attributes_ = attributes_(number, greeting);
         // SAFETY: the identifier exists; the parameters and the greeting are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_connect(self.id.as_ptr(), &raw mut attributes_) };
@@ -263,14 +263,14 @@ impl Id {
     }
 
     /// Confirms to the listener that this side is ready; called after a response.
-    pub fn establish(&self) -> Result<(), VerbsError> {
+    pub(crate) fn establish(&self) -> Result<(), VerbsError> {
         // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_establish(self.id.as_ptr()) };
         checked(answer, "rdma_establish")
     }
 
     /// Accepts a request with the queue pair `number`; completes with [`EventKind::Established`].
-    pub fn accept(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
+    pub(crate) fn accept(&self, number: u32, greeting: &[u8]) -> Result<(), VerbsError> {
         let mut attributes_ = attributes_(number, greeting);
         // SAFETY: the identifier exists; the parameters and the greeting are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_accept(self.id.as_ptr(), &raw mut attributes_) };
@@ -278,7 +278,7 @@ impl Id {
     }
 
     /// Rejects a request, with a reason of at most 148 bytes.
-    pub fn reject(&self, why: &[u8]) -> Result<(), VerbsError> {
+    pub(crate) fn reject(&self, why: &[u8]) -> Result<(), VerbsError> {
         let length = u8::try_from(why.len()).unwrap_or(0);
         // SAFETY: the identifier exists; the bytes are valid during the call, which copies them.
         let answer = unsafe { ib::rdma_reject(self.id.as_ptr(), why.as_ptr().cast(), length) };
@@ -286,14 +286,14 @@ impl Id {
     }
 
     /// Disconnects and notifies the peer.
-    pub fn disconnect(&self) -> Result<(), VerbsError> {
+    pub(crate) fn disconnect(&self) -> Result<(), VerbsError> {
         // SAFETY: the identifier exists.
         let answer = unsafe { ib::rdma_disconnect(self.id.as_ptr()) };
         checked(answer, "rdma_disconnect")
     }
 
     /// Returns the name and the port of the selected NIC; `None` until the NIC is known.
-    pub fn card(&self) -> Option<(String, u8)> {
+    pub(crate) fn card(&self) -> Option<(String, u8)> {
         // SAFETY: the identifier exists and is used only by this thread; its context belongs to the library and stays
         // open.
         let (context, port) = unsafe { ((*self.id.as_ptr()).verbs, (*self.id.as_ptr()).port_num) };
@@ -309,21 +309,21 @@ impl Id {
     }
 
     /// Returns the peer's address; `None` for a listener.
-    pub fn peer(&self) -> Option<SocketAddr> {
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier exists; this field covers the whole union of addresses, which is zeroed or filled.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_2.dst_storage };
         SockAddr(storage).address()
     }
 
     /// Returns the local address.
-    pub fn local_address(&self) -> Option<SocketAddr> {
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier exists; this field covers the whole union of addresses, which is zeroed or filled.
         let storage = unsafe { (*self.id.as_ptr()).route.addr.__bindgen_anon_1.src_storage };
         SockAddr(storage).address()
     }
 
     /// Returns the transitions to ready-to-receive and ready-to-send for the queue pair.
-    pub fn transitions(&self) -> Result<(Transition, Transition), VerbsError> {
+    pub(crate) fn transitions(&self) -> Result<(Transition, Transition), VerbsError> {
         let step = |state: ib::ibv_qp_state::Type| {
             // SAFETY: the structure consists only of integers, for which zero is a valid value.
             let mut attributes: ib::ibv_qp_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -343,7 +343,7 @@ impl Id {
     }
 
     /// Returns the identifier with `events` as its event channel.
-    pub fn migrated(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
+    pub(crate) fn migrated(self, events: &Arc<Events>) -> Result<Self, VerbsError> {
         // SAFETY: both exist. All received events were acknowledged; otherwise the call would block.
         let answer = unsafe { ib::rdma_migrate_id(self.id.as_ptr(), events.channel.as_ptr()) };
         checked(answer, "rdma_migrate_id")?;

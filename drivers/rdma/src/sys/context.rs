@@ -62,12 +62,12 @@ impl Drop for DeviceList {
 }
 
 /// Returns the names of the NICs for which libibverbs has a driver.
-pub fn names() -> Result<Vec<String>, VerbsError> {
+pub(crate) fn names() -> Result<Vec<String>, VerbsError> {
     Ok(DeviceList::new()?.iter().map(|(_, name)| name).collect())
 }
 
 /// An opened NIC with its own protection domain.
-pub struct Context {
+pub(crate) struct Context {
     name: String,
     raw: NonNull<ib::ibv_context>,
     domain: NonNull<ib::ibv_pd>,
@@ -92,7 +92,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Opens the NIC `name`.
-    pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
+    pub(crate) fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
         let list = DeviceList::new()?;
         let Some((device, _)) = list.iter().find(|(_, found)| found == name) else {
             let names: Vec<String> = list.iter().map(|(_, name)| name).collect();
@@ -134,22 +134,22 @@ impl Context {
     }
 
     /// Returns the NIC's name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the library's context, which stays open as long as `self` exists.
-    pub const fn raw(&self) -> *mut ib::ibv_context {
+    pub(crate) const fn raw(&self) -> *mut ib::ibv_context {
         self.raw.as_ptr()
     }
 
     /// Returns the protection domain, which exists as long as `self`.
-    pub const fn domain(&self) -> *mut ib::ibv_pd {
+    pub(crate) const fn domain(&self) -> *mut ib::ibv_pd {
         self.domain.as_ptr()
     }
 
     /// Returns the NIC's attributes.
-    pub fn attributes(&self) -> Result<ib::ibv_device_attr, VerbsError> {
+    pub(crate) fn attributes(&self) -> Result<ib::ibv_device_attr, VerbsError> {
         let mut attributes = MaybeUninit::<ib::ibv_device_attr>::zeroed();
         // SAFETY: the context is open; the structure is valid during the call.
         let answer = unsafe { ib::ibv_query_device(self.raw(), attributes.as_mut_ptr()) };
@@ -159,7 +159,7 @@ impl Context {
     }
 
     /// Returns the state of port `number`.
-    pub fn port(&self, number: u8) -> Result<ib::ibv_port_attr, VerbsError> {
+    pub(crate) fn port(&self, number: u8) -> Result<ib::ibv_port_attr, VerbsError> {
         let mut attributes = MaybeUninit::<ib::ibv_port_attr>::zeroed();
         // SAFETY: the context is open; the structure is valid during the call.
         let answer = unsafe { ib::query_port(self.raw(), number, attributes.as_mut_ptr()) };
@@ -169,7 +169,7 @@ impl Context {
     }
 
     /// Returns entry `index` of the GID table of port `number`.
-    pub fn gid(&self, number: u8, index: u8) -> Result<[u8; 16], VerbsError> {
+    pub(crate) fn gid(&self, number: u8, index: u8) -> Result<[u8; 16], VerbsError> {
         let mut gid = ib::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open; the union is valid during the call.
         let answer = unsafe { ib::ibv_query_gid(self.raw(), number, index.into(), &raw mut gid) };
@@ -195,18 +195,18 @@ impl Context {
     }
 
     /// Registers the flag `failed`, which is set when the completion queue at `address` fails.
-    pub fn register_cq(&self, address: usize, failed: Arc<AtomicBool>) {
+    pub(crate) fn register_cq(&self, address: usize, failed: Arc<AtomicBool>) {
         self.lock().queues.insert(address, failed);
     }
 
     /// Reverts [`register_cq`](Self::register_cq). Must be called before the completion queue is destroyed, because a
     /// new queue can get the same address.
-    pub fn unregister_cq(&self, address: usize) {
+    pub(crate) fn unregister_cq(&self, address: usize) {
         self.lock().queues.remove(&address);
     }
 
     /// Returns the oldest queued event without waiting.
-    pub fn event(&self) -> Option<NicEvent> {
+    pub(crate) fn event(&self) -> Option<NicEvent> {
         let mut events = self.lock();
         self.collect(&mut events);
         events.pending.pop_front()
@@ -214,7 +214,7 @@ impl Context {
 
     /// Collects pending events, so that the flags of failed completion queues are set. Does nothing if another thread
     /// is collecting events.
-    pub fn poll_events(&self) {
+    pub(crate) fn poll_events(&self) {
         if let Ok(mut events) = self.events.try_lock() {
             self.collect(&mut events);
         }
@@ -312,7 +312,7 @@ fn named(kind: u32) -> NicEvent {
 }
 
 /// Makes reads of the open descriptor `fd` non-blocking.
-pub fn nonblocking(fd: c_int) -> Result<(), i32> {
+pub(crate) fn nonblocking(fd: c_int) -> Result<(), i32> {
     // SAFETY: the call accesses no memory of the process, and an invalid descriptor is an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     // SAFETY: the call accesses no memory of the process, and an invalid descriptor is an error.
@@ -323,7 +323,7 @@ pub fn nonblocking(fd: c_int) -> Result<(), i32> {
 }
 
 /// Waits until `fd` is readable or `limit` has passed. A signal ends the wait early. The maximum is about 24 days.
-pub fn wait(fd: c_int, limit: std::time::Duration) -> Result<bool, i32> {
+pub(crate) fn wait(fd: c_int, limit: std::time::Duration) -> Result<bool, i32> {
     let mut one = libc::pollfd {
         fd,
         events: libc::POLLIN,

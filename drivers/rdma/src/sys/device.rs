@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 /// Directory in which Linux lists its RDMA devices.
-pub const SYSFS: &str = "/sys/class/infiniband";
+pub(crate) const SYSFS: &str = "/sys/class/infiniband";
 /// Maximum number of entries that are read from a port's GID table; the largest tables have 256.
 const MAX_ADDRESSES: u16 = 256;
 
@@ -88,7 +88,7 @@ pub struct DeviceInfo {
 }
 
 /// Reads the attributes of the NIC `name` from sysfs under `root`. Missing attributes stay empty.
-pub fn info(root: &Path, name: &str) -> DeviceInfo {
+pub(crate) fn info(root: &Path, name: &str) -> DeviceInfo {
     let at = root.join(name);
     let device = at.join("device");
     let mut ports: Vec<PortInfo> = fs::read_dir(at.join("ports"))
@@ -180,7 +180,7 @@ fn port(at: &Path, number: u8) -> PortInfo {
 /// Returns the default entry of a port's GID table. On Ethernet the default is the first RoCE v2 entry with an IPv4
 /// address, or else the first RoCE v2 entry that is not link-local, or else the first RoCE v2 entry. On InfiniBand the
 /// default is the first entry.
-pub fn choose(port: &PortInfo) -> Option<&Address> {
+pub(crate) fn choose(port: &PortInfo) -> Option<&Address> {
     if !port.is_ethernet {
         return port.addresses.first();
     }

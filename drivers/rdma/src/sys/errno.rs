@@ -5,7 +5,7 @@ use crate::verbs::{Status, VerbsError};
 
 /// Kinds of calls whose errors have different explanations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     /// Listing the devices.
     DeviceList,
     /// Opening a device.
@@ -29,7 +29,7 @@ pub enum Call {
 }
 
 /// Explains `errno` of `call` and names a fix. Empty if the system's error message is sufficient.
-pub fn why(call: Call, errno: i32) -> &'static str {
+pub(crate) fn why(call: Call, errno: i32) -> &'static str {
     use Call::{Connect, DeviceList, DmaBuf, Host, Make, Manager, Open, Peer, Post, Query};
     match (call, errno) {
         (DeviceList | Open, libc::ENOSYS) => {
@@ -107,7 +107,7 @@ pub fn why(call: Call, errno: i32) -> &'static str {
 }
 
 /// Creates the error of a failed `call`; `output` is the text that names the call.
-pub fn refused(nic: &str, call: Call, output: impl Into<String>, errno: i32) -> VerbsError {
+pub(crate) fn refused(nic: &str, call: Call, output: impl Into<String>, errno: i32) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
         call: output.into(),
@@ -117,7 +117,7 @@ pub fn refused(nic: &str, call: Call, output: impl Into<String>, errno: i32) -> 
 }
 
 /// Creates an error that daq itself detected. Such an error has no errno.
-pub fn found(nic: &str, output: impl Into<String>, why: impl Into<String>) -> VerbsError {
+pub(crate) fn found(nic: &str, output: impl Into<String>, why: impl Into<String>) -> VerbsError {
     VerbsError {
         nic: nic.to_owned(),
         call: output.into(),
@@ -127,7 +127,7 @@ pub fn found(nic: &str, output: impl Into<String>, why: impl Into<String>) -> Ve
 }
 
 /// Returns the errno of the last call; never 0.
-pub fn last() -> i32 {
+pub(crate) fn last() -> i32 {
     match std::io::Error::last_os_error().raw_os_error() {
         Some(errno) if errno > 0 => errno,
         _ => libc::EIO,
@@ -135,7 +135,7 @@ pub fn last() -> i32 {
 }
 
 /// Translates a value of `enum ibv_wc_status`.
-pub const fn status(code: u32) -> Status {
+pub(crate) const fn status(code: u32) -> Status {
     match code {
         wc::IBV_WC_SUCCESS => Status::Success,
         wc::IBV_WC_WR_FLUSH_ERR => Status::Flushed,

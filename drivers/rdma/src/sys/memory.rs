@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PAGE: u64 = 4096;
 
 /// A memory registration, which is revoked on drop.
-pub struct MrHandle {
+pub(crate) struct MrHandle {
     context: Arc<Context>,
     region: NonNull<ib::ibv_mr>,
 }
@@ -31,7 +31,7 @@ impl MrHandle {
     /// - The memory must be mapped in this process or be GPU memory, and must stay valid until this value is dropped.
     /// - Until then the NIC may read the memory at any time and, with write access, write it. No references to
     ///   the memory may exist.
-    pub unsafe fn new(
+    pub(crate) unsafe fn new(
         context: &Arc<Context>,
         address: u64,
         bytes: usize,
@@ -70,7 +70,7 @@ impl MrHandle {
     }
 
     /// Returns the local and the remote key.
-    pub fn keys(&self) -> (u32, u32) {
+    pub(crate) fn keys(&self) -> (u32, u32) {
         // SAFETY: the registration exists, and its keys do not change.
         unsafe { ((*self.region.as_ptr()).lkey, (*self.region.as_ptr()).rkey) }
     }
@@ -94,7 +94,7 @@ impl Drop for MrHandle {
 }
 
 /// Converts access rights to the flags of the verbs API. Remote write access requires local write access.
-pub const fn flags(access: Access) -> u32 {
+pub(crate) const fn flags(access: Access) -> u32 {
     use ib::ibv_access_flags as is;
     let mut flags = 0;
     if access.local_write || access.remote_write {
@@ -115,7 +115,7 @@ const fn required(access: u32) -> u32 {
 }
 
 /// Registers all of `region` with `method`.
-pub fn register(
+pub(crate) fn register(
     context: &Arc<Context>,
     region: &Arc<Region>,
     method: RegistrationMethod,

@@ -25,7 +25,7 @@
 
 pub(crate) mod cm;
 pub mod device;
-pub mod errno;
+mod errno;
 
 mod context;
 mod ffi;
@@ -39,7 +39,7 @@ use crate::verbs::{Nic, VerbsError};
 use std::sync::Arc;
 
 pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
-pub use queue_pair::VerbsQueuePair;
+pub(crate) use queue_pair::VerbsQueuePair;
 
 /// Returns all NICs. If libibverbs or the RDMA support of Linux is missing, the error names what to install or load.
 pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {

@@ -21,7 +21,7 @@ const HOPS: u8 = 64;
 
 /// The port that a queue pair uses.
 #[derive(Clone, Copy, Debug)]
-pub struct PortRef {
+pub(crate) struct PortRef {
     /// The port's number.
     pub port: u8,
     /// The index of the used entry in the port's GID table.
@@ -31,7 +31,7 @@ pub struct PortRef {
 }
 
 /// One state transition: attributes, and a mask of the attributes that are set.
-pub struct Transition {
+pub(crate) struct Transition {
     /// The attributes of the transition.
     pub attributes: ib::ibv_qp_attr,
     /// Mask of the attributes that are set.
@@ -58,7 +58,7 @@ impl Transition {
 }
 
 /// Returns the transition to the initialised state, in which receives may be posted.
-pub fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
+pub(crate) fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_INIT)
         .with(mask::IBV_QP_PKEY_INDEX)
         .with(mask::IBV_QP_PORT);
@@ -75,7 +75,12 @@ pub fn init(service: Service, port_ref: PortRef, qkey: u32) -> Transition {
 }
 
 /// Returns the transition to the ready-to-receive state.
-pub fn receive(service: Service, port_ref: PortRef, own_mtu: u32, peer: &Endpoint) -> Transition {
+pub(crate) fn receive(
+    service: Service,
+    port_ref: PortRef,
+    own_mtu: u32,
+    peer: &Endpoint,
+) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTR);
     if service == Service::Ud {
         return step;
@@ -105,7 +110,7 @@ pub fn receive(service: Service, port_ref: PortRef, own_mtu: u32, peer: &Endpoin
 }
 
 /// Returns the transition to the ready-to-send state.
-pub fn send(service: Service, psn: u32) -> Transition {
+pub(crate) fn send(service: Service, psn: u32) -> Transition {
     let mut step = Transition::to(ib::ibv_qp_state::IBV_QPS_RTS).with(mask::IBV_QP_SQ_PSN);
     step.attributes.sq_psn = psn;
     if service == Service::Rc {
@@ -120,12 +125,12 @@ pub fn send(service: Service, psn: u32) -> Transition {
 }
 
 /// Returns the transition from any state to the error state, in which all posted requests are flushed.
-pub fn error() -> Transition {
+pub(crate) fn error() -> Transition {
     Transition::to(ib::ibv_qp_state::IBV_QPS_ERR)
 }
 
 /// Sets the timeouts and retry counts, which are the same for every connection.
-pub fn set_timeouts(mut step: Transition) -> Transition {
+pub(crate) fn set_timeouts(mut step: Transition) -> Transition {
     step.attributes.timeout = TIMEOUT;
     step.attributes.retry_cnt = RETRIES;
     step.attributes.rnr_retry = NOT_READY_RETRIES;
@@ -134,12 +139,12 @@ pub fn set_timeouts(mut step: Transition) -> Transition {
 }
 
 /// Returns the retry count and the receiver-not-ready retry count for rdma_cm.
-pub const fn cm_retries() -> (u8, u8) {
+pub(crate) const fn cm_retries() -> (u8, u8) {
     (RETRIES, NOT_READY_RETRIES)
 }
 
 /// Returns the address vector for packets to `peer`.
-pub fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
+pub(crate) fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
     // Ethernet uses only global addresses (GIDs). Within an InfiniBand subnet the LID is sufficient.
     let by_address = port_ref.is_ethernet || peer.lid == 0;
     ib::ibv_ah_attr {
@@ -160,7 +165,7 @@ pub fn route(port_ref: PortRef, peer: &Endpoint) -> ib::ibv_ah_attr {
 }
 
 /// Returns the number of bytes for a value of `enum ibv_mtu`.
-pub const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
+pub(crate) const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
     match code {
         1..=5 => 128 << code,
         _ => 256,
@@ -168,7 +173,7 @@ pub const fn mtu_bytes(code: ib::ibv_mtu::Type) -> u32 {
 }
 
 /// Returns the largest value of `enum ibv_mtu` that does not exceed `bytes`.
-pub const fn mtu_code(bytes: u32) -> ib::ibv_mtu::Type {
+pub(crate) const fn mtu_code(bytes: u32) -> ib::ibv_mtu::Type {
     match bytes {
         0..512 => ib::ibv_mtu::IBV_MTU_256,
         512..1024 => ib::ibv_mtu::IBV_MTU_512,

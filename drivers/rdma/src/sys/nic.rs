@@ -19,7 +19,7 @@ use std::sync::Arc;
 const INLINE: [u32; 4] = [512, 256, 128, 64];
 
 /// An opened NIC with one of its ports.
-pub struct VerbsNic {
+pub(crate) struct VerbsNic {
     context: Arc<Context>,
     port: u8,
     gid_index: u8,
@@ -39,7 +39,7 @@ impl fmt::Debug for VerbsNic {
 
 impl VerbsNic {
     /// Opens a NIC at a port. Without `gid_index` the default GID is used.
-    pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Self, VerbsError> {
+    pub(crate) fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Self, VerbsError> {
         let context = Context::open(name)?;
         let info = device::info(device::SYSFS.as_ref(), name);
         let gid_index = match gid_index {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// A channel that signals new completions.
-pub struct Channel {
+pub(crate) struct Channel {
     /// The library's object.
     pub raw: NonNull<ib::ibv_comp_channel>,
     context: Arc<Context>,
@@ -22,7 +22,7 @@ pub struct Channel {
 
 impl Channel {
     /// Creates a non-blocking channel.
-    pub fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, VerbsError> {
         // SAFETY: the context is open.
         let channel = unsafe { ib::ibv_create_comp_channel(context.raw()) };
         let channel = NonNull::new(channel).ok_or_else(|| {
@@ -49,7 +49,7 @@ impl Channel {
     }
 
     /// Returns the descriptor, which is readable when events are pending.
-    pub fn fd(&self) -> c_int {
+    pub(crate) fn fd(&self) -> c_int {
         // SAFETY: the channel exists as long as `self`, and its descriptor does not change.
         unsafe { (*self.raw.as_ptr()).fd }
     }
@@ -75,7 +75,7 @@ fn warn_of(errno: c_int, context: &Context, call: &str) {
 }
 
 /// A completion queue.
-pub struct CompletionQueue {
+pub(crate) struct CompletionQueue {
     /// The library's object.
     pub raw: NonNull<ib::ibv_cq>,
     /// True if the NIC has reported that the completion queue failed.
@@ -85,7 +85,7 @@ pub struct CompletionQueue {
 
 impl CompletionQueue {
     /// Creates a completion queue for at least `depth` completions, which signals `channel`.
-    pub fn new(
+    pub(crate) fn new(
         context: &Arc<Context>,
         depth: u32,
         channel: Option<&Channel>,
@@ -120,7 +120,7 @@ impl Drop for CompletionQueue {
 }
 
 /// A queue pair.
-pub struct QueuePairHandle {
+pub(crate) struct QueuePairHandle {
     /// The library's object.
     pub raw: NonNull<ib::ibv_qp>,
     /// The capacities that the NIC granted.
@@ -131,7 +131,7 @@ pub struct QueuePairHandle {
 
 impl QueuePairHandle {
     /// Creates a queue pair whose requests complete in `completions`.
-    pub fn new(
+    pub(crate) fn new(
         context: &Arc<Context>,
         completions: &CompletionQueue,
         service: Service,
@@ -226,13 +226,13 @@ impl QueuePairHandle {
     }
 
     /// Returns the queue pair number.
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         // SAFETY: the pair exists as long as `self`, and its number does not change.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
     /// Performs one state transition. `to` is the name of the new state in error messages.
-    pub fn transition(&self, mut step: Transition, to: &str) -> Result<(), VerbsError> {
+    pub(crate) fn transition(&self, mut step: Transition, to: &str) -> Result<(), VerbsError> {
         // SAFETY: the pair exists; the structure is valid during the call.
         let errno =
             unsafe { ib::ibv_modify_qp(self.raw.as_ptr(), &raw mut step.attributes, step.mask) };
@@ -255,7 +255,7 @@ impl Drop for QueuePairHandle {
 }
 
 /// The destination of datagrams.
-pub struct AddressHandle {
+pub(crate) struct AddressHandle {
     /// The library's object.
     pub raw: NonNull<ib::ibv_ah>,
     /// The number of the peer's queue pair.
@@ -267,7 +267,7 @@ pub struct AddressHandle {
 
 impl AddressHandle {
     /// Creates the address handle of `peer`.
-    pub fn new(
+    pub(crate) fn new(
         context: &Arc<Context>,
         port_ref: PortRef,
         peer: &Endpoint,

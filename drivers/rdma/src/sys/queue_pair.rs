@@ -18,9 +18,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Maximum number of scatter/gather elements per request.
-pub const MAX_SGES: usize = 16;
+pub(crate) const MAX_SGES: usize = 16;
 /// Number of bytes before each received datagram, reserved for the global route header.
-pub const GRH_BYTES: u32 = 40;
+pub(crate) const GRH_BYTES: u32 = 40;
 /// Maximum number of completions that one call of the library collects.
 const BATCH: usize = 64;
 /// Number of empty polls after which the NIC's events are checked by one system call. Many NICs report the overrun of a
@@ -28,7 +28,7 @@ const BATCH: usize = 64;
 const EMPTY_POLLS: u32 = 1 << 12;
 
 /// The NIC's properties from which a queue pair is created.
-pub struct QueuePairParts<'a> {
+pub(crate) struct QueuePairParts<'a> {
     /// The NIC's context.
     pub context: &'a Arc<Context>,
     /// The NIC's port.
@@ -42,7 +42,7 @@ pub struct QueuePairParts<'a> {
 }
 
 /// A queue pair of a hardware NIC. Its fields are dropped in the order of their declaration.
-pub struct VerbsQueuePair {
+pub(crate) struct VerbsQueuePair {
     pair: QueuePairHandle,
     destination: Option<AddressHandle>,
     completions: CompletionQueue,
@@ -67,7 +67,10 @@ unsafe impl Send for VerbsQueuePair {}
 
 impl VerbsQueuePair {
     /// Creates a queue pair. Receives may be posted immediately.
-    pub fn new(parts: QueuePairParts<'_>, options: &QueuePairOptions) -> Result<Self, VerbsError> {
+    pub(crate) fn new(
+        parts: QueuePairParts<'_>,
+        options: &QueuePairOptions,
+    ) -> Result<Self, VerbsError> {
         let context = parts.context;
         let channel = options.events.then(|| Channel::new(context)).transpose()?;
         // Each request completes at most once, so this depth suffices if the NIC frees a queue entry when its
@@ -120,7 +123,7 @@ impl VerbsQueuePair {
     }
 
     /// Returns the maximum number of inline bytes.
-    pub const fn inline(&self) -> u32 {
+    pub(crate) const fn inline(&self) -> u32 {
         self.pair.cap.max_inline_data
     }
 

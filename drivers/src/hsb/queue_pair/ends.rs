@@ -1,13 +1,13 @@
 //! Handles completions of frame ends, and tracks which pages the sensor may have overwritten.
 
 use super::steps::Step;
-use super::{End, Ended, Fault, PAGE_BITS, QueuePair, UNREPORTED};
+use super::{End, Ended, Fault, PAGE_BITS, QueuePair, Ring, UNREPORTED};
 use daq_rdma::verbs::{Side, Status, WorkCompletion};
 
 impl QueuePair {
     /// Returns the bound below which the pages of transfers may have been, or are being, overwritten.
     pub(super) fn bound(&self) -> u64 {
-        let pages = self.ring.as_ref().map_or(0, |ring| ring.pages());
+        let pages = self.ring.as_ref().map_or(0, Ring::pages);
         let begun = self.newest.map_or(0, |(newest, _)| newest + 2 + UNREPORTED);
         begun.saturating_sub(pages).max(self.floor)
     }

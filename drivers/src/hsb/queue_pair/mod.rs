@@ -66,7 +66,7 @@ mod tests;
 
 use parts::{End, EndPattern, Ended, Fault, LastMetadata, Ring, Run};
 
-pub(super) use parts::FAULTS;
+use parts::FAULTS;
 
 /// Minimum number of pages: one being copied, the pages that the sensor may be writing, and one in between.
 pub(super) const MIN_PAGES: usize = 4;
@@ -303,7 +303,7 @@ fn tracker(sensor: &Pages, pages: usize) -> PsnTracker {
 }
 
 /// The description of the engine.
-const INFO: EngineInfo = EngineInfo {
+pub(super) const INFO: EngineInfo = EngineInfo {
     name: "hsb",
     summary: "a sensor bridge that writes to memory over a queue pair",
     limits: SlotLimits {

@@ -96,7 +96,7 @@ daq_rdma::faults! {
     /// Faults that the engine counts in addition to frames.
     pub(super) enum Fault;
     /// The names of all faults, in the order of [`Fault`].
-    pub(in super::super) const FAULTS;
+    pub(super) const FAULTS;
     /// The queue pair failed, or its completion queue overflowed.
     Queue = "queue",
     /// The NIC failed.

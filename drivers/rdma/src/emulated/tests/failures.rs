@@ -26,8 +26,7 @@ fn end(queue: &mut dyn QueuePair) -> (u64, Status) {
 }
 
 fn refused_write(verb: impl Fn(&MemoryRegion) -> Verb, access: Access) {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     two.to.post_receive(9, &[]).unwrap();
     write(&mut two, 0, &[1; 8], 0, None);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
@@ -56,11 +55,7 @@ fn refused_write(verb: impl Fn(&MemoryRegion) -> Verb, access: Access) {
 
 #[test]
 fn write_without_permission_fails_both_queue_pairs() {
-    let at = |address: u64, key: u32| Verb::Write {
-        address,
-        rkey: key,
-        immediate: None,
-    };
+    let at = |address: u64, key: u32| Verb::write(address, key, None);
     refused_write(|far| at(far.address(), far.rkey() ^ 1), ANY);
     refused_write(|far| at(far.address(), far.lkey()), ANY);
     refused_write(|far| at(far.address() - 1, far.rkey()), ANY);
@@ -75,8 +70,7 @@ fn write_without_permission_fails_both_queue_pairs() {
 
 #[test]
 fn dropped_memory_region_is_rejected_and_key_not_reused() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     let region = Arc::clone(two.far.region());
     let again = two
         .nic
@@ -85,11 +79,7 @@ fn dropped_memory_region_is_rejected_and_key_not_reused() {
     let (key, address) = (two.far.rkey(), two.far.address());
     two.far = again;
     assert_ne!(two.far.rkey(), key);
-    let verb = Verb::Write {
-        address,
-        rkey: key,
-        immediate: None,
-    };
+    let verb = Verb::write(address, key, None);
     two.from.post_send(&simple(0, verb, &[1; 8])).unwrap();
     assert_eq!(end(&mut *two.from), (0, Status::RemoteAccess));
     assert_eq!(load(&region, 0, 8), [0; 8]);
@@ -97,8 +87,7 @@ fn dropped_memory_region_is_rejected_and_key_not_reused() {
 
 #[test]
 fn dropped_local_memory_region_fails_its_work() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     // The request waits for a receive.
     write(&mut two, 4, &[1; 8], 0, Some(1));
     two.near = two
@@ -115,17 +104,10 @@ fn keep_writing(
     near: &MemoryRegion,
     (address, key): (u64, u32),
 ) -> Status {
-    let (bytes, mut done) = (
-        near.region().bytes(),
-        [crate::emulated::pair::sent(0, Status::Success)],
-    );
+    let (bytes, mut done) = (near.region().bytes(), [WorkCompletion::default()]);
     for round in (0..=u8::MAX).cycle() {
         crate::emulated::sys::store(near.region(), 0, &vec![round; bytes]).unwrap();
-        let verb = Verb::Write {
-            address,
-            rkey: key,
-            immediate: None,
-        };
+        let verb = Verb::write(address, key, None);
         let sges = [near.sge(0, bytes)];
         let work = WorkRequest {
             id: 0,
@@ -151,14 +133,13 @@ fn nothing_later(
         MemoryRegion,
     ) -> (Option<Box<dyn QueuePair>>, Option<MemoryRegion>),
 ) -> Status {
-    let none = Faults::none();
     let Two {
         from,
         to,
         near,
         far,
         ..
-    } = two(Service::Rc, &none, &none, 3 << 20);
+    } = healthy(Service::Rc, 3 << 20);
     let memory = Arc::clone(far.region());
     let target = (far.address(), far.rkey());
     let writer = std::thread::spawn(move || keep_writing(from, &near, target));
@@ -187,9 +168,8 @@ fn dropped_queue_pair_writes_nothing() {
 
 #[test]
 fn dropped_queue_pair_disconnects_peer() {
-    let none = Faults::none();
     for _ in 0..50 {
-        let mut two = two(Service::Rc, &none, &none, 4096);
+        let mut two = healthy(Service::Rc, 4096);
         let memory = Arc::clone(two.far.region());
         two.to.post_receive(1, &[two.far.sge(0, 8)]).unwrap();
         write(&mut two, 0, &[1; 8], 0, None);
@@ -223,8 +203,7 @@ fn peer_without_receives_is_not_ready() {
 
 #[test]
 fn send_waits_for_receive() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     two.from.post_send(&simple(1, SEND, b"word")).unwrap();
     two.to.post_receive(5, &[two.far.sge(0, 4)]).unwrap();
     assert_eq!(end(&mut *two.to), (5, Status::Success));
@@ -262,7 +241,7 @@ fn link_is_cut_at_configured_message() {
         assert_eq!(status, wanted);
     }
     // The receiver has no pending request, so it does not detect the cut.
-    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
+    let mut done = [WorkCompletion::default()];
     assert_eq!(two.to.poll(&mut done).unwrap(), 0);
     two.to.post_send(&simple(20, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (20, Status::Unanswered));
@@ -307,11 +286,7 @@ fn unreliable_queue_pair_loses_silently() {
     let mut two = two(Service::Uc, &faults("lose@2"), &none, 4096);
     two.to.post_receive(5, &[]).unwrap();
     two.to.post_receive(6, &[]).unwrap();
-    let wrong = Verb::Write {
-        address: two.far.address(),
-        rkey: !two.far.rkey(),
-        immediate: Some(0),
-    };
+    let wrong = Verb::write(two.far.address(), !two.far.rkey(), Some(0));
     write(&mut two, 0, &[1; 8], 0, Some(1));
     write(&mut two, 1, &[2; 8], 24, Some(2));
     two.from.post_send(&simple(2, wrong, &[3; 8])).unwrap();
@@ -339,8 +314,7 @@ fn write_after(from: &mut dyn QueuePair) {
 
 #[test]
 fn datagram_is_one_packet_with_qkey() {
-    let none = Faults::none();
-    let mut two = two(Service::Ud, &none, &none, 8192);
+    let mut two = healthy(Service::Ud, 8192);
     assert_ne!(two.to.endpoint().qkey, 0);
     two.to.post_receive(5, &[two.far.sge(0, 4096)]).unwrap();
     let send = |two: &mut Two, bytes| {
@@ -356,11 +330,7 @@ fn datagram_is_one_packet_with_qkey() {
     assert_eq!(send(&mut two, 4097).unwrap_err().errno, libc::EINVAL);
     send(&mut two, 4096).unwrap();
     assert_eq!(next(&mut *two.to).bytes, 4096);
-    let write = Verb::Write {
-        address: two.far.address(),
-        rkey: two.far.rkey(),
-        immediate: None,
-    };
+    let write = Verb::write(two.far.address(), two.far.rkey(), None);
     assert!(two.from.post_send(&simple(2, write, &[])).is_err());
 }
 
@@ -371,7 +341,7 @@ fn acknowledgement_delay_is_applied() {
     two.to.post_receive(1, &[]).unwrap();
     two.from.post_send(&simple(0, SEND, &[])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Success));
-    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
+    let mut done = [WorkCompletion::default()];
     assert_eq!(two.from.poll(&mut done).unwrap(), 0);
     held.hold(false);
     assert_eq!(end(&mut *two.from), (0, Status::Success));
@@ -390,7 +360,7 @@ fn completion_queue_overrun_is_reported() {
     for id in 0..3 {
         assert_eq!(end(&mut *two.from), (id, Status::Success));
     }
-    let mut done = [crate::emulated::pair::sent(0, Status::Success)];
+    let mut done = [WorkCompletion::default()];
     assert_eq!(two.to.poll(&mut done).unwrap_err().errno, libc::EOVERFLOW);
     assert_eq!(two.nic.event(), Some(NicEvent::CompletionOverrun));
     assert_eq!(two.nic.event(), None);
@@ -398,13 +368,8 @@ fn completion_queue_overrun_is_reported() {
 
 #[test]
 fn queue_pair_has_stated_capacity() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
-    let verb = Verb::Write {
-        address: two.far.address(),
-        rkey: two.far.rkey(),
-        immediate: None,
-    };
+    let mut two = healthy(Service::Rc, 4096);
+    let verb = Verb::write(two.far.address(), two.far.rkey(), None);
     let mut work = simple(0, verb, &[1]);
     work.signaled = false;
     for _ in 0..63 {
@@ -437,11 +402,7 @@ fn queue_pair_has_stated_capacity() {
 fn killed_queue_pair_flushes() {
     let mut two = two(Service::Rc, &faults("kill@1"), &Faults::none(), 4096);
     two.from.post_receive(7, &[]).unwrap();
-    let verb = Verb::Write {
-        address: two.far.address(),
-        rkey: two.far.rkey(),
-        immediate: None,
-    };
+    let verb = Verb::write(two.far.address(), two.far.rkey(), None);
     two.from.post_send(&simple(0, verb, &[1])).unwrap();
     let mut ends = vec![end(&mut *two.from), end(&mut *two.from)];
     ends.sort_by_key(|(id, _)| *id);
@@ -482,8 +443,7 @@ fn port_down_disconnects_its_links() {
 
 #[test]
 fn message_too_long_fails_both_queue_pairs() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     two.to.post_receive(1, &[two.far.sge(0, 7)]).unwrap();
     two.from.post_send(&simple(0, SEND, &[9; 8])).unwrap();
     assert_eq!(end(&mut *two.to), (1, Status::Local));
@@ -553,8 +513,7 @@ fn shut_out(nic: &Endpoint, number: u32) {
 
 #[test]
 fn foreign_connections_do_not_disturb_links() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     let endpoint = two.to.endpoint();
     let at = SocketAddr::new(LOOPBACK, endpoint.lid);
     let mut pending_peers = Vec::new();
@@ -591,8 +550,7 @@ fn words_are_stored_immediately() {
 
 #[test]
 fn words_are_never_torn() {
-    let none = Faults::none();
-    let mut two = two(Service::Rc, &none, &none, 4096);
+    let mut two = healthy(Service::Rc, 4096);
     let memory = Arc::clone(two.far.region());
     let reader = std::thread::spawn(move || {
         loop {
@@ -605,11 +563,7 @@ fn words_are_never_torn() {
     });
     for round in 0..=u8::MAX {
         for _ in 0..8 {
-            let verb = Verb::Write {
-                address: two.far.address() + 8,
-                rkey: two.far.rkey(),
-                immediate: None,
-            };
+            let verb = Verb::write(two.far.address() + 8, two.far.rkey(), None);
             let mut work = simple(0, verb, &[]);
             let bytes = [round; 8];
             work.payload = Payload::Inline(&bytes);

@@ -61,9 +61,14 @@ fn two(service: Service, near: &Faults, far: &Faults, bytes: usize) -> Two {
     }
 }
 
+/// Returns a pair without faults.
+fn healthy(service: Service, bytes: usize) -> Two {
+    two(service, &Faults::none(), &Faults::none(), bytes)
+}
+
 /// Waits for the next completion, without a timeout.
 fn next(queue: &mut dyn QueuePair) -> WorkCompletion {
-    let mut done = [super::pair::sent(0, Status::Other(9))];
+    let mut done = [WorkCompletion::default()];
     while queue.poll(&mut done).unwrap() == 0 {
         assert!(queue.wait(LONG).unwrap());
     }
@@ -72,11 +77,7 @@ fn next(queue: &mut dyn QueuePair) -> WorkCompletion {
 
 fn write(two: &mut Two, id: u64, bytes: &[u8], at: usize, immediate: Option<u32>) {
     super::sys::store(two.near.region(), at, bytes).unwrap();
-    let verb = Verb::Write {
-        address: two.far.address() + at as u64,
-        rkey: two.far.rkey(),
-        immediate,
-    };
+    let verb = Verb::write(two.far.address() + at as u64, two.far.rkey(), immediate);
     let work = WorkRequest {
         id,
         verb,
@@ -134,11 +135,7 @@ fn write_to_open_queue_pair_needs_only_its_number() {
     };
     let work = |at, immediate| WorkRequest {
         id: 1,
-        verb: Verb::Write {
-            address: memory.address() + at,
-            rkey: memory.rkey(),
-            immediate: Some(immediate),
-        },
+        verb: Verb::write(memory.address() + at, memory.rkey(), Some(immediate)),
         payload: Payload::Inline(b"whole words are!"),
         signaled: true,
     };

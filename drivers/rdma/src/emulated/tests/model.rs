@@ -102,11 +102,7 @@ fn run(service: Service, steps: &[Step], lost: &[u64], seed: u8) {
                 bytes,
                 immediate,
             } => {
-                let verb = Verb::Write {
-                    address: address(at),
-                    rkey: key,
-                    immediate,
-                };
+                let verb = Verb::write(address(at), key, immediate);
                 (at, bytes, immediate, verb)
             }
             Step::Send {

@@ -11,7 +11,7 @@ use crate::connect::{self, AbortHandle, Incoming, Listener};
 use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
-use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge, VerbsError};
+use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge};
 use daq_core::log_limit::LogLimit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ crate::faults! {
     /// Events that an engine counts in addition to frames.
     pub(super) enum Fault;
     /// The names of all faults, in the order of their declaration.
-    pub const FAULTS;
+    pub(crate) const FAULTS;
     /// The sender no longer answers.
     Unanswered = "unanswered",
     /// The sender rejected a write of its credit word.
@@ -601,15 +601,8 @@ impl Control {
             Mode::Send => (0..terms.credits)
                 .filter(|frame| rail_of(terms.next.wrapping_add(*frame), shape.rails) == rail)
                 .try_for_each(|frame| {
-                    let post_receive = |id, sges: &[Sge<'_>]| queue.post_receive(id, sges);
-                    post(
-                        post_receive,
-                        shape,
-                        &terms,
-                        frame,
-                        rail,
-                        (&payload, &records),
-                    )
+                    let (id, sges) = receive_of(shape, &terms, frame, rail, (&payload, &records));
+                    queue.post_receive(id, &sges)
                 }),
         };
         let link = incoming
@@ -669,21 +662,23 @@ pub(super) fn first_receives(shape: &Shape, terms: &Terms, rail: usize) -> u64 {
     }
 }
 
-/// Posts the receive for the `frame`-th frame of a link.
-pub(super) fn post(
-    post_receive: impl FnOnce(u64, &[Sge<'_>]) -> Result<(), VerbsError>,
+/// Returns the receive for the `frame`-th frame of a link: the slot, and the memory of the record and of the payload.
+pub(super) fn receive_of<'a>(
     shape: &Shape,
     terms: &Terms,
     frame: u64,
     rail: usize,
-    (payload, records): (&RailRegions, &RailRegions),
-) -> Result<(), VerbsError> {
-    let slot = terms.slots.slot(frame) as usize;
-    let record = records.of(rail).sge(slot * shape.record(), shape.record());
-    let bytes = payload
-        .of(rail)
-        .sge(terms.slots.offset_of(slot), terms.slots.bytes);
-    post_receive(slot as u64, &[record, bytes])
+    (payload, records): (&'a RailRegions, &'a RailRegions),
+) -> (u64, [Sge<'a>; 2]) {
+    let slot = terms.slots.slot(frame);
+    let record = shape.record();
+    let sges = [
+        records.of(rail).sge(slot as usize * record, record),
+        payload
+            .of(rail)
+            .sge(terms.slots.offset_of(slot as usize), terms.slots.bytes),
+    ];
+    (slot.into(), sges)
 }
 
 #[cfg(test)]

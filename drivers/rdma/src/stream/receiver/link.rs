@@ -475,15 +475,8 @@ impl Link {
                 let number = self.terms.next.wrapping_add(frame);
                 let rail = rail_of(number, self.shape.rails);
                 let keys = (&*live.payload, &*live.records);
-                let queue = &mut live.queues[rail];
-                control::post(
-                    |id, sges| queue.post(id, sges),
-                    &self.shape,
-                    &self.terms,
-                    frame,
-                    rail,
-                    keys,
-                )
+                let (id, sges) = control::receive_of(&self.shape, &self.terms, frame, rail, keys);
+                live.queues[rail].post(id, &sges)
             }),
         };
         self.posted = credits;
@@ -510,11 +503,7 @@ impl Link {
         let word = self.credits.to_le_bytes();
         let work = WorkRequest {
             id: CREDIT,
-            verb: Verb::Write {
-                address: self.hello.credit_address,
-                rkey: self.hello.credit_rkey,
-                immediate: None,
-            },
+            verb: Verb::write(self.hello.credit_address, self.hello.credit_rkey, None),
             payload: Payload::Inline(&word),
             signaled: true,
         };

@@ -20,7 +20,7 @@ mod link;
 #[cfg(test)]
 mod tests;
 
-pub use control::FAULTS;
+pub(crate) use control::FAULTS;
 
 use super::wire::Mode;
 use crate::connect::Listener;
@@ -471,13 +471,14 @@ impl Receiver {
 }
 
 /// The description of the engine.
-const INFO: EngineInfo = EngineInfo {
+pub const INFO: EngineInfo = EngineInfo {
     name: "rdma",
     summary: "frames that another host writes over queue pairs",
     limits: SlotLimits {
         alignment: 1,
-        max_slot: usize::MAX,
-        max_slots: usize::MAX,
+        // If a NIC supports less, the error is reported at startup.
+        max_slot: 1 << 40,
+        max_slots: 1 << 16,
         preferred: 1 << 20,
     },
     faults: FAULTS,

@@ -4,9 +4,9 @@ use super::memory::Records;
 use super::rail::Rail;
 use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Connector, Handshake, PeerMonitor};
-use crate::registration;
+use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
-use crate::verbs::{Access, MemoryRegion, Nic, QueuePairOptions, Service};
+use crate::verbs::{Access, Nic, QueuePairOptions, Service};
 use daq_core::notify::Wait;
 use daq_core::region::SharedWords;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct Connection {
     pub(super) monitor: Box<dyn PeerMonitor>,
     /// Buffer for records, if the receiver's records are larger than those of the sender's own buffer.
     pub(super) records: Option<Records>,
-    _keys: Vec<MemoryRegion>,
+    _keys: RailRegions,
     credits: SharedWords,
     /// Number of the next frame that the receiver requests.
     pub(super) next: u64,
@@ -255,28 +255,23 @@ impl Terms {
     }
 
     /// Returns the greetings of all rails, and new memory for the credit words with its memory regions.
-    fn hello(&self, first: u64) -> Result<(Vec<Hello>, Vec<MemoryRegion>, SharedWords), String> {
+    fn hello(&self, first: u64) -> Result<(Vec<Hello>, RailRegions, SharedWords), String> {
         let rails = self.nics.len();
         let credits = SharedWords::new(rails * CREDIT_STRIDE).map_err(|error| error.to_string())?;
-        let mut keys = Vec::with_capacity(rails);
-        let mut hello = Vec::with_capacity(rails);
-        for (i, nic) in self.nics.iter().enumerate() {
-            let key = registration::register_words(&**nic, credits.region(), Access::WRITE)
-                .map_err(|error| error.to_string())?;
-            hello.push(Hello {
-                mode: self.options.mode,
-                rail: u8::try_from(i).unwrap_or(MAX_RAILS),
-                rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
-                packets_per_frame: self.options.packets_per_frame,
-                stream: self.stream,
-                first,
-                slot: self.options.slot as u64,
-                credit_address: key.address() + (i * CREDIT_STRIDE) as u64,
-                credit_rkey: key.rkey(),
-            });
-            keys.push(key);
-        }
-        Ok((hello, keys, credits))
+        let keys = RailRegions::register(&self.nics, credits.region(), Access::WRITE)
+            .map_err(|error| error.to_string())?;
+        let hello = (0..rails).map(|i| Hello {
+            mode: self.options.mode,
+            rail: u8::try_from(i).unwrap_or(MAX_RAILS),
+            rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
+            packets_per_frame: self.options.packets_per_frame,
+            stream: self.stream,
+            first,
+            slot: self.options.slot as u64,
+            credit_address: keys.of(i).address() + (i * CREDIT_STRIDE) as u64,
+            credit_rkey: keys.of(i).rkey(),
+        });
+        Ok((hello.collect(), keys, credits))
     }
 
     /// Checks whether frames can be sent with the receiver's offers.

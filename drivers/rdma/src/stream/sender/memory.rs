@@ -3,9 +3,10 @@
 
 use super::rail::Source;
 use super::{LinkError, Options, SenderError};
-use crate::registration::{self, PeerFacts, Registered, UnregistrableError};
+use crate::registration::UnregistrableError;
+use crate::registration::set::RailRegions;
 use crate::stream::wire::{Mode, Record};
-use crate::verbs::{Access, MemoryRegion, Nic};
+use crate::verbs::{Access, Nic};
 use daq_core::region::{Placement, Region, SharedWords};
 use daq_core::ring::Lease;
 use std::sync::Arc;
@@ -13,34 +14,6 @@ use std::sync::Arc;
 /// Maximum size in bytes of the buffer for copies of frames that the NIC cannot read directly. The buffer always has
 /// room for at least one frame.
 const BOUNCE_BYTES: usize = 16 << 20;
-
-/// The memory regions of one region, one per rail. Rails with the same NIC share a memory region.
-type RailRegions = Vec<Arc<MemoryRegion>>;
-
-/// Registers `region` with every NIC for reading.
-fn register_on_each(
-    nics: &[Arc<dyn Nic>],
-    region: &Arc<Region>,
-) -> Result<RailRegions, UnregistrableError> {
-    let facts = PeerFacts::of(region.placement());
-    let mut keys = RailRegions::with_capacity(nics.len());
-    for (i, nic) in nics.iter().enumerate() {
-        let known = nics[..i].iter().position(|other| Arc::ptr_eq(other, nic));
-        if let Some(known) = known {
-            keys.push(keys[known].clone());
-            continue;
-        }
-        let Registered {
-            region: memory,
-            refused,
-        } = registration::register_region(&**nic, region, Access::default(), &facts)?;
-        for refusal in refused {
-            tracing::info!("{}: {refusal}", nic.name());
-        }
-        keys.push(Arc::new(memory));
-    }
-    Ok(keys)
-}
 
 /// The memory from which payloads are read.
 pub(super) struct Memory {
@@ -61,7 +34,7 @@ impl Memory {
         options: &Options,
         window: usize,
     ) -> Result<Self, SenderError> {
-        let keys = register_on_each(nics, ring);
+        let keys = RailRegions::register(nics, ring, Access::default());
         if let (Err(error), Placement::Cuda(_)) = (&keys, ring.placement()) {
             return Err(SenderError::Registering(error.clone()));
         }
@@ -69,7 +42,7 @@ impl Memory {
         let bounce_frames = (BOUNCE_BYTES / stride).clamp(1, window);
         let bounce = (options.copied || keys.is_err()).then(|| {
             let area = SharedWords::new(bounce_frames * stride)?;
-            let keys = register_on_each(nics, area.region())?;
+            let keys = RailRegions::register(nics, area.region(), Access::default())?;
             Ok::<_, SenderError>((area, keys))
         });
         Ok(Self {
@@ -86,7 +59,7 @@ impl Memory {
             Ok(keys) => format!(
                 "the NIC reads memory on {}, registered as {}",
                 self.ring.placement(),
-                keys[0].method()
+                keys.of(0).method()
             ),
             Err(why) => format!("frames are copied to registered memory because {why}"),
         }
@@ -118,7 +91,7 @@ impl Memory {
         if let (Ok(keys), Some(slots)) = (&self.keys, lease.slice()) {
             let offset = slots.address(i) - self.ring.address().as_ptr() as u64;
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-            return Ok(Source::Memory(&keys[rail], offset, length));
+            return Ok(Source::Memory(keys.of(rail), offset, length));
         }
         let (Some((area, keys)), Some(bytes)) = (&mut self.bounce, bytes) else {
             return Err(LinkError::Reason(
@@ -128,7 +101,7 @@ impl Memory {
         };
         let at = usize::try_from(n % self.bounce_frames as u64).unwrap_or(0) * self.stride;
         area.write(at, bytes);
-        Ok(Source::Memory(&keys[rail], at, length))
+        Ok(Source::Memory(keys.of(rail), at, length))
     }
 }
 
@@ -156,7 +129,8 @@ impl Records {
         let is_needed = options.mode == Mode::Send || stride > inline;
         let area = is_needed.then(|| {
             let area = SharedWords::new(window * stride).map_err(|error| error.to_string())?;
-            let keys = register_on_each(nics, area.region()).map_err(|error| error.to_string())?;
+            let keys = RailRegions::register(nics, area.region(), Access::default())
+                .map_err(|error| error.to_string())?;
             Ok::<_, String>((area, keys))
         });
         Ok(Self {
@@ -200,7 +174,7 @@ impl Records {
             Some((area, keys)) if bytes > *inline || padded.is_some() => {
                 let at = usize::try_from(record.number % *window as u64).unwrap_or(0) * *stride;
                 area.write(at, &buffer[..bytes]);
-                (Source::Memory(&keys[rail], at, bytes), None)
+                (Source::Memory(keys.of(rail), at, bytes), None)
             }
             _ => (Source::Inline(&buffer[..bytes]), None),
         }

@@ -308,11 +308,6 @@ impl Sender {
         self.memory.path()
     }
 
-    /// Returns true if a receiver is connected.
-    pub const fn is_connected(&self) -> bool {
-        self.connection.is_some()
-    }
-
     /// Sends the frames of `lease`, starting with frame `from`. Returns the number of frames that the receiver
     /// certainly has or, on unreliable services, that were sent. Returns after about 100 ms without progress. The
     /// number is then smaller than requested or 0, and the caller must call again with the same lease and the remaining

@@ -112,15 +112,13 @@ impl Rail {
             (frame.number - offer.next + u64::from(offer.first_slot)) % u64::from(offer.slots);
         let (address, rkey) = (offer.slot_address + slot * offer.stride, offer.slot_rkey);
         let number = Some(low(frame.number));
-        let into = |offset: usize, immediate| Verb::Write {
-            address: address + offset as u64,
-            rkey,
-            immediate,
-        };
-        let record = |immediate| Verb::Write {
-            address: offer.record_address + slot * Record::bytes(offer.packets_per_frame) as u64,
-            rkey: offer.record_rkey,
-            immediate,
+        let into = |offset: usize, immediate| Verb::write(address + offset as u64, rkey, immediate);
+        let record = |immediate| {
+            Verb::write(
+                offer.record_address + slot * Record::bytes(offer.packets_per_frame) as u64,
+                offer.record_rkey,
+                immediate,
+            )
         };
         let (queue, id, signaled) = (&mut *self.queue, frame.number, frame.signaled);
         if self.is_reliable {
@@ -173,11 +171,7 @@ impl Rail {
     /// Posts a write without a payload, which fails if the receiver has disconnected.
     pub(super) fn keep_alive(&mut self) -> Result<(), LinkError> {
         self.keep_alive_pending = true;
-        let verb = Verb::Write {
-            address: self.offer.slot_address,
-            rkey: self.offer.slot_rkey,
-            immediate: None,
-        };
+        let verb = Verb::write(self.offer.slot_address, self.offer.slot_rkey, None);
         post(
             &mut *self.queue,
             KEEP_ALIVE,

@@ -13,7 +13,7 @@ use std::ffi::c_int;
 /// `pair` must be a live queue pair that no other thread uses. The list of requests and their elements must be valid
 /// during the call. `bad` must be writable.
 #[inline]
-pub unsafe fn ibv_post_send(
+pub(crate) unsafe fn ibv_post_send(
     pair: *mut ibv_qp,
     request: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -31,7 +31,7 @@ pub unsafe fn ibv_post_send(
 /// # Safety
 /// The requirements are those of [`ibv_post_send`].
 #[inline]
-pub unsafe fn ibv_post_recv(
+pub(crate) unsafe fn ibv_post_recv(
     pair: *mut ibv_qp,
     request: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -49,7 +49,11 @@ pub unsafe fn ibv_post_recv(
 /// # Safety
 /// `queue` must be a live completion queue that no other thread polls. `completed` must have room for `count` entries.
 #[inline]
-pub unsafe fn ibv_poll_cq(queue: *mut ibv_cq, count: c_int, completed: *mut ibv_wc) -> c_int {
+pub(crate) unsafe fn ibv_poll_cq(
+    queue: *mut ibv_cq,
+    count: c_int,
+    completed: *mut ibv_wc,
+) -> c_int {
     // SAFETY: a live completion queue has a live context, whose operation table does not change.
     match unsafe { (*(*queue).context).ops.poll_cq } {
         // SAFETY: the driver's function has the same requirements as this one, which the caller upholds.
@@ -63,7 +67,7 @@ pub unsafe fn ibv_poll_cq(queue: *mut ibv_cq, count: c_int, completed: *mut ibv_
 /// # Safety
 /// `queue` must be a live completion queue.
 #[inline]
-pub unsafe fn ibv_req_notify_cq(queue: *mut ibv_cq, solicited_only: c_int) -> c_int {
+pub(crate) unsafe fn ibv_req_notify_cq(queue: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a live completion queue has a live context, whose operation table does not change.
     match unsafe { (*(*queue).context).ops.req_notify_cq } {
         // SAFETY: the driver's function has the same requirements as this one, which the caller upholds.
@@ -77,7 +81,7 @@ pub unsafe fn ibv_req_notify_cq(queue: *mut ibv_cq, solicited_only: c_int) -> c_
 ///
 /// # Safety
 /// `context` must be open, and `attributes` must be writable.
-pub unsafe fn query_port(
+pub(crate) unsafe fn query_port(
     context: *mut ibv_context,
     number: u8,
     attributes: *mut ibv_port_attr,

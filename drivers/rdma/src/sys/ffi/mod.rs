@@ -9,12 +9,13 @@ mod inline;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-pub use bindings::*;
-pub use inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq, query_port};
+pub(crate) use bindings::*;
+pub(crate) use inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq, query_port};
 
 #[allow(
     missing_docs,
     dead_code,
+    unreachable_pub,
     non_camel_case_types,
     non_snake_case,
     non_upper_case_globals,
@@ -37,7 +38,7 @@ macro_rules! functions {
         ///
         /// # Safety
         /// The requirements are those that the library documents.
-        pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
+        pub(crate) unsafe fn $name($($argument: $type),*) $(-> $result)? {
             type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
             static FUNCTION: std::sync::OnceLock<Option<Function>> = std::sync::OnceLock::new();
             let function = FUNCTION.get_or_init(|| {
@@ -86,7 +87,7 @@ fn symbol(name: &str) -> Option<std::ptr::NonNull<c_void>> {
 }
 
 /// Returns true if the installed library has the function `name`.
-pub fn is_present(name: &str) -> bool {
+pub(crate) fn is_present(name: &str) -> bool {
     symbol(name).is_some()
 }
 

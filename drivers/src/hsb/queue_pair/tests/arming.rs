@@ -281,11 +281,7 @@ fn stop_ends_writes_and_reports_ended_frames() {
     let calls = lock(&bench.seen).calls.clone();
     assert_eq!(calls, ["mask 0", "mask 8", "mask 0", "queue destroyed"]);
     let before: Vec<_> = (1..8).map(|page| bench.page(page)[8..].to_vec()).collect();
-    let verb = Verb::Write {
-        address: base + STRIDE as u64,
-        rkey: key,
-        immediate: None,
-    };
+    let verb = Verb::write(base + STRIDE as u64, key, None);
     let work = WorkRequest {
         id: 1,
         verb,

@@ -390,11 +390,7 @@ impl Bench {
         let queue = seen.sensor.as_mut().unwrap();
         let work = WorkRequest {
             id: 1,
-            verb: Verb::Write {
-                address,
-                rkey: key,
-                immediate,
-            },
+            verb: Verb::write(address, key, immediate),
             payload: Payload::Inline(bytes),
             signaled: true,
         };

@@ -127,11 +127,7 @@ impl Raw {
         let sge = [self.key.sge(0, size)];
         let posted = self.link.rails[0].post_send(&WorkRequest {
             id: 0,
-            verb: Verb::Write {
-                address,
-                rkey: key,
-                immediate,
-            },
+            verb: Verb::write(address, key, immediate),
             payload: Payload::Memory(&sge),
             signaled: true,
         });

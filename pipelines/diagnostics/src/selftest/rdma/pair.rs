@@ -137,11 +137,7 @@ pub(super) fn write(
     (address, key): (u64, u32),
     immediate: Option<u32>,
 ) -> Result<(), Verdict> {
-    let verb = Verb::Write {
-        address,
-        rkey: key,
-        immediate,
-    };
+    let verb = Verb::write(address, key, immediate);
     Ok(queue.post_send(&WorkRequest {
         id,
         verb,

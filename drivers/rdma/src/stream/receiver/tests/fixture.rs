@@ -7,8 +7,8 @@ use crate::emulated::{EmulatedNic, Faults};
 use crate::registration::set::{RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
-    Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status, Verb,
-    WorkCompletion, WorkRequest,
+    Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Status, Verb, WorkCompletion,
+    WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::frame::{Clock, Timestamp};
@@ -395,11 +395,11 @@ impl BaselineSender {
     pub(super) fn payload(&mut self, n: u64, signaled: bool) {
         let (at, rail) = (self.lay(n, &record(n)), self.rail(n));
         let offer = self.offers[rail];
-        let verb = Verb::Write {
-            address: offer.slot_address + self.slot(n) * offer.stride,
-            rkey: offer.slot_rkey,
-            immediate: None,
-        };
+        let verb = Verb::write(
+            offer.slot_address + self.slot(n) * offer.stride,
+            offer.slot_rkey,
+            None,
+        );
         let from = at + Record::bytes(PACKETS_PER_FRAME);
         self.post(rail, verb, &[(from, length(n))], signaled);
     }
@@ -409,11 +409,11 @@ impl BaselineSender {
         let (at, rail) = (self.lay(n, record), self.rail(n));
         let offer = self.offers[rail];
         let bytes = Record::bytes(PACKETS_PER_FRAME);
-        let verb = Verb::Write {
-            address: offer.record_address + self.slot(n) * bytes as u64,
-            rkey: offer.record_rkey,
+        let verb = Verb::write(
+            offer.record_address + self.slot(n) * bytes as u64,
+            offer.record_rkey,
             immediate,
-        };
+        );
         self.post(rail, verb, &[(at, bytes)], true);
     }
 

@@ -166,11 +166,7 @@ fn memory_regions_of_old_link_are_invalid() {
     );
     for key in [old.slot_rkey, old.record_rkey] {
         let before: Vec<u64> = (0..4).map(|slot| fixture.word(slot, 0)).collect();
-        let verb = crate::verbs::Verb::Write {
-            address: sender.offers[0].slot_address,
-            rkey: key,
-            immediate: None,
-        };
+        let verb = crate::verbs::Verb::write(sender.offers[0].slot_address, key, None);
         sender.post(0, verb, &[(0, 64)], true);
         assert_eq!(sender.await_failure(), crate::verbs::Status::RemoteAccess);
         assert_eq!(
@@ -302,11 +298,7 @@ fn protocol_violation_ends_link() {
         |sender, bad| sender.send_record(3, &bad(3, |record| record.arrived = 71), Some(3)),
         |sender, _| {
             let offer = sender.offers[0];
-            let verb = crate::verbs::Verb::Write {
-                address: offer.slot_address,
-                rkey: offer.slot_rkey,
-                immediate: Some(3),
-            };
+            let verb = crate::verbs::Verb::write(offer.slot_address, offer.slot_rkey, Some(3));
             sender.post(0, verb, &[(0, 8)], true);
         },
         |sender, _| {

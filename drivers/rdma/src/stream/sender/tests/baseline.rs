@@ -296,11 +296,7 @@ impl Receiver {
             .all(|(queue, hello)| {
                 let work = WorkRequest {
                     id: u64::MAX,
-                    verb: Verb::Write {
-                        address: hello.credit_address,
-                        rkey: hello.credit_rkey,
-                        immediate: None,
-                    },
+                    verb: Verb::write(hello.credit_address, hello.credit_rkey, None),
                     payload: Payload::Inline(&granted.to_le_bytes()),
                     signaled: true,
                 };

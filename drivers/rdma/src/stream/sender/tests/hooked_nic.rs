@@ -9,16 +9,17 @@ use daq_core::region::Region;
 use std::fmt;
 use std::sync::Arc;
 
+type OnRegister = dyn Fn(&Region) -> Result<(), VerbsError> + Send + Sync;
+type OnCreate = dyn Fn(&QueuePairOptions, &dyn Fn() -> Created) -> Created + Send + Sync;
 type Created = Result<Box<dyn QueuePair>, VerbsError>;
 
 pub(super) struct HookedNic {
-    card: Arc<dyn Nic>,
+    pub(super) card: Arc<dyn Nic>,
     pub(super) name: &'static str,
     /// Called before a registration.
-    pub(super) on_register: Box<dyn Fn(&Region) -> Result<(), VerbsError> + Send + Sync>,
+    pub(super) on_register: Box<OnRegister>,
     /// Called instead of the creation of a queue pair, with a function that creates the queue pair.
-    pub(super) on_create:
-        Box<dyn Fn(&QueuePairOptions, &dyn Fn() -> Created) -> Created + Send + Sync>,
+    pub(super) on_create: Box<OnCreate>,
 }
 
 impl HookedNic {

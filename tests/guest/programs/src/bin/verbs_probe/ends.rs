@@ -115,11 +115,7 @@ pub fn next(queue: &mut dyn QueuePair) -> Outcome<WorkCompletion> {
 pub fn write<'a>(to: &MemoryRegion, offset: u64, payload: Payload<'a>) -> WorkRequest<'a> {
     WorkRequest {
         id: 1,
-        verb: Verb::Write {
-            address: to.address() + offset,
-            rkey: to.rkey(),
-            immediate: None,
-        },
+        verb: Verb::write(to.address() + offset, to.rkey(), None),
         payload,
         signaled: true,
     }
@@ -130,11 +126,7 @@ pub fn telling(work: WorkRequest<'_>, value: u32) -> WorkRequest<'_> {
     let verb = match work.verb {
         Verb::Write {
             address, rkey: key, ..
-        } => Verb::Write {
-            address,
-            rkey: key,
-            immediate: Some(value),
-        },
+        } => Verb::write(address, key, Some(value)),
         Verb::Send { .. } => Verb::Send {
             immediate: Some(value),
         },

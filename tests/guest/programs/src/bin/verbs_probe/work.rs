@@ -165,11 +165,7 @@ pub fn old_key(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let sges = [one.key.sge(0, 8)];
     one.queue.post_send(&WorkRequest {
         id: 9,
-        verb: Verb::Write {
-            address,
-            rkey: key,
-            immediate: None,
-        },
+        verb: Verb::write(address, key, None),
         payload: Payload::Memory(&sges),
         signaled: false,
     })?;
@@ -199,11 +195,7 @@ pub fn unanswered(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let begin = Instant::now();
     one.queue.post_send(&WorkRequest {
         id: 1,
-        verb: Verb::Write {
-            address,
-            rkey: key,
-            immediate: None,
-        },
+        verb: Verb::write(address, key, None),
         payload: Payload::Memory(&[]),
         signaled: true,
     })?;

@@ -3,9 +3,7 @@
 //!
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
-
-use daq_rdma::connect::exchange::{Frame, HEADER_BYTES, MAX_BODY, frame_length};
+use super::exchange::{Frame, HEADER_BYTES, MAX_BODY, frame_length};
 use std::time::Duration;
 
 fn time() -> Duration {
