@@ -22,11 +22,7 @@ pub(crate) struct NicMemory {
 }
 
 /// Access rights that the memory grants to the peer.
-pub(crate) const ANY: Access = Access {
-    local_write: true,
-    remote_write: true,
-    relaxed: false,
-};
+pub(crate) const ANY: Access = Access::WRITE;
 
 impl NicMemory {
     /// Allocates at least `bytes` zeroed bytes in host memory, or on `gpu`.
