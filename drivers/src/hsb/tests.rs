@@ -94,7 +94,7 @@ fn queue_pair_declares_its_engine_needs() {
     assert_fields!(needs => writer: Writer::Nic, preference: P2pPreference::Staged);
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
     assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
-    assert_eq!(needs.faults, queue_pair::FAULTS);
+    assert_eq!(needs.faults, queue_pair::INFO.faults);
     assert!(
         card.counts() == SensorCounts::NAMES && card.memory(&card.geometry(2 << 20).unwrap()) == 0
     );

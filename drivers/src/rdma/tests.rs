@@ -107,7 +107,10 @@ fn engine_is_built_from_nics_and_listen_address() {
     let Producers::Engine(engine) = spec.build(&context(&*spec)).unwrap() else {
         panic!("it is an engine")
     };
-    assert_eq!((engine.name(), engine.faults()), ("rdma", FAULTS));
+    assert_eq!(
+        (engine.name(), engine.faults()),
+        ("rdma", receiver::INFO.faults)
+    );
     assert!(engine.caps().supports_backpressure);
 }
 

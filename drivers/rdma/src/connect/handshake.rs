@@ -210,23 +210,23 @@ fn link(queue_pairs: Vec<Box<dyn QueuePair>>, peer: Rails, transport: Box<dyn Tr
 }
 
 /// Opens a transport to a listener, for these NICs and until this time.
-type Dial = dyn FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError> + Send;
+type Open = dyn FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError> + Send;
 
 /// The connecting side of a handshake, which connects to a [`Listener`].
 pub struct Connector {
-    dial: Box<Dial>,
+    open: Box<Open>,
     token: Option<Token>,
     is_cancelled: Arc<AtomicBool>,
 }
 
 impl Connector {
     pub(crate) fn new(
-        dial: impl FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError>
+        open: impl FnMut(&[Arc<dyn Nic>], Instant) -> Result<Box<dyn Transport>, ConnectError>
         + Send
         + 'static,
     ) -> Self {
         Self {
-            dial: Box::new(dial),
+            open: Box::new(open),
             token: None,
             is_cancelled: Arc::default(),
         }
@@ -256,7 +256,7 @@ impl Connector {
             greetings,
             prepare,
         } = handshake;
-        let transport = (self.dial)(nics, end)?;
+        let transport = (self.open)(nics, end)?;
         let with_token = self.token.as_ref().map(|token| token.appended(greetings));
         let handshake = Handshake {
             nics,
