@@ -42,15 +42,15 @@ impl RegisteredSlots {
             .ok()
             .filter(|stride| is_even && *stride >= bytes)
             .ok_or("the slots of the ring do not have equal distances")?;
-        let found = set.find_containing(*base).and_then(|(memory, size)| {
-            let offset = usize::try_from(base - memory).ok()?;
-            let end = (addresses.len() - 1)
-                .checked_mul(stride)?
-                .checked_add(bytes)?
-                .checked_add(offset)?;
-            (end <= size).then_some((memory, offset))
-        });
-        let (memory, offset) = found.ok_or("the slots of the ring are not mapped for the NICs")?;
+        let (memory, size) = set
+            .find_containing(*base)
+            .ok_or("the ring's slots are not registered with the NIC")?;
+        let offset = usize::try_from(base - memory).unwrap_or(usize::MAX);
+        (addresses.len() - 1)
+            .checked_mul(stride)
+            .and_then(|last| last.checked_add(bytes)?.checked_add(offset))
+            .filter(|end| *end <= size)
+            .ok_or("the ring's slots exceed the registered memory region")?;
         Ok(Self {
             memory,
             offset,

@@ -147,6 +147,13 @@ pub enum Service {
 }
 
 impl Service {
+    /// Returns the service with this number in a message, which is its position in the enum.
+    pub(crate) fn of_code(code: u8) -> Option<Self> {
+        [Self::Rc, Self::Uc, Self::Ud]
+            .get(usize::from(code))
+            .copied()
+    }
+
     /// Returns the name of the service in configuration and reports.
     pub const fn name(self) -> &'static str {
         match self {

@@ -176,12 +176,8 @@ impl Rails {
     fn decode(body: &[u8], max_bytes: usize) -> Result<Self, String> {
         let short = || "the handshake message is truncated".to_owned();
         let (head, mut rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
-        let service = match head[1] {
-            0 => Service::Rc,
-            1 => Service::Uc,
-            2 => Service::Ud,
-            other => return Err(format!("unknown service {other}")),
-        };
+        let service =
+            Service::of_code(head[1]).ok_or_else(|| format!("unknown service {}", head[1]))?;
         if head[0] == 0 {
             return Err("the number of rails is 0".to_owned());
         }

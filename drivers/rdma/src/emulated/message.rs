@@ -42,12 +42,7 @@ impl Preamble {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let mut words = bytes.chunks_exact(4).map(word);
         let magic = words.next()?;
-        let service = match bytes[6] {
-            0 => Service::Rc,
-            1 => Service::Uc,
-            2 => Service::Ud,
-            _ => return None,
-        };
+        let service = Service::of_code(bytes[6])?;
         words.next()?;
         let is_ours = magic == MAGIC && bytes[4..6] == VERSION.to_le_bytes();
         is_ours.then_some(Self {

@@ -248,12 +248,10 @@ impl Pair {
     ) {
         state.received += 1;
         let done = WorkCompletion {
-            id,
-            side: Side::Received,
-            status: Status::Success,
             // The message length was checked when the header was received.
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
             immediate,
+            ..received(id, Status::Success)
         };
         self.complete(state, done, 0);
     }
@@ -261,9 +259,7 @@ impl Pair {
     /// Completes a receive with an error because the message does not fit into the receive.
     pub(super) fn fail_receive(&self, state: &mut State, id: u64) {
         state.received += 1;
-        let mut done = sent(id, Status::Local);
-        done.side = Side::Received;
-        self.complete(state, done, 0);
+        self.complete(state, received(id, Status::Local), 0);
     }
 
     /// Makes the queue pair fail. Request `number`, or else the first pending request, completes with `status`; all
@@ -292,9 +288,7 @@ impl Pair {
     pub(super) fn flush_receives(&self, state: &mut State) {
         while let Some(receive) = state.receives.pop_front() {
             state.received += 1;
-            let mut done = sent(receive.id, Status::Flushed);
-            done.side = Side::Received;
-            self.complete(state, done, 0);
+            self.complete(state, received(receive.id, Status::Flushed), 0);
         }
     }
 
@@ -382,5 +376,12 @@ pub(super) fn sent(id: u64, status: Status) -> WorkCompletion {
         side: Side::Sent,
         status,
         ..WorkCompletion::default()
+    }
+}
+
+fn received(id: u64, status: Status) -> WorkCompletion {
+    WorkCompletion {
+        side: Side::Received,
+        ..sent(id, status)
     }
 }

@@ -131,26 +131,16 @@ fn message(pair: &Pair, input: &mut Input<'_>, header: Header) -> io::Result<Res
     if bytes > into.iter().map(|slice| slice.bytes as u64).sum() {
         return too_long(pair, input, bytes, receive);
     }
-    match deposit(input, into, bytes) {
-        Ok(()) => {}
-        Err(Failed::Network(error)) => {
-            // The message did not arrive completely, so its receive remains posted.
-            if let Some(receive) = receive {
-                pair.return_receive(receive);
-            }
-            return Err(error);
+    if let Err(failed) = deposit(input, into, bytes) {
+        // The message did not arrive completely, so its receive remains posted.
+        if let Some(receive) = receive {
+            pair.return_receive(receive);
         }
-        Err(Failed::Memory(left)) => {
-            if let Some(receive) = receive {
-                pair.return_receive(receive);
-            }
-            let status = if is_send {
-                Status::RemoteOperation
-            } else {
-                Status::RemoteAccess
-            };
-            return refuse(pair, input, left, status);
-        }
+        return match failed {
+            Failed::Network(error) => Err(error),
+            Failed::Memory(left) if is_send => refuse(pair, input, left, Status::RemoteOperation),
+            Failed::Memory(left) => refuse(pair, input, left, Status::RemoteAccess),
+        };
     }
     if let Some(receive) = receive {
         let mut state = pair.lock();

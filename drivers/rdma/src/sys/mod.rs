@@ -1,6 +1,5 @@
 //! Hardware NICs by libibverbs and librdmacm, which are loaded at run time. The other `unsafe` code of this crate is in
-//! `emulated/sys`, which moves bytes between sockets and memory, and in `stream/sys`, which accesses memory shared with
-//! NICs.
+//! `emulated/sys`, which moves bytes between sockets and memory.
 //!
 //! ```text
 //!   device.rs         lists NICs with their ports and addresses

@@ -24,14 +24,14 @@ impl QueuePair {
                 slots.bytes
             )));
         }
-        let slots =
-            RegisteredSlots::find(&self.registrations, slots).map_err(|why| self.unfit(why))?;
-        if !slots.stride.is_multiple_of(ALIGNMENT) {
+        let stride = slots.addresses[1].wrapping_sub(slots.addresses[0]);
+        if !stride.is_multiple_of(ALIGNMENT as u64) {
             return Err(self.unfit(format!(
-                "slots are {} bytes apart, but a sensor needs a multiple of {ALIGNMENT} bytes",
-                slots.stride
+                "slots are {stride} bytes apart, but a sensor needs a multiple of {ALIGNMENT} bytes"
             )));
         }
+        let slots =
+            RegisteredSlots::find(&self.registrations, slots).map_err(|why| self.unfit(why))?;
         let keys = self.registrations.acquire(slots.memory)?;
         let key = keys.of(0);
         let pages = Pages {
