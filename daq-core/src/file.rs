@@ -21,7 +21,7 @@ pub enum Links {
 /// Opens the regular file `path` with `options`; never blocks.
 ///
 /// `options` must not truncate, because `path` may exist and not be a regular file.
-pub fn open_with(options: &OpenOptions, path: &Path, links: Links) -> io::Result<File> {
+pub(crate) fn open_with(options: &OpenOptions, path: &Path, links: Links) -> io::Result<File> {
     let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     if links == Links::Refuse {
         flags |= OFlags::NOFOLLOW;

@@ -21,6 +21,8 @@
 //! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | configuration files, with errors that point at the text and suggest fixes |
 
+#![warn(unreachable_pub)]
+
 pub mod check;
 pub mod claim;
 pub mod config;
@@ -44,7 +46,7 @@ pub mod sigmf;
 pub mod sink;
 pub mod source;
 pub mod staging;
-pub mod sync;
+mod sync;
 mod sys;
 pub mod thread;
 pub mod topology;
@@ -53,6 +55,10 @@ pub mod units;
 // The fixtures depend on this crate, so its unit tests share only this file with them.
 #[cfg(test)]
 #[path = "../../tests/testkit/src/text.rs"]
+#[expect(
+    unreachable_pub,
+    reason = "the crate `daq-testkit` exports the file's items"
+)]
 mod text;
 #[cfg(test)]
 use text::check_part;

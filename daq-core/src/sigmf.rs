@@ -11,7 +11,7 @@
 mod read;
 
 use crate::units::parse_datetime;
-pub use read::{MAX_META_BYTES, SigmfError};
+pub use read::SigmfError;
 
 use serde::{Serialize, Serializer};
 use std::fmt;

@@ -1,3 +1,4 @@
 //! The CPU cores of threads.
 
-pub use crate::sys::thread::{allowed_cores, current_core, pin, wake_on_time};
+pub(crate) use crate::sys::thread::{allowed_cores, current_core};
+pub use crate::sys::thread::{pin, wake_on_time};

@@ -142,7 +142,7 @@ impl Gpu {
 /// A CPU core that belongs to a different NUMA node than a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the core is on NUMA node {node} and the GPU is on node {gpu}")]
-pub struct RemoteNode {
+pub(crate) struct RemoteNode {
     /// The core.
     pub core: usize,
     /// The core's node.
@@ -260,7 +260,7 @@ impl Topology {
 
     /// Returns the NUMA nodes of `core` and of a GPU if the two nodes differ; `None` if they are equal or one is
     /// unknown. `gpu` is the GPU's node.
-    pub fn remote_node(&self, core: usize, gpu: Option<u32>) -> Option<RemoteNode> {
+    pub(crate) fn remote_node(&self, core: usize, gpu: Option<u32>) -> Option<RemoteNode> {
         let remote = RemoteNode {
             core,
             node: self.node_of(core)?,
@@ -284,7 +284,7 @@ impl Topology {
 /// assert_eq!(daq_core::topology::parse_list("0-2,5\n"), [0, 1, 2, 5]);
 /// assert!(daq_core::topology::parse_list("").is_empty());
 /// ```
-pub fn parse_list(text: &str) -> Vec<usize> {
+pub(crate) fn parse_list(text: &str) -> Vec<usize> {
     text.trim()
         .split(',')
         .filter_map(|part| {

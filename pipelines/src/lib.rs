@@ -9,6 +9,7 @@
 //! | [`console`] | output to the terminal while a pipeline runs |
 //! | [`systemd`] | readiness and watchdog |
 
+#![warn(unreachable_pub)]
 #![cfg_attr(
     not(test),
     warn(

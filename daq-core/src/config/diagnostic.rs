@@ -107,7 +107,7 @@ impl Diagnostic {
 
     /// Adds a suggested fix if `text` is `Some`.
     #[must_use]
-    pub fn maybe_help(self, text: Option<impl Into<String>>) -> Self {
+    pub(crate) fn maybe_help(self, text: Option<impl Into<String>>) -> Self {
         match text {
             Some(text) => self.help(text),
             None => self,

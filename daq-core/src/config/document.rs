@@ -213,7 +213,7 @@ impl Document {
 
     /// Reports an error for each section `[kind.NAME]` whose name is not valid. Section names become part of metric
     /// labels, file names and thread names.
-    pub fn check_names(&self, kind: &str, diagnostics: &mut Diagnostics) {
+    pub(crate) fn check_names(&self, kind: &str, diagnostics: &mut Diagnostics) {
         let table = self.root.get(kind).and_then(|entry| entry.node.table());
         for entry in table.map_or(&[][..], |table| &table.entries) {
             if let Some(fault) = fault_of_name(&entry.key) {

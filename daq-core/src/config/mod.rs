@@ -55,7 +55,7 @@ pub use expand::environment;
 pub use overrides::Overrides;
 pub use section::{DetachedKeys, Section};
 pub use source_map::{Origin, SourceMap, Span};
-pub use suggest::{nearest, nearest_value};
+pub use suggest::nearest;
 
 #[cfg(test)]
 mod tests;

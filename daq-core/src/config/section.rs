@@ -88,7 +88,7 @@ impl Section {
 
     /// Returns the location of the value of `key`, or `None` if the section does not contain `key`. A key of an inner
     /// table is written `format.payload`, and an element of an array `taps.0`.
-    pub fn span_of(&self, key: &str) -> Option<Span> {
+    pub(crate) fn span_of(&self, key: &str) -> Option<Span> {
         let (node, whole) = self.deepest(key);
         whole.then_some(node.span)
     }
@@ -244,7 +244,7 @@ impl Section {
     /// Reports remaining keys that are neither in `known` nor were requested before.
     ///
     /// Used for a section whose driver is unknown. `known` then contains the keys of all drivers.
-    pub fn refuse_unknown(&mut self, known: &[&str], diagnostics: &mut Diagnostics) {
+    pub(crate) fn refuse_unknown(&mut self, known: &[&str], diagnostics: &mut Diagnostics) {
         let asked = self.asked.iter().map(String::as_str);
         let all: Vec<&str> = known.iter().copied().chain(asked).collect();
         let entries = self.left.table().map(|table| &table.entries);

@@ -51,7 +51,7 @@ pub fn nearest<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c st
 ///
 /// Among names that end in a number, such as `int16`, a single letter or digit changes the meaning. Such a name is
 /// suggested only if its number equals the number in `word` and its letters are the most similar to those of `word`.
-pub fn nearest_value<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c str> {
+pub(crate) fn nearest_value<'c, C: AsRef<str>>(word: &str, choices: &'c [C]) -> Option<&'c str> {
     let suggestion = nearest(word, choices)?;
     let (folded, choice) = (fold(word), fold(suggestion));
     let (kind, number) = numbered(&choice);

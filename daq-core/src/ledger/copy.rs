@@ -103,7 +103,7 @@ impl CopyReport {
 
 impl CopyLedger {
     /// Counts a completed copy of `bytes` bytes.
-    pub fn count_copy(&self, bytes: u64) {
+    pub(crate) fn count_copy(&self, bytes: u64) {
         self.copies.add(1);
         self.bytes.add(bytes);
         self.sizes.of(bytes).add(1);

@@ -37,7 +37,7 @@ pub struct Loss {
 
 impl Loss {
     /// Whether nothing has arrived: no data and no rejected packets.
-    pub fn has_no_data(&self) -> bool {
+    pub(crate) fn has_no_data(&self) -> bool {
         self.expected == 0 && self.is_free_of_loss()
     }
 

@@ -106,7 +106,7 @@ pub enum Sample<'a> {
 }
 
 /// A value of a report that a metric can show.
-pub trait Sampled {
+pub(super) trait Sampled {
     /// Passes the samples to `put`.
     fn sample(&self, put: Put<'_>);
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
 /// Creates the counter with the given name.
-pub type Make<'a> = &'a mut dyn FnMut(&str) -> Result<Counter, CounterFileError>;
+pub(super) type Make<'a> = &'a mut dyn FnMut(&str) -> Result<Counter, CounterFileError>;
 
 /// One or more counters that become one value of a report.
-pub trait Stored: Sized {
+pub(super) trait Stored: Sized {
     /// The value in the report.
     type Value;
 
@@ -79,7 +79,7 @@ impl<T: Word> Stored for State<T> {
 }
 
 /// A value of a report that can be a term of an equation.
-pub trait Total {
+pub(super) trait Total {
     /// Returns the value, or the sum of several values.
     fn total(&self) -> u64;
 }
@@ -109,7 +109,7 @@ impl<T: Word> Total for T {
 }
 
 /// A report that may have an equation.
-pub trait Balanced {
+pub(super) trait Balanced {
     /// The equation.
     const EQUATION: Option<Equation> = None;
 

@@ -21,7 +21,7 @@ pub struct KnownKeys {
 
 impl KnownKeys {
     /// Returns the key that names the ring that the component fills, or `None` for sinks.
-    pub fn output_key(&self) -> Option<&'static str> {
+    pub(crate) fn output_key(&self) -> Option<&'static str> {
         match self.section.kind() {
             "source" => Some("ring"),
             "kernel" => Some("output"),
@@ -30,12 +30,12 @@ impl KnownKeys {
     }
 
     /// Returns the key that names the ring that the component reads, or `None` for sources.
-    pub fn input_key(&self) -> Option<&'static str> {
+    pub(crate) fn input_key(&self) -> Option<&'static str> {
         (self.section.kind() != "source").then_some("input")
     }
 
     /// Returns the key that names the component's cores.
-    pub fn cores_key(&self) -> &'static str {
+    pub(crate) fn cores_key(&self) -> &'static str {
         if self.section.kind() == "source" {
             "cores"
         } else {

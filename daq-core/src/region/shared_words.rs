@@ -75,7 +75,7 @@ impl SharedWords {
     /// # Panics
     /// If the word is outside the memory or `at` is not a multiple of 4.
     #[inline]
-    pub fn load32(&self, at: usize) -> u32 {
+    pub(crate) fn load32(&self, at: usize) -> u32 {
         u32::from_le(self.word32(at).load(Ordering::Acquire))
     }
 
@@ -93,7 +93,7 @@ impl SharedWords {
     /// # Panics
     /// If the word is outside the memory or `at` is not a multiple of 4.
     #[inline]
-    pub fn store32(&self, at: usize, value: u32) {
+    pub(crate) fn store32(&self, at: usize, value: u32) {
         self.word32(at).store(value.to_le(), Ordering::Release);
     }
 
@@ -102,7 +102,7 @@ impl SharedWords {
     /// # Panics
     /// If the word is outside the memory or `at` is not a multiple of 8.
     #[inline]
-    pub fn store64(&self, at: usize, value: u64) {
+    pub(crate) fn store64(&self, at: usize, value: u64) {
         self.words()[index(at, 8)].store(value.to_le(), Ordering::Release);
     }
 

@@ -92,7 +92,7 @@ impl Geometry {
     }
 
     /// Returns the signal duration of a frame before packet `i` in nanoseconds; 0 if unknown.
-    pub fn nanoseconds_before(&self, i: u32) -> u64 {
+    pub(crate) fn nanoseconds_before(&self, i: u32) -> u64 {
         if self.frame_ns == 0 {
             return 0;
         }

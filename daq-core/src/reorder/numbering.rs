@@ -37,7 +37,7 @@ impl Numbering {
 
     /// Returns the number of packets from the first packet of unit `from` to packet `to`, or `None` if `to` is not a
     /// whole number of steps away or the distance overflows.
-    pub fn packets_between(&self, from: u64, to: PacketId) -> Option<i64> {
+    pub(crate) fn packets_between(&self, from: u64, to: PacketId) -> Option<i64> {
         let units = self.distance(from, to.unit);
         let step = i64::try_from(self.step).ok()?;
         if units % step != 0 || to.sub >= self.packets_per_unit {

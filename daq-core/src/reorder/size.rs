@@ -94,7 +94,7 @@ impl Arrival {
 
     /// Describes losses that the sequence number of `geometry` cannot show, if a whole window of frames can be lost at
     /// once.
-    pub fn invisible_loss(&self, geometry: &Geometry) -> Option<String> {
+    pub(crate) fn invisible_loss(&self, geometry: &Geometry) -> Option<String> {
         let packets = geometry.numbering.packets_to_wrap();
         let packets_per_frame = u128::from(geometry.packets_per_frame);
         let window = match self.declared {

@@ -349,7 +349,7 @@ impl SlotsMut<'_> {
     ///
     /// # Panics
     /// If fewer than `frames` slots or frames are left.
-    pub fn finish_as(&mut self, burst: &Lease<'_>, frames: usize) {
+    pub(crate) fn finish_as(&mut self, burst: &Lease<'_>, frames: usize) {
         assert!(
             frames <= self.remaining() && frames <= burst.len(),
             "more frames were finished than slots were reserved"

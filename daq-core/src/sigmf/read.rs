@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Maximum size in bytes of a metadata file that [`Meta::read`] accepts.
-pub const MAX_META_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_META_BYTES: u64 = 64 << 20;
 
 /// The error for metadata that cannot be used.
 #[derive(Debug, Error)]

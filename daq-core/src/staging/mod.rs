@@ -44,12 +44,9 @@ pub use copy_engine::{CopyEngineThread, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
 pub use measure::{MeasureError, measure, measure_with};
-pub use methods::{
-    CopyMethod, CopyStream, CpuStores, Division, HostStores, StreamPath, WithinGpu, between,
-};
+pub use methods::{CopyMethod, CopyStream, Division, StreamPath, between};
 pub use numa::warn_if_remote_numa;
-pub use profile::{
-    Basis, DEFAULT_CPU_STORE_THRESHOLD, Profile, Profiles, ProfilesError, Rates, Sending,
-};
+pub(crate) use profile::DEFAULT_CPU_STORE_THRESHOLD;
+pub use profile::{Basis, Profile, Profiles, ProfilesError, Rates, Sending};
 pub use ring_copy::RingCopy;
 pub use store_methods::{RawStores, StoreMethod};

@@ -15,7 +15,7 @@ const FILE: &str = "staging.json";
 /// Minimum total duration of all copies in flight, so that the thread can sleep meanwhile.
 const SLACK: Duration = Duration::from_micros(400);
 /// The CPU-store threshold in bytes if it was not measured; typical of most machines.
-pub const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
+pub(crate) const DEFAULT_CPU_STORE_THRESHOLD: usize = 128 << 10;
 /// Maximum plausible CPU-store threshold in bytes.
 const MAX_CPU_STORE_THRESHOLD: usize = 1 << 30;
 /// Maximum useful number of copies in flight.

@@ -17,7 +17,7 @@ const LINE: usize = 64;
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 #[inline]
-pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(crate) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     if bytes < MIN_STREAMED_BYTES {
         // SAFETY: the caller guarantees all requirements of this call.
         unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
@@ -29,7 +29,7 @@ pub unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
 
 /// Orders all earlier [streaming](stream) stores of this thread before its later stores.
 #[inline]
-pub fn fence() {
+pub(crate) fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SFENCE is a part of every x86-64 processor and touches no memory.
     unsafe {
@@ -101,7 +101,7 @@ unsafe fn stream_lines(from: *const u8, to: *mut u8, bytes: usize) {
     clippy::cast_ptr_alignment,
     reason = "the words start after the unaligned head"
 )]
-pub unsafe fn volatile(from: *const u8, to: &mut [u8]) {
+pub(crate) unsafe fn volatile(from: *const u8, to: &mut [u8]) {
     // SAFETY: the caller guarantees that each byte of the range is readable.
     let byte = |at: usize| unsafe { from.add(at).read_volatile() };
     let head = from.align_offset(8).min(to.len());

@@ -9,14 +9,14 @@ use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The library's file name.
-pub const LIBRARY: &str = "libgdrapi.so.2";
+pub(crate) const LIBRARY: &str = "libgdrapi.so.2";
 /// Size of a GPU page in bytes (`GPU_PAGE_SIZE`). Mapped addresses and sizes are multiples of it.
-pub const PAGE: usize = 64 << 10;
+pub(crate) const PAGE: usize = 64 << 10;
 
 /// A pinned buffer (`gdr_mh_t`), which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Pin(c_ulong);
+pub(crate) struct Pin(c_ulong);
 
 /// Properties of a pinned buffer (`gdr_info_v2_t`), with room for fields that later versions append.
 #[repr(C)]
@@ -53,7 +53,7 @@ unsafe impl Send for Gdr {}
 
 /// The error for a library that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoGdr {
+pub(crate) enum NoGdr {
     /// The library is missing.
     #[error("{LIBRARY} cannot be opened ({0})")]
     NoLibrary(String),
@@ -87,7 +87,7 @@ impl Locked {
 }
 
 /// Opens the library, unless it is open.
-pub fn open() -> Result<(), NoGdr> {
+pub(crate) fn open() -> Result<(), NoGdr> {
     lock().map(drop)
 }
 
@@ -139,7 +139,7 @@ unsafe fn find<F: Copy>(library: &'static Library, name: &'static str) -> Result
 
 /// A failed call and its result. Most results are Linux error numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum GdrError {
+pub(crate) enum GdrError {
     /// The library cannot be used.
     #[error(transparent)]
     Missing(#[from] NoGdr),
@@ -158,7 +158,7 @@ pub enum GdrError {
 
 /// The result of a call, displayed with its error text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer(pub i32);
+pub(crate) struct Answer(pub i32);
 
 impl std::fmt::Display for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -180,7 +180,7 @@ const fn check(name: &'static str, answer: c_int) -> Result<(), GdrError> {
 /// # Safety
 /// `bytes` bytes at `address` must be CUDA memory that stays allocated until [`unpin`]. Address and size must
 /// be multiples of [`PAGE`].
-pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
+pub(crate) unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut pin = Pin(0);
@@ -195,7 +195,7 @@ pub unsafe fn pin(address: u64, bytes: usize) -> Result<Pin, GdrError> {
 ///
 /// # Safety
 /// The pin must come from [`pin`], must not be mapped, and must not be used again.
-pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
+pub(crate) unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     // SAFETY: the caller guarantees all requirements of this call.
@@ -208,7 +208,7 @@ pub unsafe fn unpin(pin: Pin) -> Result<(), GdrError> {
 ///
 /// # Safety
 /// The pin must come from [`pin`] of `bytes` bytes at `address`, and must not be mapped already.
-pub unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, GdrError> {
+pub(crate) unsafe fn map(pin: Pin, address: u64, bytes: usize) -> Result<NonNull<u8>, GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     let mut mapped = ptr::null_mut();
@@ -254,7 +254,7 @@ fn info(gdr: &Gdr, pin: Pin) -> Result<Info, GdrError> {
 ///
 /// # Safety
 /// Pin, address and size must be those of one call of [`map`], and the mapping must not be used any more.
-pub unsafe fn unmap(pin: Pin, address: NonNull<u8>, bytes: usize) -> Result<(), GdrError> {
+pub(crate) unsafe fn unmap(pin: Pin, address: NonNull<u8>, bytes: usize) -> Result<(), GdrError> {
     let gdr = lock()?;
     let gdr = gdr.get();
     // SAFETY: the caller guarantees all requirements of this call.

@@ -91,7 +91,7 @@ impl Guard {
 
     /// Whether this process is a child of the process that created the mapping, so that it does not have the mapping.
     #[inline]
-    pub fn is_forked(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         self.original.load(Ordering::Relaxed) == 0
     }
 

@@ -24,7 +24,7 @@ pub struct MapError {
 /// A mapping of this process, which is unmapped when it is dropped. Its owner drops it only when no pointer and no device
 /// uses the memory any more.
 #[derive(Debug)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     address: NonNull<u8>,
     bytes: usize,
 }
@@ -36,7 +36,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `bytes` of zeroed private memory; `huge` requests pages of the huge page pool.
-    pub fn anonymous(bytes: usize, huge: bool) -> Result<Self, MapError> {
+    pub(crate) fn anonymous(bytes: usize, huge: bool) -> Result<Self, MapError> {
         let flags = if huge {
             MapFlags::PRIVATE | MapFlags::HUGETLB
         } else {
@@ -50,7 +50,7 @@ impl Mapping {
     }
 
     /// Maps the first `bytes` bytes of the file of a descriptor, shared with all other users that map it.
-    pub fn of_file(file: &impl AsFd, bytes: usize) -> Result<Self, MapError> {
+    pub(crate) fn of_file(file: &impl AsFd, bytes: usize) -> Result<Self, MapError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: with a null hint Linux chooses an address, so no existing mapping is replaced. Others may write the
         // memory at any time, so it is accessed only through pointers.
@@ -69,7 +69,7 @@ impl Mapping {
     }
 
     /// Returns the address of the first byte.
-    pub const fn address(&self) -> NonNull<u8> {
+    pub(crate) const fn address(&self) -> NonNull<u8> {
         self.address
     }
 }
@@ -85,7 +85,7 @@ impl Drop for Mapping {
 
 /// Creates a file of `bytes` zeroes that exists only in memory. It is sealed against shrinking, so its users can rely
 /// on its pages.
-pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
+pub(crate) fn file(bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("daq", flags)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -94,20 +94,20 @@ pub fn file(bytes: usize) -> Result<OwnedFd, Errno> {
 }
 
 /// Requests transparent huge pages for a mapping.
-pub fn advise_huge(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
+pub(crate) fn advise_huge(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: MADV_HUGEPAGE changes how pages are backed, never their content; for a range that is not mapped it
     // returns ENOMEM.
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxHugepage) }
 }
 
 /// Locks a mapping in memory.
-pub fn lock(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
+pub(crate) fn lock(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: mlock reads and writes nothing; for a range that is not mapped it returns ENOMEM.
     unsafe { rustix::mm::mlock(address.as_ptr().cast(), bytes) }
 }
 
 /// Prefers NUMA node `node` for pages of a mapping that are not in use yet.
-pub fn prefer_node(address: NonNull<u8>, bytes: usize, node: u32) -> Result<(), Errno> {
+pub(crate) fn prefer_node(address: NonNull<u8>, bytes: usize, node: u32) -> Result<(), Errno> {
     let mut mask = [0_u64; 16];
     let Some(word) = mask.get_mut(node as usize / 64) else {
         return Err(Errno::INVAL);

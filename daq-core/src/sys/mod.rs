@@ -1,12 +1,12 @@
 //! All calls of foreign functions in daq-core, each wrapped by one thin function.
 
-pub mod copy;
-pub mod cuda;
-pub mod gdrapi;
-pub mod guard;
-pub mod memory;
-pub mod nvrtc;
-pub mod reference_copy;
-pub mod store;
-pub mod thread;
-pub mod vulkan;
+pub(crate) mod copy;
+pub(crate) mod cuda;
+pub(crate) mod gdrapi;
+pub(crate) mod guard;
+pub(crate) mod memory;
+pub(crate) mod nvrtc;
+pub(crate) mod reference_copy;
+pub(crate) mod store;
+pub(crate) mod thread;
+pub(crate) mod vulkan;

@@ -8,11 +8,11 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
-pub use cudarc::nvrtc::sys::nvrtcProgram as Program;
+pub(crate) use cudarc::nvrtc::sys::nvrtcProgram as Program;
 
 /// The compiler's result code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(pub u32);
+pub(crate) struct Code(pub u32);
 
 /// The result of a function that the library lacks: `NVRTC_ERROR_INTERNAL_ERROR`.
 const MISSING: c_uint = 11;
@@ -120,7 +120,7 @@ fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
 }
 
 /// Whether the library is open or can be opened by its name.
-pub fn is_present() -> bool {
+pub(crate) fn is_present() -> bool {
     // SAFETY: opening the library runs its initialisers, which have no requirement on the process.
     OPENED.get().is_some() || unsafe { sys::is_culib_present() }
 }
@@ -130,7 +130,7 @@ pub fn is_present() -> bool {
 ///
 /// # Errors
 /// The error is a clause: the dynamic linker's message, or the function that the library lacks.
-pub fn open(path: &CStr) -> Result<(), String> {
+pub(crate) fn open(path: &CStr) -> Result<(), String> {
     let library = Library::open(path)?;
     let is_missing = |name: &&&CStr| library.symbol(name).is_none();
     if let Some(missing) = NAMES.iter().find(is_missing) {
@@ -144,12 +144,12 @@ pub fn open(path: &CStr) -> Result<(), String> {
 }
 
 /// Opens another library, which the compiler needs and finds only by its name.
-pub fn preload(path: &CStr) -> Result<(), String> {
+pub(crate) fn preload(path: &CStr) -> Result<(), String> {
     Library::open(path).map(drop)
 }
 
 /// Returns the major and minor version of the compiler.
-pub fn version() -> Result<(i32, i32), Code> {
+pub(crate) fn version() -> Result<(i32, i32), Code> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the result pointers refer to two writable integers.
     check(unsafe { version_of(&raw mut major, &raw mut minor) })?;
@@ -157,7 +157,11 @@ pub fn version() -> Result<(i32, i32), Code> {
 }
 
 /// Creates a program from a source and headers. Each header has the name by which it is included.
-pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Result<Program, Code> {
+pub(crate) fn create(
+    source: &CStr,
+    name: &CStr,
+    headers: &[(CString, CString)],
+) -> Result<Program, Code> {
     let mut program = ptr::null_mut();
     let texts: Vec<*const c_char> = headers.iter().map(|(_, text)| text.as_ptr()).collect();
     let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
@@ -180,7 +184,7 @@ pub fn create(source: &CStr, name: &CStr, headers: &[(CString, CString)]) -> Res
 ///
 /// # Safety
 /// The program must come from [`create`] and must not be destroyed.
-pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code> {
+pub(crate) unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code> {
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);
     // SAFETY: the caller guarantees a valid program; `options` contains `count` NUL-terminated strings.
@@ -191,7 +195,7 @@ pub unsafe fn compile(program: Program, options: &[CString]) -> Result<(), Code>
 ///
 /// # Safety
 /// The program must not be destroyed.
-pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
+pub(crate) unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, log_size, log_text) }
 }
@@ -200,7 +204,7 @@ pub unsafe fn log(program: Program) -> Result<Vec<u8>, Code> {
 ///
 /// # Safety
 /// The program must not be destroyed, and must have been compiled for a virtual architecture.
-pub unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
+pub(crate) unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, ptx_size, ptx_text) }.map(|mut text| {
         text.pop_if(|byte| *byte == 0);
@@ -212,7 +216,7 @@ pub unsafe fn ptx(program: Program) -> Result<Vec<u8>, Code> {
 ///
 /// # Safety
 /// The program must not be destroyed, and must have been compiled for a real architecture.
-pub unsafe fn cubin(program: Program) -> Result<Vec<u8>, Code> {
+pub(crate) unsafe fn cubin(program: Program) -> Result<Vec<u8>, Code> {
     // SAFETY: the size and fetch functions belong together; the caller guarantees a valid program.
     unsafe { fetch(program, cubin_size, cubin_bytes) }
 }
@@ -236,7 +240,7 @@ unsafe fn fetch(program: Program, size: Size, fetch: Fetch) -> Result<Vec<u8>, C
 ///
 /// # Safety
 /// The program must come from [`create`] and must not be used again.
-pub unsafe fn destroy(mut program: Program) -> Result<(), Code> {
+pub(crate) unsafe fn destroy(mut program: Program) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { destroy_program(&raw mut program) })
 }

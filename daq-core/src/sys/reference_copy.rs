@@ -7,13 +7,13 @@ use std::ptr;
 ///
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
-pub unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
+pub(crate) unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller guarantees all requirements of this call.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-pub use x86::{by_32, by_64, direct, has_direct};
+pub(crate) use x86::{by_32, by_64, direct, has_direct};
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86 {
@@ -31,7 +31,7 @@ mod x86 {
             /// # Safety
             /// The requirements of [`super::plain`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
-            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+            pub(crate) unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
                 let mut done = to.align_offset(STEP).min(bytes);
                 // SAFETY: `done` never exceeds `bytes`, which the caller guarantees to be valid; `to + done` is
@@ -64,7 +64,7 @@ mod x86 {
     );
 
     /// Whether this processor stores whole lines directly (MOVDIR64B: CPUID leaf 7, ECX bit 28).
-    pub fn has_direct() -> bool {
+    pub(crate) fn has_direct() -> bool {
         __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).ecx >> 28 & 1 == 1
     }
 
@@ -72,7 +72,7 @@ mod x86 {
     ///
     /// # Safety
     /// The requirements of [`super::plain`] apply, and the processor must [support](has_direct) the instructions.
-    pub unsafe fn direct(to: *mut u8, from: *const u8, bytes: usize) {
+    pub(crate) unsafe fn direct(to: *mut u8, from: *const u8, bytes: usize) {
         const LINE: usize = 64;
         const WORD: usize = 8;
         let mut done = 0;

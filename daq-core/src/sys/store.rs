@@ -21,7 +21,7 @@ const UNCACHED_SOURCE_BYTES: usize = 1 << 20;
 
 /// The store instructions for whole lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Width {
+pub(crate) enum Width {
     /// The ordinary copy of the C library.
     Plain,
     /// Streaming stores of 16 bytes.
@@ -34,11 +34,11 @@ pub enum Width {
 
 impl Width {
     /// All widths, the narrowest first.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
+    pub(crate) const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx2, Self::Avx512];
 
     /// Whether this processor supports the width.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    pub fn is_supported(self) -> bool {
+    pub(crate) fn is_supported(self) -> bool {
         match self {
             // SSE2 is a part of every x86-64 processor.
             Self::Plain | Self::Sse2 => true,
@@ -56,7 +56,7 @@ impl Width {
     /// Returns the greatest width that this processor supports.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
-    pub fn widest() -> Self {
+    pub(crate) fn widest() -> Self {
         /// 0 until the processor has been queried, then one more than the index in [`Width::ALL`].
         static WIDEST: AtomicU8 = AtomicU8::new(0);
 
@@ -92,7 +92,7 @@ impl Width {
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
 #[inline]
-pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
+pub(crate) unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
     if bytes < LINE {
         // SAFETY: the caller guarantees all requirements of this call.
         unsafe { less_than_a_line(to, from, bytes) };
@@ -112,7 +112,7 @@ pub unsafe fn copy_to(to: *mut u8, from: *const u8, bytes: usize) {
 /// # Safety
 /// The requirements of [`copy_to`] apply, and the processor must [support](Width::is_supported) the instructions.
 #[inline]
-pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
+pub(crate) unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: usize) {
     debug_assert!(width.is_supported());
     match width {
         // SAFETY: the caller guarantees all requirements of this call.
@@ -134,7 +134,7 @@ pub unsafe fn copy_to_with(width: Width, to: *mut u8, from: *const u8, bytes: us
 
 /// Makes all earlier stores of this thread leave the CPU before its later stores.
 #[inline]
-pub fn fence() {
+pub(crate) fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SFENCE is a part of every x86-64 processor and touches no memory.
     unsafe {
@@ -149,7 +149,7 @@ pub fn fence() {
 ///
 /// # Safety
 /// `from` must be valid for reads and `to` for writes of `bytes` bytes, and the two ranges must not overlap.
-pub unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
+pub(crate) unsafe fn copy_from(to: *mut u8, from: *const u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         // Streaming loads are not ordered with other accesses. Without this fence, a load may return a line that an
@@ -219,7 +219,7 @@ mod x86 {
             /// # Safety
             /// The requirements of [`super::copy_to`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
-            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+            pub(super) unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
                 const PARTS: usize = LINE / STEP;
                 /// Number of lines per iteration.
@@ -289,7 +289,7 @@ mod x86 {
             /// # Safety
             /// The requirements of [`super::copy_from`] apply, and the processor must support the instructions.
             #[target_feature(enable = $features)]
-            pub unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+            pub(super) unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
                 const STEP: usize = size_of::<$width>();
 
                 let head = from.align_offset(STEP).min(bytes);

@@ -20,12 +20,12 @@ pub fn wake_on_time() {
 }
 
 /// Returns the CPU core on which the calling thread currently runs.
-pub fn current_core() -> usize {
+pub(crate) fn current_core() -> usize {
     rustix::thread::sched_getcpu()
 }
 
 /// Returns the CPU cores that the calling thread may run on, in ascending order.
-pub fn allowed_cores() -> Vec<usize> {
+pub(crate) fn allowed_cores() -> Vec<usize> {
     rustix::thread::sched_getaffinity(None)
         .map(|set| {
             (0..CpuSet::MAX_CPU)

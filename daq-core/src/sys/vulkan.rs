@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-pub use ash::vk::Result as Answer;
+pub(crate) use ash::vk::Result as Answer;
 
 /// Properties of memory that the CPU can store to directly.
 const PROPERTIES: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
@@ -21,7 +21,7 @@ const KIND: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlag
 
 /// The error for a GPU or driver without memory that the CPU can store to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoVulkan {
+pub(crate) enum NoVulkan {
     /// The loader is missing.
     NoLibrary(String),
     /// A call failed.
@@ -37,14 +37,14 @@ pub enum NoVulkan {
 }
 
 /// A GPU in Vulkan.
-pub struct Gpu {
+pub(crate) struct Gpu {
     device: ash::Device,
     external: khr::external_memory_fd::Device,
     memory: vk::PhysicalDeviceMemoryProperties,
 }
 
 /// GPU memory that is dedicated to one buffer. Dropping the value unmaps and frees the memory.
-pub struct Memory {
+pub(crate) struct Memory {
     gpu: &'static Gpu,
     buffer: vk::Buffer,
     /// Null until the memory is allocated.
@@ -62,7 +62,7 @@ fn failed(call: &'static str) -> impl Fn(Answer) -> NoVulkan {
 }
 
 /// Returns the GPU with this UUID.
-pub fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
+pub(crate) fn gpu(uuid: [u8; 16]) -> Result<&'static Gpu, NoVulkan> {
     static GPUS: Mutex<BTreeMap<[u8; 16], &'static Gpu>> = Mutex::new(BTreeMap::new());
     let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(gpu) = gpus.get(&uuid) {
@@ -158,7 +158,7 @@ fn open(instance: &ash::Instance, uuid: [u8; 16]) -> Result<Gpu, NoVulkan> {
 
 impl Gpu {
     /// Allocates at least `bytes` bytes of GPU memory.
-    pub fn allocate(&'static self, bytes: usize) -> Result<Memory, NoVulkan> {
+    pub(crate) fn allocate(&'static self, bytes: usize) -> Result<Memory, NoVulkan> {
         let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(KIND);
         let wanted = vk::BufferCreateInfo::default()
             .size(bytes as u64)
@@ -218,12 +218,12 @@ impl Gpu {
 
 impl Memory {
     /// Returns the size in bytes, which is at least the requested size.
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Maps the memory and returns the CPU's address, which is valid until `self` is dropped. Call this only once.
-    pub fn map(&mut self) -> Result<NonNull<u8>, NoVulkan> {
+    pub(crate) fn map(&mut self) -> Result<NonNull<u8>, NoVulkan> {
         let flags = vk::MemoryMapFlags::empty();
         // SAFETY: memory of this type can be mapped. Nothing else maps it at the same time, and the driver rejects a
         // second mapping.
@@ -240,7 +240,7 @@ impl Memory {
     }
 
     /// Exports the memory as an opaque file descriptor.
-    pub fn export(&self) -> Result<OwnedFd, NoVulkan> {
+    pub(crate) fn export(&self) -> Result<OwnedFd, NoVulkan> {
         let wanted = vk::MemoryGetFdInfoKHR::default()
             .memory(self.handle)
             .handle_type(KIND);

@@ -73,7 +73,7 @@ pub struct Gid {
 
 impl Gid {
     /// Whether the address is an IPv4 address.
-    pub fn is_v4(&self) -> bool {
+    pub(crate) fn is_v4(&self) -> bool {
         self.address.to_ipv4_mapped().is_some()
     }
 
@@ -284,7 +284,7 @@ impl Topology {
 
     /// Returns the NICs on the PCIe bus with their distance from a GPU. NICs with an active port come first, then the
     /// nearest, then the fastest, then by name. Emulated NICs are left out, because they cannot write GPU memory.
-    pub fn nics_by_distance(&self, gpu: u32) -> Vec<(&Nic, Relation)> {
+    pub(crate) fn nics_by_distance(&self, gpu: u32) -> Vec<(&Nic, Relation)> {
         let on_bus = self.nics.iter().filter(|nic| nic.pci.is_some());
         let mut nics: Vec<_> = on_bus
             .map(|nic| (nic, self.nic_relation(nic, gpu)))
@@ -298,7 +298,7 @@ impl Topology {
 
     /// Returns the best card for a ring on a GPU, see [`nics_by_distance`](Self::nics_by_distance); `None` if no card
     /// is on the PCIe bus.
-    pub fn nearest_nic(&self, gpu: u32) -> Option<&Nic> {
+    pub(crate) fn nearest_nic(&self, gpu: u32) -> Option<&Nic> {
         self.nics_by_distance(gpu).first().map(|(nic, _)| *nic)
     }
 
@@ -307,7 +307,11 @@ impl Topology {
     ///
     /// # Errors
     /// If the machine has no card, or no card has the declared name.
-    pub fn nic_for(&self, gpu: Option<u32>, declared: Option<&str>) -> Result<&Nic, NicError> {
+    pub(crate) fn nic_for(
+        &self,
+        gpu: Option<u32>,
+        declared: Option<&str>,
+    ) -> Result<&Nic, NicError> {
         if let Some(name) = declared {
             return self.nic(name);
         }

@@ -29,7 +29,7 @@ impl PciTree {
     /// Determines whether transfers in `direction` are forwarded between devices below the host bridges `a` and `b`,
     /// which may be the same. Returns the reason. Returns an error with the reason if they are not forwarded or if this
     /// is unknown.
-    pub fn check_peer_path(
+    pub(crate) fn check_peer_path(
         &self,
         a: &str,
         b: &str,

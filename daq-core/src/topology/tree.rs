@@ -144,7 +144,7 @@ impl PciDevice {
     }
 
     /// Whether the device is a display or 3D controller.
-    pub fn is_display(&self) -> bool {
+    pub(crate) fn is_display(&self) -> bool {
         self.class.is_some_and(|class| class >> 16 == DISPLAY)
     }
 
@@ -164,12 +164,12 @@ impl PciDevice {
     }
 
     /// Whether the device is bound to vfio-pci, so that user-space programs can use it.
-    pub fn is_vfio_bound(&self) -> bool {
+    pub(crate) fn is_vfio_bound(&self) -> bool {
         self.driver.as_deref() == Some(VFIO)
     }
 
     /// Returns the vendor's name, for a few known vendors.
-    pub fn maker(&self) -> Option<&'static str> {
+    pub(crate) fn maker(&self) -> Option<&'static str> {
         let known = FPGA_MAKERS.iter().chain(&[
             (0x1000, "Broadcom"),
             (0x1022, "AMD"),

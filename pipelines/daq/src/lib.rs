@@ -9,6 +9,7 @@
 //! The program has all commands of daq. The entries appear in `list`, `new`, `check`, the JSON schema and the reference
 //! pages. `docs/examples/own-instrument` is a complete example.
 
+#![warn(unreachable_pub)]
 #![cfg_attr(
     not(test),
     warn(

@@ -23,7 +23,7 @@ impl Health {
 
     /// Whether the pipeline receives data: every source has started, no source is silent, and the pipeline is not
     /// draining.
-    pub fn takes_data(&self) -> bool {
+    pub(crate) fn takes_data(&self) -> bool {
         self.ready && !self.stopping && self.silent.is_empty()
     }
 

@@ -35,7 +35,7 @@ mod samples;
 pub mod stats;
 #[cfg(test)]
 #[path = "../../tests/gpu_kernels/trial.rs"]
-#[expect(dead_code, reason = "the tests on GPUs use the rest")]
+#[expect(dead_code, unreachable_pub, reason = "the tests on GPUs use the rest")]
 mod trial;
 
 use daq_core::config::Problem;

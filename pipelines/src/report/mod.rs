@@ -61,7 +61,7 @@ pub fn status_line(now: &Report, before: &Report) -> String {
 }
 
 /// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
-pub fn shown_rate(bits: f64) -> String {
+pub(crate) fn shown_rate(bits: f64) -> String {
     let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
     let (mut scaled, mut unit) = (bits.max(0.0), 0);
     while scaled >= 999.5 && unit + 1 < units.len() {

@@ -165,7 +165,7 @@ impl Device {
     }
 
     /// Returns the free memory of the device in bytes.
-    pub fn free_memory(&self) -> Result<usize, CudaError> {
+    pub(crate) fn free_memory(&self) -> Result<usize, CudaError> {
         self.enter()?;
         cuda::memory_info()
             .map(|(free, _)| free)

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 /// Memory of one device that CUDA did not allocate.
 ///
 /// The value must not be dropped while a stream has work that uses the memory.
-pub struct External {
+pub(crate) struct External {
     device: &'static Device,
     imported: Imported,
     address: u64,
@@ -71,7 +71,7 @@ impl External {
     }
 
     /// Returns the address of the first byte as the device sees it.
-    pub const fn address(&self) -> u64 {
+    pub(crate) const fn address(&self) -> u64 {
         self.address
     }
 }

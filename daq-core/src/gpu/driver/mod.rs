@@ -24,7 +24,7 @@ pub use arguments::Argument;
 pub use compile::{CompileError, Compiler, Source, Target};
 pub use device::{Attributes, Device, Identity};
 pub use error::CudaError;
-pub use external::External;
+pub(crate) use external::External;
 pub use graph::Graph;
 pub use memory::{Backing, DmaBufError, Memory, Registered};
 pub use module::{Function, Grid, Module};

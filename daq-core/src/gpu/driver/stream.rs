@@ -259,7 +259,7 @@ impl Stream {
     ///
     /// # Safety
     /// The requirements of [`copy_in`](Self::copy_in) apply to every row.
-    pub unsafe fn copy_rows_in(
+    pub(crate) unsafe fn copy_rows_in(
         &self,
         to: u64,
         from: *const u8,
@@ -275,7 +275,7 @@ impl Stream {
     ///
     /// # Safety
     /// The requirements of [`copy_in`](Self::copy_in) apply to every row.
-    pub unsafe fn copy_rows_out(
+    pub(crate) unsafe fn copy_rows_out(
         &self,
         to: *mut u8,
         from: u64,

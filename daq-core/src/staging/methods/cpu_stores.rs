@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Copies from host memory to GPU memory with CPU stores, through the BAR mapping of the target.
 #[derive(Debug)]
-pub struct CpuStores {
+pub(crate) struct CpuStores {
     mapping: Arc<BarMapping>,
     /// Whether an event waits until the bytes have left the CPU.
     fenced: bool,
@@ -18,7 +18,7 @@ pub struct CpuStores {
 
 impl CpuStores {
     /// Creates a method that stores to the memory of `mapping`. Bytes have left the CPU when an event is recorded.
-    pub const fn new(mapping: Arc<BarMapping>) -> Self {
+    pub(crate) const fn new(mapping: Arc<BarMapping>) -> Self {
         Self {
             mapping,
             fenced: true,
@@ -27,7 +27,7 @@ impl CpuStores {
 
     /// Omits the fence of an event. A later fence of the same thread also covers these stores.
     #[must_use]
-    pub fn unfenced(self) -> Self {
+    pub(crate) fn unfenced(self) -> Self {
         Self {
             fenced: false,
             ..self

@@ -8,7 +8,7 @@ use crate::sys::copy;
 
 /// Copies from host memory to host memory with streaming stores.
 #[derive(Clone, Copy, Debug)]
-pub struct HostStores;
+pub(crate) struct HostStores;
 
 impl CopyMethod for HostStores {
     fn division(&self) -> Division {

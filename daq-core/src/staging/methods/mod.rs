@@ -14,10 +14,10 @@ mod host_stores;
 mod stream;
 mod within_gpu;
 
-pub use cpu_stores::CpuStores;
-pub use host_stores::HostStores;
+pub(crate) use cpu_stores::CpuStores;
+use host_stores::HostStores;
 pub use stream::{CopyStream, StreamPath};
-pub use within_gpu::WithinGpu;
+use within_gpu::WithinGpu;
 
 use super::{Direction, StagingError};
 use crate::gpu::driver::{Device, Rows};

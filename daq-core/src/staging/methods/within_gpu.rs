@@ -5,7 +5,7 @@ use crate::gpu::driver::{CudaError, Rows, Stream};
 
 /// Copies within the memory of the stream's GPU.
 #[derive(Clone, Copy, Debug)]
-pub struct WithinGpu;
+pub(crate) struct WithinGpu;
 
 impl StreamPath for WithinGpu {
     unsafe fn copy(

@@ -10,7 +10,7 @@ use std::ptr;
 ///
 /// # Safety
 /// `from.len()` bytes at `to` must be device memory that nothing else uses.
-pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
+pub(crate) unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
     // SAFETY: the caller guarantees the requirements, and `from` is a slice of the given length.
     check(unsafe { driver::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), from.len()) })
 }
@@ -19,7 +19,7 @@ pub unsafe fn copy_in(to: u64, from: &[u8]) -> Result<(), Code> {
 ///
 /// # Safety
 /// `to.len()` bytes at `from` must be device memory.
-pub unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
+pub(crate) unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
     // SAFETY: the caller guarantees the requirements, and `to` is a slice of the given length.
     check(unsafe { driver::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
 }
@@ -29,7 +29,7 @@ pub unsafe fn copy_out(to: &mut [u8], from: u64) -> Result<(), Code> {
 /// # Safety
 /// Both ranges must stay allocated until the stream has completed the copy. Until then, nothing else may write
 /// the source, or read or write the target.
-pub unsafe fn copy_in_async(
+pub(crate) unsafe fn copy_in_async(
     to: u64,
     from: *const u8,
     bytes: usize,
@@ -43,7 +43,7 @@ pub unsafe fn copy_in_async(
 ///
 /// # Safety
 /// The requirements of [`copy_in_async`] apply.
-pub unsafe fn copy_out_async(
+pub(crate) unsafe fn copy_out_async(
     to: *mut u8,
     from: u64,
     bytes: usize,
@@ -57,7 +57,7 @@ pub unsafe fn copy_out_async(
 ///
 /// # Safety
 /// The requirements of [`copy_in_async`] apply.
-pub unsafe fn copy_within_async(
+pub(crate) unsafe fn copy_within_async(
     to: u64,
     from: u64,
     bytes: usize,
@@ -98,7 +98,7 @@ impl Rows {
 ///
 /// # Safety
 /// The requirements of [`copy_in_async`] apply to every row.
-pub unsafe fn copy_rows_in_async(
+pub(crate) unsafe fn copy_rows_in_async(
     to: u64,
     from: *const u8,
     rows: Rows,
@@ -119,7 +119,7 @@ pub unsafe fn copy_rows_in_async(
 ///
 /// # Safety
 /// The requirements of [`copy_in_async`] apply to every row.
-pub unsafe fn copy_rows_out_async(
+pub(crate) unsafe fn copy_rows_out_async(
     to: *mut u8,
     from: u64,
     rows: Rows,
@@ -162,7 +162,7 @@ const fn plane(rows: Rows) -> sys::CUDA_MEMCPY2D {
 /// # Safety
 /// The requirements of [`copy_in_async`] apply to every copy. Source and target may each be host or device
 /// memory. The three lists must have the same length.
-pub unsafe fn copy_batch_async(
+pub(crate) unsafe fn copy_batch_async(
     to: &mut [u64],
     from: &mut [u64],
     bytes: &mut [usize],
@@ -228,7 +228,7 @@ pub unsafe fn copy_batch_async(
 ///
 /// # Safety
 /// `bytes` bytes at `address` must be device memory that nothing else uses.
-pub unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
+pub(crate) unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemsetD8_v2(address, byte, bytes) })
 }
@@ -237,7 +237,7 @@ pub unsafe fn fill(address: u64, byte: u8, bytes: usize) -> Result<(), Code> {
 ///
 /// # Safety
 /// The requirements of [`copy_in_async`] apply to the target.
-pub unsafe fn fill_async(
+pub(crate) unsafe fn fill_async(
     address: u64,
     byte: u8,
     bytes: usize,

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Returns the number of devices.
-pub fn device_count() -> Result<i32, Code> {
+pub(crate) fn device_count() -> Result<i32, Code> {
     let mut count = 0;
     // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDeviceGetCount(&raw mut count) })?;
@@ -15,7 +15,7 @@ pub fn device_count() -> Result<i32, Code> {
 }
 
 /// Returns the handle of the device with this ordinal.
-pub fn device(ordinal: i32) -> Result<Handle, Code> {
+pub(crate) fn device(ordinal: i32) -> Result<Handle, Code> {
     let mut handle = 0;
     // SAFETY: the result pointer refers to one writable handle.
     check(unsafe { driver::cuDeviceGet(&raw mut handle, ordinal) })?;
@@ -23,7 +23,7 @@ pub fn device(ordinal: i32) -> Result<Handle, Code> {
 }
 
 /// Returns the name of a device.
-pub fn device_name(device: Handle) -> Result<String, Code> {
+pub(crate) fn device_name(device: Handle) -> Result<String, Code> {
     text(128, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
         unsafe { driver::cuDeviceGetName(text, bytes, device) }
@@ -31,7 +31,7 @@ pub fn device_name(device: Handle) -> Result<String, Code> {
 }
 
 /// Returns the PCI address of a device, such as `0000:3b:00.0`.
-pub fn pci_address(device: Handle) -> Result<String, Code> {
+pub(crate) fn pci_address(device: Handle) -> Result<String, Code> {
     text(32, |text, bytes| {
         // SAFETY: `text` has room for `bytes` characters.
         unsafe { driver::cuDeviceGetPCIBusId(text, bytes, device) }
@@ -49,7 +49,7 @@ fn text(bytes: c_int, call: impl FnOnce(*mut c_char, c_int) -> c_uint) -> Result
 }
 
 /// Returns the UUID of a device.
-pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
+pub(crate) fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
     let mut uuid = MaybeUninit::<sys::CUuuid>::zeroed();
     // SAFETY: the result pointer refers to one writable UUID, for which any bytes are valid.
     let uuid = unsafe {
@@ -60,7 +60,7 @@ pub fn device_uuid(device: Handle) -> Result<[u8; 16], Code> {
 }
 
 /// Returns the value of a device attribute.
-pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
+pub(crate) fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
     let mut value = 0;
     // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDeviceGetAttribute(&raw mut value, attribute, device) })?;
@@ -68,7 +68,7 @@ pub fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Code> {
 }
 
 /// Returns the size of a device's memory in bytes.
-pub fn total_memory(device: Handle) -> Result<usize, Code> {
+pub(crate) fn total_memory(device: Handle) -> Result<usize, Code> {
     let mut bytes = 0;
     // SAFETY: the result pointer refers to one writable size.
     check(unsafe { driver::cuDeviceTotalMem_v2(&raw mut bytes, device) })?;
@@ -76,7 +76,7 @@ pub fn total_memory(device: Handle) -> Result<usize, Code> {
 }
 
 /// Retains a device's primary context, which all libraries of the process use, until the process ends.
-pub fn retain_context(device: Handle) -> Result<Context, Code> {
+pub(crate) fn retain_context(device: Handle) -> Result<Context, Code> {
     let mut context = ptr::null_mut();
     // SAFETY: the result pointer refers to one writable pointer.
     check(unsafe { driver::cuDevicePrimaryCtxRetain(&raw mut context, device) })?;
@@ -87,20 +87,20 @@ pub fn retain_context(device: Handle) -> Result<Context, Code> {
 ///
 /// # Safety
 /// The context must be retained.
-pub unsafe fn set_context(context: Context) -> Result<(), Code> {
+pub(crate) unsafe fn set_context(context: Context) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuCtxSetCurrent(context) })
 }
 
 /// Waits until all work of the current context is done.
-pub fn synchronize() -> Result<(), Code> {
+pub(crate) fn synchronize() -> Result<(), Code> {
     // SAFETY: the call has no requirements; without a current context it returns an error.
     check(unsafe { driver::cuCtxSynchronize() })
 }
 
 /// Makes earlier writes of other devices to the memory of the current context's device visible to this device
 /// (`CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`, `…_TO_OWNER`).
-pub fn flush_writes() -> Result<(), Code> {
+pub(crate) fn flush_writes() -> Result<(), Code> {
     const CURRENT_CONTEXT: u32 = 0;
     const TO_OWNER: u32 = 100;
     // SAFETY: the call has no requirements; without a current context it returns an error.
@@ -108,7 +108,7 @@ pub fn flush_writes() -> Result<(), Code> {
 }
 
 /// Returns the free and the total memory of the current context's device in bytes.
-pub fn memory_info() -> Result<(usize, usize), Code> {
+pub(crate) fn memory_info() -> Result<(usize, usize), Code> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the result pointers refer to two writable sizes.
     check(unsafe { driver::cuMemGetInfo_v2(&raw mut free, &raw mut total) })?;

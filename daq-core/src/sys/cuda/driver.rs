@@ -13,18 +13,18 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 /// `CUDA_ERROR_NOT_FOUND`, which is also the result for a function that the library lacks.
-pub const NOT_FOUND: c_uint = 500;
+pub(super) const NOT_FOUND: c_uint = 500;
 
 /// Defines a function for each name, which looks up the library's function on first use, and the list of names.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
         /// Names of all functions. Every supported driver (CUDA 12.0 and newer) has them.
-        pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
 
         $(
             /// # Safety
             /// The arguments must meet the requirements of NVIDIA's documentation.
-            pub unsafe fn $name($($argument: $kind),*) -> c_uint {
+            pub(super) unsafe fn $name($($argument: $kind),*) -> c_uint {
                 type Call = unsafe extern "C" fn($($kind),*) -> c_uint;
                 static CALL: OnceLock<Option<Call>> = OnceLock::new();
                 // SAFETY: NVIDIA declares the function with this type; a C enumeration is an integer.

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-pub use cudarc::driver::sys::CUexternalMemory as Imported;
+pub(crate) use cudarc::driver::sys::CUexternalMemory as Imported;
 
 /// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` for the allocation at `address`: synchronous copy functions return only when
 /// the copy is complete. This is required if devices outside CUDA, which cannot wait for a stream, also access the
@@ -14,7 +14,7 @@ pub use cudarc::driver::sys::CUexternalMemory as Imported;
 ///
 /// # Safety
 /// `address` must come from [`allocate`](super::allocate).
-pub unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
+pub(crate) unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
     let on = 1_u32;
     let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
     // SAFETY: the attribute's value is an integer, which is alive during the call. The caller guarantees a valid
@@ -28,7 +28,7 @@ pub unsafe fn synchronize_copies(address: u64) -> Result<(), Code> {
 ///
 /// # Safety
 /// `bytes` bytes at `address` must be device memory. Address and size must be multiples of the host's page size.
-pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
+pub(crate) unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
     // SAFETY: the caller guarantees a valid range. The result pointer refers to one writable descriptor, which is the
@@ -45,7 +45,7 @@ pub unsafe fn dma_buf(address: u64, bytes: usize) -> Result<OwnedFd, Code> {
 ///
 /// # Safety
 /// `fd` must be an opaque file descriptor of such an allocation, and the allocation must have `bytes` bytes.
-pub unsafe fn import(fd: OwnedFd, bytes: usize) -> Result<Imported, Code> {
+pub(crate) unsafe fn import(fd: OwnedFd, bytes: usize) -> Result<Imported, Code> {
     let mut imported = ptr::null_mut();
     // SAFETY: the description contains only integers and a union of plain data, for which zero is a valid value.
     let mut about: sys::CUDA_EXTERNAL_MEMORY_HANDLE_DESC =
@@ -66,7 +66,7 @@ pub unsafe fn import(fd: OwnedFd, bytes: usize) -> Result<Imported, Code> {
 ///
 /// # Safety
 /// `imported` must come from [`import`] and have at least `bytes` bytes.
-pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code> {
+pub(crate) unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     let about = sys::CUDA_EXTERNAL_MEMORY_BUFFER_DESC {
         offset: 0,
@@ -86,7 +86,7 @@ pub unsafe fn map_imported(imported: Imported, bytes: usize) -> Result<u64, Code
 ///
 /// # Safety
 /// `imported` must come from [`import`]. Its addresses must be freed, and it must not be used again.
-pub unsafe fn end_import(imported: Imported) -> Result<(), Code> {
+pub(crate) unsafe fn end_import(imported: Imported) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuDestroyExternalMemory(imported) })
 }

@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 /// Allocates plain device memory in the current context, and returns its address.
-pub fn allocate(bytes: usize) -> Result<u64, Code> {
+pub(crate) fn allocate(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     // SAFETY: the result pointer refers to one writable address.
     check(unsafe { driver::cuMemAlloc_v2(&raw mut address, bytes) })?;
@@ -17,7 +17,7 @@ pub fn allocate(bytes: usize) -> Result<u64, Code> {
 ///
 /// # Safety
 /// `address` must come from [`allocate`], and nothing may use the memory any more.
-pub unsafe fn free(address: u64) -> Result<(), Code> {
+pub(crate) unsafe fn free(address: u64) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemFree_v2(address) })
 }
@@ -49,7 +49,7 @@ const fn location(device: Handle) -> sys::CUmemLocation {
 }
 
 /// Returns the granularity of [`create`] in bytes: sizes must be a multiple of it.
-pub fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize, Code> {
+pub(crate) fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize, Code> {
     let mut bytes = 0;
     let properties = properties(device, rdma, shareable);
     let flag = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -62,7 +62,7 @@ pub fn granularity(device: Handle, rdma: bool, shareable: bool) -> Result<usize,
 
 /// Allocates physical memory of a device, which has no address yet. With `rdma`, network cards can access the memory.
 /// With `shareable`, other processes can map it.
-pub fn create(
+pub(crate) fn create(
     device: Handle,
     bytes: usize,
     rdma: bool,
@@ -79,13 +79,13 @@ pub fn create(
 ///
 /// # Safety
 /// `allocation` must come from [`create`] and must not be used again.
-pub unsafe fn release(allocation: Allocation) -> Result<(), Code> {
+pub(crate) unsafe fn release(allocation: Allocation) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemRelease(allocation) })
 }
 
 /// Reserves a range of device addresses, and returns its start.
-pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
+pub(crate) fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
     let mut address = 0;
     // SAFETY: the result pointer refers to one writable address.
     check(unsafe { driver::cuMemAddressReserve(&raw mut address, bytes, 0, 0, 0) })?;
@@ -96,7 +96,7 @@ pub fn reserve_addresses(bytes: usize) -> Result<u64, Code> {
 ///
 /// # Safety
 /// The range must come from [`reserve_addresses`], and nothing may be mapped in it.
-pub unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
+pub(crate) unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemAddressFree(address, bytes) })
 }
@@ -105,7 +105,7 @@ pub unsafe fn free_addresses(address: u64, bytes: usize) -> Result<(), Code> {
 ///
 /// # Safety
 /// The range must be reserved, nothing may be mapped in it, and the allocation must have `bytes` bytes.
-pub unsafe fn map(
+pub(crate) unsafe fn map(
     device: Handle,
     address: u64,
     bytes: usize,
@@ -130,7 +130,7 @@ pub unsafe fn map(
 ///
 /// # Safety
 /// The range must be mapped by [`map`], and no work may use it.
-pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
+pub(crate) unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemUnmap(address, bytes) })
 }
@@ -139,7 +139,7 @@ pub unsafe fn unmap(address: u64, bytes: usize) -> Result<(), Code> {
 ///
 /// # Safety
 /// `allocation` must not be released, and must have been created with `shareable`.
-pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
+pub(crate) unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
     let mut fd: RawFd = -1;
     let kind = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     // SAFETY: the caller guarantees a valid allocation. The result pointer refers to one writable descriptor, which is
@@ -155,7 +155,7 @@ pub unsafe fn export(allocation: Allocation) -> Result<OwnedFd, Code> {
 ///
 /// # Safety
 /// `bytes` bytes at `address` must be mapped, and must stay mapped until [`unregister_host`].
-pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> {
+pub(crate) unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe {
         driver::cuMemHostRegister_v2(address.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
@@ -166,7 +166,7 @@ pub unsafe fn register_host(address: *mut u8, bytes: usize) -> Result<(), Code> 
 ///
 /// # Safety
 /// The memory must be registered, and no copy may use it.
-pub unsafe fn unregister_host(address: *mut u8) -> Result<(), Code> {
+pub(crate) unsafe fn unregister_host(address: *mut u8) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemHostUnregister(address.cast()) })
 }

@@ -13,18 +13,18 @@ mod module;
 mod stream;
 
 pub use copy::*;
-pub use device::*;
-pub use import::*;
-pub use memory::*;
-pub use module::*;
-pub use stream::*;
+pub(crate) use device::*;
+pub(crate) use import::*;
+pub(crate) use memory::*;
+pub(crate) use module::*;
+pub(crate) use stream::*;
 
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-pub use cudarc::driver::sys::{
+pub(crate) use cudarc::driver::sys::{
     CUcontext as Context, CUdevice as Handle, CUdevice_attribute as Attribute, CUevent as RawEvent,
     CUfunction as RawFunction, CUgraph as RawRecording, CUgraphExec as RawGraph,
     CUmemGenericAllocationHandle as Allocation, CUmodule as RawModule, CUstream as RawStream,
@@ -32,32 +32,32 @@ pub use cudarc::driver::sys::{
 
 /// The driver's result code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(pub u32);
+pub(crate) struct Code(pub u32);
 
 /// `CUDA_ERROR_NOT_FOUND`: a function, kernel or variable does not exist.
-pub const NOT_FOUND: Code = Code(driver::NOT_FOUND);
+pub(crate) const NOT_FOUND: Code = Code(driver::NOT_FOUND);
 
 /// `CUDA_ERROR_INVALID_VALUE`: an argument is not valid.
-pub const INVALID_VALUE: Code = Code(1);
+pub(crate) const INVALID_VALUE: Code = Code(1);
 
 /// `CUDA_ERROR_INVALID_IMAGE`: the image is not device code, or is incomplete.
-pub const INVALID_IMAGE: Code = Code(200);
+pub(crate) const INVALID_IMAGE: Code = Code(200);
 
 /// `CUDA_ERROR_ILLEGAL_STATE`: the call is not possible in the current state.
-pub const ILLEGAL_STATE: Code = Code(401);
+pub(crate) const ILLEGAL_STATE: Code = Code(401);
 
 /// `CUDA_ERROR_NOT_READY`: the work is not complete.
-pub const NOT_READY: Code = Code(600);
+pub(crate) const NOT_READY: Code = Code(600);
 
 /// Whether the library can be opened.
-pub fn is_present() -> bool {
+pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: opening libcuda runs its initialisers, which have no requirement on the process.
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
 /// Returns the first function that every supported driver has but this driver lacks; `None` if no function is missing.
-pub fn missing_symbol() -> Option<&'static str> {
+pub(crate) fn missing_symbol() -> Option<&'static str> {
     let is_missing = |name: &str| {
         // SAFETY: the symbol is only looked up, never called or read through this type.
         unsafe { symbol::<*const c_void>(name) }.is_none()
@@ -70,7 +70,7 @@ pub fn missing_symbol() -> Option<&'static str> {
 /// # Safety
 /// `F` must be the type of the C function called `name` as NVIDIA declares it, except that returned enumerations are
 /// integers.
-pub unsafe fn symbol<F: Copy>(name: &str) -> Option<F> {
+pub(crate) unsafe fn symbol<F: Copy>(name: &str) -> Option<F> {
     // `cudarc` would panic without the library.
     if !is_present() {
         return None;
@@ -89,7 +89,7 @@ const fn check(result: c_uint) -> Result<(), Code> {
 }
 
 /// Returns the driver's name and description of a code; empty texts for an unknown code.
-pub fn describe(code: Code) -> (String, String) {
+pub(crate) fn describe(code: Code) -> (String, String) {
     (
         description(driver::cuGetErrorName, code),
         description(driver::cuGetErrorString, code),
@@ -109,13 +109,13 @@ fn description(describe: unsafe fn(c_uint, *mut *const c_char) -> c_uint, code: 
 }
 
 /// Initialises the driver (`cuInit`).
-pub fn init() -> Result<(), Code> {
+pub(crate) fn init() -> Result<(), Code> {
     // SAFETY: the call has no requirements.
     check(unsafe { driver::cuInit(0) })
 }
 
 /// Returns the CUDA version that the driver supports: 1000 × major + 10 × minor. May be called before `init`.
-pub fn driver_version() -> Result<i32, Code> {
+pub(crate) fn driver_version() -> Result<i32, Code> {
     let mut version = 0;
     // SAFETY: the result pointer refers to one writable integer.
     check(unsafe { driver::cuDriverGetVersion(&raw mut version) })?;

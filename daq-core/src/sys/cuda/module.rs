@@ -9,7 +9,7 @@ use std::ptr;
 ///
 /// # Safety
 /// `image` must be PTX that ends in NUL, or a complete cubin.
-pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Code> {
+pub(crate) unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Code> {
     let mut module = ptr::null_mut();
     let mut options = [
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
@@ -38,7 +38,7 @@ pub unsafe fn load_module(image: &[u8], log: &mut [u8]) -> Result<RawModule, Cod
 ///
 /// # Safety
 /// The module must come from [`load_module`]. The module and its functions must not be used again.
-pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
+pub(crate) unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuModuleUnload(module) })
 }
@@ -47,7 +47,7 @@ pub unsafe fn unload_module(module: RawModule) -> Result<(), Code> {
 ///
 /// # Safety
 /// The module must be alive.
-pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
+pub(crate) unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Code> {
     let mut function = ptr::null_mut();
     // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable pointer.
     check(unsafe { driver::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) })?;
@@ -58,7 +58,7 @@ pub unsafe fn function(module: RawModule, name: &CStr) -> Result<RawFunction, Co
 ///
 /// # Safety
 /// The module must be alive.
-pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Code> {
+pub(crate) unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Code> {
     let (mut address, mut bytes) = (0, 0);
     // SAFETY: the caller guarantees the requirements; the result pointers refer to a writable address and size.
     check(unsafe {
@@ -71,7 +71,7 @@ pub unsafe fn global(module: RawModule, name: &CStr) -> Result<(u64, usize), Cod
 ///
 /// # Safety
 /// The function's module must be alive.
-pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
+pub(crate) unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code> {
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuFuncSetAttribute(function, attribute, bytes) })
@@ -81,7 +81,7 @@ pub unsafe fn allow_shared(function: RawFunction, bytes: i32) -> Result<(), Code
 ///
 /// # Safety
 /// The function's module must be alive.
-pub unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
+pub(crate) unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
     let mut threads = 0;
     let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable integer.
@@ -95,7 +95,7 @@ pub unsafe fn max_threads(function: RawFunction) -> Result<i32, Code> {
 ///
 /// # Safety
 /// The function's module must be alive.
-pub unsafe fn parameter(
+pub(crate) unsafe fn parameter(
     function: RawFunction,
     index: usize,
 ) -> Option<Result<(usize, usize), Code>> {
@@ -112,7 +112,7 @@ pub unsafe fn parameter(
 ///
 /// # Safety
 /// The function's module must be alive.
-pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
+pub(crate) unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
     type Call = unsafe extern "C" fn(RawFunction) -> c_uint;
     // SAFETY: `Call` is the type with which NVIDIA declares the function.
     match unsafe { symbol::<Call>("cuFuncLoad") } {
@@ -126,7 +126,7 @@ pub unsafe fn load_function(function: RawFunction) -> Result<(), Code> {
 ///
 /// # Safety
 /// The function's module must be alive.
-pub unsafe fn blocks_per_multiprocessor(
+pub(crate) unsafe fn blocks_per_multiprocessor(
     function: RawFunction,
     threads: i32,
     shared: usize,
@@ -150,7 +150,7 @@ pub unsafe fn blocks_per_multiprocessor(
 /// All handles must be alive. `parameters` must point to values whose number and types match the kernel's
 /// declaration. All memory that the kernel accesses through them must stay allocated until the stream has completed the
 /// kernel.
-pub unsafe fn launch(
+pub(crate) unsafe fn launch(
     function: RawFunction,
     blocks: [u32; 3],
     threads: [u32; 3],

@@ -6,7 +6,7 @@ use std::ffi::c_uint;
 use std::ptr;
 
 /// Creates a stream that does not wait for the default stream.
-pub fn create_stream() -> Result<RawStream, Code> {
+pub(crate) fn create_stream() -> Result<RawStream, Code> {
     let mut stream = ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: the result pointer refers to one writable pointer.
@@ -18,7 +18,7 @@ pub fn create_stream() -> Result<RawStream, Code> {
 ///
 /// # Safety
 /// The stream must come from [`create_stream`] and must not be used again.
-pub unsafe fn destroy_stream(stream: RawStream) -> Result<(), Code> {
+pub(crate) unsafe fn destroy_stream(stream: RawStream) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuStreamDestroy_v2(stream) })
 }
@@ -27,7 +27,7 @@ pub unsafe fn destroy_stream(stream: RawStream) -> Result<(), Code> {
 ///
 /// # Safety
 /// The stream must be alive.
-pub unsafe fn synchronize_stream(stream: RawStream) -> Result<(), Code> {
+pub(crate) unsafe fn synchronize_stream(stream: RawStream) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuStreamSynchronize(stream) })
 }
@@ -36,7 +36,7 @@ pub unsafe fn synchronize_stream(stream: RawStream) -> Result<(), Code> {
 ///
 /// # Safety
 /// The stream must be alive, and no recording may be in progress on it.
-pub unsafe fn begin_capture(stream: RawStream) -> Result<(), Code> {
+pub(crate) unsafe fn begin_capture(stream: RawStream) -> Result<(), Code> {
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuStreamBeginCapture_v2(stream, mode) })
@@ -46,7 +46,7 @@ pub unsafe fn begin_capture(stream: RawStream) -> Result<(), Code> {
 ///
 /// # Safety
 /// A recording must be in progress on the stream.
-pub unsafe fn end_capture(stream: RawStream) -> Result<RawRecording, Code> {
+pub(crate) unsafe fn end_capture(stream: RawStream) -> Result<RawRecording, Code> {
     let mut recording = ptr::null_mut();
     // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable pointer.
     check(unsafe { driver::cuStreamEndCapture(stream, &raw mut recording) })?;
@@ -57,7 +57,7 @@ pub unsafe fn end_capture(stream: RawStream) -> Result<RawRecording, Code> {
 ///
 /// # Safety
 /// The recording must come from [`end_capture`] and must not be destroyed.
-pub unsafe fn instantiate(recording: RawRecording) -> Result<RawGraph, Code> {
+pub(crate) unsafe fn instantiate(recording: RawRecording) -> Result<RawGraph, Code> {
     let mut graph = ptr::null_mut();
     // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable pointer.
     check(unsafe { driver::cuGraphInstantiateWithFlags(&raw mut graph, recording, 0) })?;
@@ -68,7 +68,7 @@ pub unsafe fn instantiate(recording: RawRecording) -> Result<RawGraph, Code> {
 ///
 /// # Safety
 /// The recording must come from [`end_capture`] and must not be used again.
-pub unsafe fn destroy_recording(recording: RawRecording) -> Result<(), Code> {
+pub(crate) unsafe fn destroy_recording(recording: RawRecording) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuGraphDestroy(recording) })
 }
@@ -77,7 +77,7 @@ pub unsafe fn destroy_recording(recording: RawRecording) -> Result<(), Code> {
 ///
 /// # Safety
 /// The graph, the stream and all memory that the graph accesses must be alive until the work is done.
-pub unsafe fn launch_graph(graph: RawGraph, stream: RawStream) -> Result<(), Code> {
+pub(crate) unsafe fn launch_graph(graph: RawGraph, stream: RawStream) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuGraphLaunch(graph, stream) })
 }
@@ -86,13 +86,13 @@ pub unsafe fn launch_graph(graph: RawGraph, stream: RawStream) -> Result<(), Cod
 ///
 /// # Safety
 /// The graph must come from [`instantiate`] and must not be used again.
-pub unsafe fn destroy_graph(graph: RawGraph) -> Result<(), Code> {
+pub(crate) unsafe fn destroy_graph(graph: RawGraph) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuGraphExecDestroy(graph) })
 }
 
 /// Creates an event. Without `timed`, the event does not record a time and costs less.
-pub fn create_event(timed: bool) -> Result<RawEvent, Code> {
+pub(crate) fn create_event(timed: bool) -> Result<RawEvent, Code> {
     let mut event = ptr::null_mut();
     let flags = if timed {
         sys::CUevent_flags::CU_EVENT_DEFAULT
@@ -108,7 +108,7 @@ pub fn create_event(timed: bool) -> Result<RawEvent, Code> {
 ///
 /// # Safety
 /// The event must come from [`create_event`] and must not be used again.
-pub unsafe fn destroy_event(event: RawEvent) -> Result<(), Code> {
+pub(crate) unsafe fn destroy_event(event: RawEvent) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuEventDestroy_v2(event) })
 }
@@ -117,7 +117,7 @@ pub unsafe fn destroy_event(event: RawEvent) -> Result<(), Code> {
 ///
 /// # Safety
 /// The event and the stream must be alive.
-pub unsafe fn record_event(event: RawEvent, stream: RawStream) -> Result<(), Code> {
+pub(crate) unsafe fn record_event(event: RawEvent, stream: RawStream) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuEventRecord(event, stream) })
 }
@@ -126,7 +126,7 @@ pub unsafe fn record_event(event: RawEvent, stream: RawStream) -> Result<(), Cod
 ///
 /// # Safety
 /// The event must be alive.
-pub unsafe fn query_event(event: RawEvent) -> Result<bool, Code> {
+pub(crate) unsafe fn query_event(event: RawEvent) -> Result<bool, Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     match check(unsafe { driver::cuEventQuery(event) }) {
         Ok(()) => Ok(true),
@@ -139,7 +139,7 @@ pub unsafe fn query_event(event: RawEvent) -> Result<bool, Code> {
 ///
 /// # Safety
 /// Both events must be alive.
-pub unsafe fn elapsed(start: RawEvent, end: RawEvent) -> Result<f32, Code> {
+pub(crate) unsafe fn elapsed(start: RawEvent, end: RawEvent) -> Result<f32, Code> {
     let mut milliseconds = 0.0;
     // `cudarc` declares only the successor of this function, which drivers before CUDA 12.8 do not have.
     // SAFETY: the caller guarantees the requirements; the result pointer refers to one writable number.
@@ -152,7 +152,11 @@ pub unsafe fn elapsed(start: RawEvent, end: RawEvent) -> Result<f32, Code> {
 /// # Safety
 /// The stream must be alive. `address` must be a multiple of 4. The 4 bytes at `address` must stay device
 /// memory until the stream has completed the write.
-pub unsafe fn write_word(stream: RawStream, address: u64, value: u32) -> Option<Result<(), Code>> {
+pub(crate) unsafe fn write_word(
+    stream: RawStream,
+    address: u64,
+    value: u32,
+) -> Option<Result<(), Code>> {
     type Call = unsafe extern "C" fn(RawStream, u64, c_uint, c_uint) -> c_uint;
     // SAFETY: `Call` is the type with which NVIDIA declares the function. The caller guarantees the other requirements.
     let code = unsafe { symbol::<Call>("cuStreamWriteValue32_v2")?(stream, address, value, 0) };

@@ -28,17 +28,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Exit codes, as defined by `sysexits.h` of BSD.
-pub mod exit {
+pub(crate) mod exit {
     /// The command line is wrong.
-    pub const USAGE: u8 = 64;
+    pub(crate) const USAGE: u8 = 64;
     /// Required hardware, a port or a library is not available.
-    pub const UNAVAILABLE: u8 = 69;
+    pub(crate) const UNAVAILABLE: u8 = 69;
     /// A defect of daq.
-    pub const INTERNAL: u8 = 70;
+    pub(crate) const INTERNAL: u8 = 70;
     /// Reading or writing failed.
-    pub const IO: u8 = 74;
+    pub(crate) const IO: u8 = 74;
     /// The configuration is wrong.
-    pub const CONFIG: u8 = 78;
+    pub(crate) const CONFIG: u8 = 78;
 }
 
 /// Stream sensor data into rings, run kernels on it, write files, and account for every packet.
