@@ -184,6 +184,16 @@ impl Server {
         one(&self.all(), name)
     }
 
+    /// Asserts that the finding `name` is a warning with the value `read` and the fix `fix`.
+    fn warns(&self, name: &str, read: &str, fix: &str) {
+        warns(&self.found(name), read, fix);
+    }
+
+    /// Asserts that the finding `name` is good and has the value `read`.
+    fn is_ok(&self, name: &str, read: &str) {
+        is_ok(&self.found(name), read);
+    }
+
     fn lacks(&self, name: &str) -> bool {
         !self.all().iter().any(|finding| finding.name == name)
     }
@@ -218,8 +228,8 @@ fn well_configured_server_has_no_findings() {
     for finding in sound(server.all()) {
         assert_eq!(finding.status, Status::Ok, "{finding:?}");
     }
-    is_ok(&server.found("cards"), "mlx5_0");
-    is_ok(&server.found("firmware"), "22.35.1012 (MT4125, mlx5_core)");
+    server.is_ok("cards", "mlx5_0");
+    server.is_ok("firmware", "22.35.1012 (MT4125, mlx5_core)");
     assert_eq!(server.found("firmware").group, "rdma mlx5_0");
     server.remove(&format!("{CARD}/fw_ver"));
     assert_eq!(server.found("firmware").status, Status::Unknown);
@@ -231,7 +241,7 @@ fn nic_without_link_is_reported_beside_others() {
     let other = format!("{UP}/0000:3c:04.0/0000:3f:00.0");
     server.device(&other, "8086:1593", "020000");
     server.link(&format!("{other}/driver"), "/sys/bus/pci/drivers/ice");
-    is_ok(&server.found("cards"), "mlx5_0");
+    server.is_ok("cards", "mlx5_0");
     server.link(&format!("{other}/driver"), "/sys/bus/pci/drivers/mlx5_core");
     let found = server.found("cards");
     warns(&found, "mlx5_0", "modprobe mlx5_ib ib_uverbs");
@@ -247,7 +257,7 @@ fn missing_rdma_nic_is_reported() {
     assert!(none.why.unwrap().contains("emulated"));
     let server = Server::new();
     server.remove("/sys/class/infiniband/mlx5_0");
-    warns(&server.found("cards"), "none", "modprobe mlx5_ib ib_uverbs");
+    server.warns("cards", "none", "modprobe mlx5_ib ib_uverbs");
     server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/ice");
     let maybe = server.found("cards");
     is_ok(&maybe, "none");
@@ -257,33 +267,21 @@ fn missing_rdma_nic_is_reported() {
 #[test]
 fn missing_modules_and_providers_are_reported() {
     let server = Server::new();
-    is_ok(&server.found("ib_uverbs"), "loaded");
-    is_ok(&server.found("rdma_ucm"), "loaded");
-    is_ok(&server.found("providers"), "2 providers");
+    server.is_ok("ib_uverbs", "loaded");
+    server.is_ok("rdma_ucm", "loaded");
+    server.is_ok("providers", "2 providers");
     // A module that is built into Linux is not listed, but its device class exists.
     server.remove("/sys/module/ib_uverbs");
-    is_ok(&server.found("ib_uverbs"), "loaded");
+    server.is_ok("ib_uverbs", "loaded");
     server.remove("/sys/class/infiniband_verbs");
-    warns(
-        &server.found("ib_uverbs"),
-        "not loaded",
-        "sudo modprobe ib_uverbs",
-    );
-    warns(
-        &server.found("device file"),
-        "none",
-        "sudo modprobe ib_uverbs",
-    );
+    server.warns("ib_uverbs", "not loaded", "sudo modprobe ib_uverbs");
+    server.warns("device file", "none", "sudo modprobe ib_uverbs");
     server.remove("/sys/module/rdma_ucm");
-    warns(
-        &server.found("rdma_ucm"),
-        "not loaded",
-        "sudo modprobe rdma_ucm",
-    );
+    server.warns("rdma_ucm", "not loaded", "sudo modprobe rdma_ucm");
     assert!(server.lacks("rdma_cm file"));
     server.remove("/etc/libibverbs.d/mlx5.driver");
-    warns(
-        &server.found("providers"),
+    server.warns(
+        "providers",
         "none for mlx5",
         "apt install ibverbs-providers",
     );
@@ -292,11 +290,11 @@ fn missing_modules_and_providers_are_reported() {
 #[test]
 fn container_without_device_files_is_reported_with_arguments() {
     let server = Server::new();
-    is_ok(&server.found("device file"), "can be opened");
-    is_ok(&server.found("rdma_cm file"), "can be opened");
+    server.is_ok("device file", "can be opened");
+    server.is_ok("rdma_cm file", "can be opened");
     server.remove("/dev/infiniband");
     for name in ["device file", "rdma_cm file"] {
-        warns(&server.found(name), "missing", "--device=/dev/infiniband");
+        server.warns(name, "missing", "--device=/dev/infiniband");
     }
     // If the tests run as root, every file can be opened.
     let path = "/dev/infiniband/uverbs0";
@@ -327,13 +325,9 @@ fn soft_roce_nic_is_recognised() {
         server.write(&format!("{at}/ports/1/{file}"), text);
     }
     server.write("/etc/libibverbs.d/mlx5.driver", "driver mlx5\n");
-    is_ok(&server.found("firmware"), "none");
-    is_ok(&server.found("GID table"), "RoCE v2 at 1 (::ffff:10.0.0.1)");
-    warns(
-        &server.found("providers"),
-        "none for rxe",
-        "ibverbs-providers",
-    );
+    server.is_ok("firmware", "none");
+    server.is_ok("GID table", "RoCE v2 at 1 (::ffff:10.0.0.1)");
+    server.warns("providers", "none for rxe", "ibverbs-providers");
     for name in [
         "PFC",
         "ECN",

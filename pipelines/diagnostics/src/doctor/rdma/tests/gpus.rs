@@ -5,12 +5,9 @@ use super::*;
 #[test]
 fn old_linux_without_dma_buf_registration_is_reported() {
     let server = Server::new();
-    is_ok(
-        &server.found("dma-buf registration"),
-        "Linux 6.8.0-45-generic",
-    );
+    server.is_ok("dma-buf registration", "Linux 6.8.0-45-generic");
     server.write("/proc/sys/kernel/osrelease", "5.12.0\n");
-    is_ok(&server.found("dma-buf registration"), "Linux 5.12.0");
+    server.is_ok("dma-buf registration", "Linux 5.12.0");
     server.write("/proc/sys/kernel/osrelease", "5.4.0-200-generic\n");
     let old = server.found("dma-buf registration");
     warns(
@@ -29,16 +26,12 @@ fn old_linux_without_dma_buf_registration_is_reported() {
 #[test]
 fn mlx5_without_on_demand_paging_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("on-demand paging"), "on");
+    server.is_ok("on-demand paging", "on");
     let config = "/boot/config-6.8.0-45-generic";
     server.write(config, "# CONFIG_INFINIBAND_ON_DEMAND_PAGING is not set\n");
-    warns(
-        &server.found("on-demand paging"),
-        "off",
-        "ON_DEMAND_PAGING=y",
-    );
+    server.warns("on-demand paging", "off", "ON_DEMAND_PAGING=y");
     server.write("/sys/module/nv_peer_mem/refcnt", "0\n");
-    is_ok(&server.found("on-demand paging"), "off");
+    server.is_ok("on-demand paging", "off");
     server.remove(config);
     assert_eq!(server.found("on-demand paging").status, Status::Unknown);
     server.link(&format!("{NIC}/driver"), "/sys/bus/pci/drivers/bnxt_en");
@@ -51,7 +44,7 @@ fn mlx5_without_on_demand_paging_is_reported() {
 #[test]
 fn address_translation_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("IOMMU translation"), "none: the IOMMU is off");
+    server.is_ok("IOMMU translation", "none: the IOMMU is off");
     server.write("/sys/class/iommu/dmar0/name", "");
     server.link(&format!("{NIC}/iommu_group"), "/sys/kernel/iommu_groups/31");
     for (kind, is_fine) in [("DMA-FQ", false), ("DMA", false), ("identity", true)] {

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn interrupts_on_remote_numa_node_are_reported() {
     let server = Server::new();
-    is_ok(&server.found("interrupts"), "2 on cores of node 0");
+    server.is_ok("interrupts", "2 on cores of node 0");
     server.write("/proc/irq/81/effective_affinity_list", "2-3\n");
     let found = server.found("interrupts");
     warns(
@@ -48,7 +48,7 @@ fn single_numa_node_has_no_finding() {
 #[test]
 fn irqbalance_daemon_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("irqbalance"), "not running");
+    server.is_ok("irqbalance", "not running");
     server.write("/proc/815/comm", "irqbalance\n");
     let found = server.found("irqbalance");
     is_ok(&found, "running");

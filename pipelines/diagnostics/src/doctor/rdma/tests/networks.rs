@@ -5,11 +5,11 @@ use super::*;
 #[test]
 fn port_down_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("state"), "active, linkup, Ethernet");
+    server.is_ok("state", "active, linkup, Ethernet");
     server.port_file("state", "1: DOWN\n");
     server.port_file("phys_state", "3: Disabled\n");
-    warns(
-        &server.found("state"),
+    server.warns(
+        "state",
         "down, disabled, Ethernet",
         "sudo ip link set eth0 up",
     );
@@ -20,15 +20,11 @@ fn port_down_is_reported() {
         );
     }
     server.port_file("link_layer", "InfiniBand\n");
-    warns(
-        &server.found("state"),
-        "down, disabled, InfiniBand",
-        "iblinkinfo",
-    );
+    server.warns("state", "down, disabled, InfiniBand", "iblinkinfo");
     server.port_file("state", "2: INIT\n");
     server.port_file("phys_state", "5: LinkUp\n");
-    warns(
-        &server.found("state"),
+    server.warns(
+        "state",
         "init, linkup, InfiniBand",
         "systemctl start opensm",
     );
@@ -51,7 +47,7 @@ fn second_port_down_is_accepted() {
 #[test]
 fn rate_beyond_slot_or_cable_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("rate"), "100 Gbit/s (4X EDR)");
+    server.is_ok("rate", "100 Gbit/s (4X EDR)");
     for end in [NIC, &format!("{UP}/0000:3c:08.0")] {
         server.write(&format!("{end}/current_link_width"), "4\n");
     }
@@ -65,20 +61,13 @@ fn rate_beyond_slot_or_cable_is_reported() {
     server.write(&format!("{NIC}/current_link_width"), "16\n");
     server.port_file("link_layer", "InfiniBand\n");
     server.port_file("rate", "25 Gb/sec (1X EDR)\n");
-    warns(
-        &server.found("rate"),
-        "25 Gbit/s (1X EDR)",
-        "mlxlink -d mlx5_0",
-    );
+    server.warns("rate", "25 Gbit/s (1X EDR)", "mlxlink -d mlx5_0");
 }
 
 #[test]
 fn roce_addresses_are_judged() {
     let server = Server::new();
-    is_ok(
-        &server.found("GID table"),
-        "RoCE v2 at 3 (::ffff:192.168.100.7)",
-    );
+    server.is_ok("GID table", "RoCE v2 at 3 (::ffff:192.168.100.7)");
     let empty = "0000:0000:0000:0000:0000:0000:0000:0000\n";
     for index in [2, 3] {
         server.port_file(&format!("gids/{index}"), empty);
@@ -87,23 +76,19 @@ fn roce_addresses_are_judged() {
     is_ok(&found, "RoCE v2 at 1 (fe80::e42:a1ff:feaa:bbcc)");
     assert!(found.fix.unwrap().contains("ip addr add") && found.why.unwrap().contains("router"));
     server.port_file("gids/1", empty);
-    warns(
-        &server.found("GID table"),
-        "only RoCE v1",
-        "mlxconfig -d 0000:3e:00.0",
-    );
+    server.warns("GID table", "only RoCE v1", "mlxconfig -d 0000:3e:00.0");
     server.port_file("gids/0", empty);
-    warns(&server.found("GID table"), "empty", "sudo ip addr add");
+    server.warns("GID table", "empty", "sudo ip addr add");
 }
 
 #[test]
 fn rdma_cm_default_of_roce_v1_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("rdma_cm version"), "RoCE v2");
+    server.is_ok("rdma_cm version", "RoCE v2");
     let mode = "/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
     server.write(mode, "IB/RoCE v1\n");
-    warns(
-        &server.found("rdma_cm version"),
+    server.warns(
+        "rdma_cm version",
         "IB/RoCE v1",
         "cma_roce_mode -d mlx5_0 -p 1 -m 2",
     );
@@ -138,10 +123,10 @@ fn rdma_mtu_below_interface_mtu_is_reported() {
 #[test]
 fn priority_flow_control_is_judged() {
     let server = Server::new();
-    is_ok(&server.found("PFC"), "for priority 3");
+    server.is_ok("PFC", "for priority 3");
     let path = "/sys/class/net/eth0/qos/pfc";
     server.write(path, "0 0 0 0 0 0 0 0\n");
-    warns(&server.found("PFC"), "off", "mlnx_qos -i eth0 --pfc");
+    server.warns("PFC", "off", "mlnx_qos -i eth0 --pfc");
     for odd in ["", "0 1", "0 0 0 2 0 0 0 0"] {
         server.write(path, odd);
         let found = server.found("PFC");
@@ -153,7 +138,7 @@ fn priority_flow_control_is_judged() {
 #[test]
 fn congestion_notification_is_judged() {
     let server = Server::new();
-    is_ok(&server.found("ECN"), "for priority 3");
+    server.is_ok("ECN", "for priority 3");
     let side = |side: &str| format!("/sys/class/net/eth0/ecn/{side}/enable/3");
     server.write(&side("roce_rp"), "0\n");
     let found = server.found("ECN");
@@ -163,10 +148,10 @@ fn congestion_notification_is_judged() {
         "roce_rp/enable/3",
     );
     server.write(&side("roce_np"), "0\n");
-    warns(&server.found("ECN"), "off", "roce_np/enable/3");
+    server.warns("ECN", "off", "roce_np/enable/3");
     server.write(&side("roce_rp"), "1\n");
-    warns(
-        &server.found("ECN"),
+    server.warns(
+        "ECN",
         "slows down but does not notify senders",
         "roce_np/enable/3",
     );

@@ -5,27 +5,19 @@ use super::*;
 #[test]
 fn link_below_width_or_speed_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("link"), "PCIe 4 x16");
+    server.is_ok("link", "PCIe 4 x16");
     server.write(&format!("{NIC}/current_link_width"), "8\n");
-    warns(
-        &server.found("link"),
-        "PCIe 4 x8 of PCIe 4 x16",
-        "lspci -vv",
-    );
+    server.warns("link", "PCIe 4 x8 of PCIe 4 x16", "lspci -vv");
     server.write(&format!("{NIC}/current_link_width"), "16\n");
     server.write(&format!("{NIC}/current_link_speed"), "8.0 GT/s PCIe\n");
-    warns(
-        &server.found("link"),
-        "PCIe 3 x16 of PCIe 4 x16",
-        "lspci -vv",
-    );
+    server.warns("link", "PCIe 3 x16 of PCIe 4 x16", "lspci -vv");
 }
 
 #[test]
 fn relaxed_ordering_and_read_size_are_judged() {
     let server = Server::new();
-    is_ok(&server.found("relaxed ordering"), "allowed");
-    is_ok(&server.found("MaxReadReq"), "4096 B");
+    server.is_ok("relaxed ordering", "allowed");
+    server.is_ok("MaxReadReq", "4096 B");
     let config = format!("{NIC}/config");
     server.write(&config, space(0x2000, 0));
     let found = server.found("relaxed ordering");
@@ -38,11 +30,7 @@ fn relaxed_ordering_and_read_size_are_judged() {
     is_ok(&found, "512 B");
     assert!(found.fix.unwrap().contains("CAP_EXP+8.w=5000:7000"));
     server.write(&config, space(0x0010, 0));
-    warns(
-        &server.found("MaxReadReq"),
-        "128 B",
-        "CAP_EXP+8.w=5000:7000",
-    );
+    server.warns("MaxReadReq", "128 B", "CAP_EXP+8.w=5000:7000");
     // Users other than root can read only the first 64 bytes.
     server.write(&config, &space(0x5010, 0)[..64]);
     for name in ["relaxed ordering", "MaxReadReq"] {
@@ -81,7 +69,7 @@ fn random_capability_list_does_not_panic() {
 #[test]
 fn nic_on_other_socket_is_reported() {
     let server = Server::new();
-    is_ok(&server.found("distance to GPUs"), "PIX to 0000:3d:00.0");
+    server.is_ok("distance to GPUs", "PIX to 0000:3d:00.0");
     // Move the GPU to another host bridge on the other NUMA node.
     server.remove("/sys/bus/pci/devices/0000:3d:00.0");
     let far = "/sys/devices/pci0000:d7/0000:d7:00.0/0000:d8:00.0";
@@ -106,8 +94,8 @@ fn nic_on_other_socket_is_reported() {
 #[test]
 fn switch_with_acs_redirect_is_reported_with_command() {
     let server = Server::new();
-    is_ok(
-        &server.found("ACS redirect"),
+    server.is_ok(
+        "ACS redirect",
         "no bridge redirects writes on the path to the nearest GPU",
     );
     let port = format!("{UP}/0000:3c:04.0/config");
