@@ -130,6 +130,13 @@ impl Slots {
         }
     }
 
+    /// Returns the address of the `n`-th slot that is filled, counted from 0, in a ring with slots.
+    pub fn nth(&self, n: u64) -> u64 {
+        let count = self.addresses.len();
+        let slot = usize::try_from(n % count as u64).unwrap_or(0);
+        self.addresses[(self.first + slot) % count]
+    }
+
     /// Returns the addresses in the order in which the slots are filled, beginning with the slot [`first`](Self::first).
     pub fn in_order(&self) -> impl Iterator<Item = u64> {
         let (before, from_first) = self.addresses.split_at(self.first);

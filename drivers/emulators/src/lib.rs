@@ -8,6 +8,8 @@
 //! of the drivers in [`daq_drivers::fpga`]. The devices and the drivers share no constants, so that the same mistake is
 //! unlikely to be in both and stay undetected.
 
+#![warn(unreachable_pub)]
+
 mod config_space;
 pub mod conformance;
 pub mod endpoint;
@@ -49,6 +51,21 @@ pub const DEVICES: &[EmulatedDeviceEntry] = &[
         open: in_process::open,
     },
 ];
+
+/// Returns the registry entry of the device `D` in its state after power-on, without options and faults.
+pub const fn entry<D: EmulatedDevice + Default + 'static>(
+    name: &'static str,
+    summary: &'static str,
+) -> EmulatedDeviceEntry {
+    EmulatedDeviceEntry {
+        name,
+        summary,
+        faults: &[],
+        build: |_| Ok(Box::<D>::default()),
+        check_sequence: |_, _| Ok(()),
+        open: in_process::open,
+    }
+}
 
 /// Returns the emulated device `name` of a program.
 pub fn find(registry: &Registry, name: &str) -> Result<&'static EmulatedDeviceEntry, String> {

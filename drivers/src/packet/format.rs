@@ -5,7 +5,8 @@ use super::{Numbering, PacketLayout, Parsed, Raw, Reject, Spead, Split, TimeScal
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::Registered;
 use daq_core::reorder::Geometry;
-use schemars::{Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -55,10 +56,14 @@ pub trait PacketFormat: Debug + Send + Sync {
     fn packet_layout(&self) -> PacketLayout;
 
     /// Returns the key that sets the size of a unit, which also names a unit in messages.
-    fn unit_key(&self) -> &'static str;
+    fn unit_key(&self) -> &'static str {
+        "packet"
+    }
 
     /// Returns whether a unit is a frame. Otherwise, a frame contains as many units as fit.
-    fn is_unit_frame(&self) -> bool;
+    fn is_unit_frame(&self) -> bool {
+        false
+    }
 
     /// Returns the time scale of packet timestamps, or `None` if packets have no timestamps.
     fn time_scale(&self) -> Option<TimeScale> {
@@ -217,6 +222,25 @@ pub struct FormatEntry {
     pub schema: fn(&mut SchemaGenerator) -> Schema,
     /// Reads the keys, without `kind`. Returns `None` after reporting an error.
     pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Format>,
+}
+
+impl FormatEntry {
+    /// Creates the entry of a format whose keys are the fields of the type `F`.
+    pub const fn of<F>(name: &'static str, summary: &'static str, example: &'static str) -> Self
+    where
+        F: PacketFormat + DeserializeOwned + JsonSchema + 'static,
+    {
+        Self {
+            name,
+            summary,
+            example,
+            schema: F::json_schema,
+            parse: |table, diagnostics| {
+                let format = table.finish::<F>(&[], diagnostics)?;
+                Some(Format::Other(Box::new(format)))
+            },
+        }
+    }
 }
 
 impl Registered for FormatEntry {

@@ -299,10 +299,6 @@ impl PacketFormat for Raw {
         "payload"
     }
 
-    fn is_unit_frame(&self) -> bool {
-        false
-    }
-
     #[inline]
     fn time_scale(&self) -> Option<TimeScale> {
         self.scale

@@ -1,15 +1,16 @@
 //! A DMA engine with a FIFO of slot addresses, and an emulated card for machines without the hardware.
 
 use daq_core::dma::{
-    ArmError, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,
+    ArmError, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
     QuiesceTimeout, SlotLimits, Slots,
 };
 use daq_drivers::fpga::device::{GONE, Registers, halves};
 use daq_drivers::fpga::engines::{
-    NoKeys, Opening, check_slots, now, quiesce_timeout, unfit, wait_until,
+    Count, NoKeys, Opening, check_slots, quiesce_timeout, read_present, report_full_slots, unfit,
+    wait_until,
 };
 use daq_drivers::fpga::{EngineEntry, FpgaEngine};
-use daq_emulators::{EmulatedDevice, EmulatedDeviceEntry, Host, Identity, Step, in_process};
+use daq_emulators::{EmulatedDevice, EmulatedDeviceEntry, Host, Identity, Step};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +23,9 @@ const BYTES: u64 = 0x4;
 const RUN: u64 = 0x8;
 /// Reads as 1 while the engine writes.
 const BUSY: u64 = 0xc;
-/// Address of a slot, low half.
-const LOW: u64 = 0x10;
-/// Address of a slot, high half. A write adds the slot to the FIFO of 256 addresses.
-const HIGH: u64 = 0x14;
+/// Address of a slot, low half, then high half. A write of the high half adds the slot to the FIFO of 256 addresses.
+const ADDRESS: u64 = 0x10;
+const HIGH: u64 = ADDRESS + 4;
 /// Number of filled slots, modulo 2^32.
 const FILLED: u64 = 0x18;
 const MAGIC: u32 = 0xf1f0;
@@ -34,14 +34,8 @@ const MAGIC: u32 = 0xf1f0;
 pub const ENTRY: EngineEntry = EngineEntry::of::<Fifo>();
 
 /// The registry entry of the emulated card, for `device = "emulated:fifo"` and `daq emulate fifo`.
-pub const DEVICE: EmulatedDeviceEntry = EmulatedDeviceEntry {
-    name: "fifo",
-    summary: "A card with a FIFO of slot addresses",
-    faults: &[],
-    check_sequence: |_, _| Ok(()),
-    build: |_| Ok(Box::<Card>::default()),
-    open: in_process::open,
-};
+pub const DEVICE: EmulatedDeviceEntry =
+    daq_emulators::entry::<Card>("fifo", "A card with a FIFO of slot addresses");
 
 struct Fifo {
     device: Arc<dyn DmaDevice>,
@@ -49,7 +43,7 @@ struct Fifo {
     slots: Slots,
     /// Numbers of slots since the engine was armed: written to the FIFO, filled by the card, and reported.
     credited: u64,
-    filled: u64,
+    filled: Count,
     reported: u64,
 }
 
@@ -72,8 +66,8 @@ impl FpgaEngine for Fifo {
         if id != MAGIC {
             return Err(unfit(device.name(), format!("register 0x0 is {id:#x}, not {MAGIC:#x}")));
         }
-        let slots = Slots::none();
-        Ok(Self { device, registers, slots, credited: 0, filled: 0, reported: 0 })
+        let (slots, filled) = (Slots::none(), Count::new(1 << 32));
+        Ok(Self { device, registers, slots, credited: 0, filled, reported: 0 })
     }
 }
 
@@ -85,13 +79,8 @@ impl Fifo {
     }
 
     fn read_progress(&mut self) -> Result<(), EngineError> {
-        let filled = self.registers.read(FILLED);
-        if filled == GONE {
-            return Err(EngineError::Gone { device: self.device.name().to_owned() });
-        }
-        // The card fills only slots with an address, whatever the register reads.
-        let new = u64::from(filled.wrapping_sub(self.filled as u32));
-        self.filled += new.min(self.credited - self.filled);
+        let filled = read_present(&*self.device, &*self.registers, FILLED)?;
+        self.filled.advance(filled.into());
         Ok(())
     }
 }
@@ -113,7 +102,7 @@ unsafe impl Engine for Fifo {
         if !self.stop(Duration::from_millis(100)) {
             return Err(unfit(self.device.name(), "the engine does not stop: reset it").into());
         }
-        (self.credited, self.filled, self.reported) = (0, 0, 0);
+        (self.credited, self.filled, self.reported) = (0, Count::new(1 << 32), 0);
         self.slots = slots.clone();
         self.registers.write(BYTES, halves(slots.bytes as u64).0);
         self.registers.write(RUN, 1);
@@ -121,12 +110,8 @@ unsafe impl Engine for Fifo {
     }
 
     fn credit(&mut self, slots: u32) {
-        let count = self.slots.addresses.len();
         for _ in 0..slots {
-            let slot = (self.slots.first + self.credited as usize) % count;
-            let (low, high) = halves(self.slots.addresses[slot]);
-            self.registers.write(LOW, low);
-            self.registers.write(HIGH, high);
+            self.registers.write64(ADDRESS, self.slots.nth(self.credited));
             self.credited += 1;
         }
     }
@@ -137,10 +122,9 @@ unsafe impl Engine for Fifo {
     }
 
     fn poll_stopped(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        let frame = Done { length: self.slots.bytes, timestamp: now(), ..Done::default() };
-        while self.reported < self.filled && done.push(frame) {
-            self.reported += 1;
-        }
+        // The card fills only slots with an address, whatever the register reads.
+        let filled = self.filled.total().min(self.credited);
+        report_full_slots(&mut self.reported, 0..filled, self.slots.bytes, done);
         Ok(())
     }
 
@@ -189,7 +173,7 @@ impl EmulatedDevice for Card {
                     self.filled = 0;
                 }
             }
-            LOW => self.low = value,
+            ADDRESS => self.low = value,
             HIGH if self.runs => self.fifo.push_back(u64::from(value) << 32 | u64::from(self.low)),
             _ => {}
         }

@@ -2,22 +2,17 @@
 
 use daq_core::reorder::Numbering;
 use daq_drivers::packet::{
-    Format, FormatEntry, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
+    FormatEntry, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// The registry entry of the format. All sources that receive packets support the format.
-pub const ENTRY: FormatEntry = FormatEntry {
-    name: "counted",
-    summary: "A magic number, a 32-bit counter and 512 bytes of payload",
-    example: "kind = \"counted\"\nmagic = 0xda01\n",
-    schema: Counted::json_schema,
-    parse: |table, diagnostics| {
-        let keys = table.finish::<Counted>(&[], diagnostics)?;
-        Some(Format::Other(Box::new(keys)))
-    },
-};
+pub const ENTRY: FormatEntry = FormatEntry::of::<Counted>(
+    "counted",
+    "A magic number, a 32-bit counter and 512 bytes of payload",
+    "kind = \"counted\"\nmagic = 0xda01\n",
+);
 
 const HEADER: usize = 8;
 const PAYLOAD: usize = 512;
@@ -67,14 +62,6 @@ impl PacketFormat for Counted {
 
     fn packet_layout(&self) -> PacketLayout {
         PacketLayout { unit_bytes: PAYLOAD, first: PAYLOAD, rest: PAYLOAD }
-    }
-
-    fn unit_key(&self) -> &'static str {
-        "packet"
-    }
-
-    fn is_unit_frame(&self) -> bool {
-        false
     }
 
     fn build(&self, unit: u64, _: u32, _: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {

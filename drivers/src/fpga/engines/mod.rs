@@ -7,12 +7,12 @@ pub mod xdma;
 
 use super::FpgaSource;
 use super::config::FpgaConfig;
-use super::device::{Device, DeviceError};
+use super::device::{Device, DeviceError, GONE, Registers};
 use super::transports::{self, Open};
 use daq_core::check::NamedFile;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::dma::{
-    Caps, Completions, Done, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
+    Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
 };
 use daq_core::entry::{Registered, Registry, SourceSpec};
 use daq_core::frame::{Clock, Timestamp};
@@ -190,6 +190,21 @@ pub fn now() -> Timestamp {
     Timestamp {
         ns: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         clock: Clock::Host,
+    }
+}
+
+/// Reads a register that never reads as [`GONE`] while the device is present. The error reports that the device was
+/// removed.
+pub fn read_present(
+    device: &dyn DmaDevice,
+    registers: &dyn Registers,
+    offset: u64,
+) -> Result<u32, EngineError> {
+    match registers.read(offset) {
+        GONE => Err(EngineError::Gone {
+            device: device.name().to_owned(),
+        }),
+        value => Ok(value),
     }
 }
 
