@@ -6,7 +6,7 @@ use super::{BARS, Identity};
 
 /// Size of the configuration space in bytes. Bytes beyond the first 256 read as zero because the device has no extended
 /// capabilities.
-pub const BYTES: usize = 4096;
+pub(crate) const BYTES: usize = 4096;
 /// Number of bytes of the configuration space that the device uses.
 const USED: usize = 256;
 
@@ -25,13 +25,13 @@ const MSIX: usize = 0xb0;
 const DEVICE_CONTROL: usize = EXPRESS + 8;
 
 /// Size in bytes of the base address register (BAR) that contains the MSI-X table, if a BAR is free.
-pub const TABLE_BYTES: u32 = 4096;
+pub(crate) const TABLE_BYTES: u32 = 4096;
 /// Offset of the MSI-X pending bits in this BAR.
 const PENDING: u32 = 0x800;
 
 /// The effect of a write to the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     /// The write changed only the stored bytes.
     None,
     /// The function must be reset.
@@ -40,7 +40,7 @@ pub enum Effect {
 
 /// The bytes of the configuration space, with a mask of the writable bits.
 #[derive(Clone, Debug)]
-pub struct ConfigSpace {
+pub(crate) struct ConfigSpace {
     bytes: [u8; USED],
     /// Mask of the bits that a write may change.
     writable: [u8; USED],
@@ -50,7 +50,7 @@ pub struct ConfigSpace {
 
 impl ConfigSpace {
     /// Creates the configuration space of a device.
-    pub fn new(identity: &Identity) -> Self {
+    pub(crate) fn new(identity: &Identity) -> Self {
         let mut this = Self {
             bytes: [0; USED],
             writable: [0; USED],
@@ -120,29 +120,29 @@ impl ConfigSpace {
     }
 
     /// Returns the index of the BAR that contains the MSI-X table.
-    pub const fn table(&self) -> Option<usize> {
+    pub(crate) const fn table(&self) -> Option<usize> {
         self.table
     }
 
     /// Returns true if the device responds to memory accesses.
-    pub const fn has_memory(&self) -> bool {
+    pub(crate) const fn has_memory(&self) -> bool {
         self.bytes[COMMAND] & MEMORY != 0
     }
 
     /// Returns true if the device may access memory and raise interrupts (bus mastering).
-    pub const fn has_master(&self) -> bool {
+    pub(crate) const fn has_master(&self) -> bool {
         self.bytes[COMMAND] & MASTER != 0
     }
 
     /// Reads bytes starting at `offset`. Unused bytes read as zero.
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) {
         for (place, byte) in (offset..).zip(bytes) {
             *byte = self.bytes.get(place).copied().unwrap_or(0);
         }
     }
 
     /// Writes the writable bits of the bytes starting at `offset`.
-    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Effect {
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) -> Effect {
         let mut effect = Effect::None;
         for (place, byte) in (offset..).zip(bytes) {
             let Some(writable) = self.writable.get(place) else {
@@ -157,7 +157,7 @@ impl ConfigSpace {
     }
 
     /// Restores the values after power-on.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.bytes = self.first;
     }
 
@@ -171,7 +171,7 @@ impl ConfigSpace {
 }
 
 /// Returns the size in bytes of each of the device's BARs, including the BAR for the MSI-X table.
-pub fn sizes(identity: &Identity, config: &ConfigSpace) -> [u32; BARS] {
+pub(crate) fn sizes(identity: &Identity, config: &ConfigSpace) -> [u32; BARS] {
     let mut sizes = identity.bars;
     if let Some(bar) = config.table() {
         sizes[bar] = TABLE_BYTES;

@@ -12,7 +12,7 @@ const FRAMES: u32 = 8;
 
 /// Checks that the frames of an emulated device in this process contain the numbers that `sequence` describes, in slots
 /// of `slot_bytes` bytes. The check is possible because the device's data is known in advance.
-pub fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
+pub(crate) fn check(config: &FpgaConfig, slot_bytes: usize) -> Result<(), Problem> {
     let (DeviceKey::Emulated(card), Some(sequence)) = (&config.device, &config.sequence) else {
         return Ok(());
     };

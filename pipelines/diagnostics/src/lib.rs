@@ -6,6 +6,7 @@
 //! | [`selftest`] | verifies transfers between the CPU, a GPU and network cards |
 //! | [`bench`](mod@bench) | measures this machine |
 
+#![warn(unreachable_pub)]
 #![cfg_attr(
     not(test),
     warn(

@@ -1,11 +1,11 @@
 //! The writer's descriptor table: a FIFO that software fills. In loop mode the table refills itself.
 
 /// Maximum number of descriptors in the table.
-pub const DEPTH: usize = 256;
+pub(super) const DEPTH: usize = 256;
 
 /// A descriptor of one transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Descriptor {
+pub(super) struct Descriptor {
     /// Destination address; the design supports only 32 bits.
     pub address: u32,
     /// Number of bytes, 24 bits.
@@ -18,7 +18,7 @@ pub struct Descriptor {
 
 /// The table and the state of its loops.
 #[derive(Debug)]
-pub struct Table {
+pub(super) struct Table {
     /// A memory with two pointers, because the output shows the entry at the read pointer even when the table is empty.
     memory: [Descriptor; DEPTH],
     produced: usize,
@@ -35,7 +35,7 @@ pub struct Table {
 impl Table {
     /// Creates a table in its state after power-on. Only a reset sets `is_fresh`, so without a reset the first loop is
     /// counted too.
-    pub const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             memory: [Descriptor {
                 address: 0,
@@ -54,7 +54,7 @@ impl Table {
     }
 
     /// Adds a descriptor from the register words `value` and `address`. No effect in loop mode or if the table is full.
-    pub fn push(&mut self, value: u32, address: u32) {
+    pub(super) fn push(&mut self, value: u32, address: u32) {
         if !self.loops {
             self.produce(Descriptor {
                 address,
@@ -66,17 +66,17 @@ impl Table {
     }
 
     /// Returns the next descriptor.
-    pub fn next(&self) -> Option<Descriptor> {
+    pub(super) fn next(&self) -> Option<Descriptor> {
         (self.level > 0).then(|| self.shown())
     }
 
     /// Returns the table's output: the next descriptor, or a stale entry if the table is empty.
-    pub const fn shown(&self) -> Descriptor {
+    pub(super) const fn shown(&self) -> Descriptor {
         self.memory[self.consumed]
     }
 
     /// Removes the next descriptor, which was completed. In loop mode, the descriptor is added again.
-    pub fn pop(&mut self) {
+    pub(super) fn pop(&mut self) {
         let Some(done) = self.next() else {
             return;
         };
@@ -97,29 +97,29 @@ impl Table {
     }
 
     /// Empties the table and resets the loop count.
-    pub fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         (self.produced, self.consumed, self.level) = (0, 0, 0);
         (self.index, self.count) = (0, 0);
         self.is_fresh = true;
     }
 
     /// Enables or disables loop mode.
-    pub fn set_loops(&mut self, loops: bool) {
+    pub(super) fn set_loops(&mut self, loops: bool) {
         self.loops = loops;
     }
 
     /// Returns true if loop mode is enabled.
-    pub const fn loops(&self) -> bool {
+    pub(super) const fn loops(&self) -> bool {
         self.loops
     }
 
     /// Returns the number of descriptors in the table, including the current descriptor.
-    pub const fn level(&self) -> usize {
+    pub(super) const fn level(&self) -> usize {
         self.level
     }
 
     /// Returns the loop count in the high half and the index of the last completed descriptor in the low half.
-    pub fn status(&self) -> u32 {
+    pub(super) fn status(&self) -> u32 {
         u32::from(self.count) << 16 | u32::from(self.index)
     }
 

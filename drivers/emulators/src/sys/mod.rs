@@ -1,3 +1,3 @@
 //! System calls and raw memory accesses of the emulators; the only `unsafe` code of this crate.
 
-pub mod memory;
+pub(crate) mod memory;

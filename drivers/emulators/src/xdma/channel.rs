@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 /// Maximum number of bytes that are moved in one step; small enough for the cache of a CPU core.
-pub const PIECE: usize = 128 << 10;
+pub(super) const PIECE: usize = 128 << 10;
 /// Position of the bits of these channels in the registers that both directions share.
-pub const COMMON_SHIFT: usize = 16;
+pub(super) const COMMON_SHIFT: usize = 16;
 
 /// Bits of the control register.
 const RUN: u32 = 1;
@@ -47,7 +47,7 @@ const RESULT: u32 = 0x52b4 << 16;
 
 /// A DMA channel from the device to the host.
 #[derive(Debug)]
-pub struct Channel {
+pub(super) struct Channel {
     number: usize,
     control: u32,
     status: u32,
@@ -81,7 +81,7 @@ struct Current {
 
 impl Channel {
     /// Creates channel `number` in its state after power-on.
-    pub fn new(number: usize, options: &EmulatedOptions) -> Self {
+    pub(super) fn new(number: usize, options: &EmulatedOptions) -> Self {
         Self {
             number,
             control: 0,
@@ -102,7 +102,7 @@ impl Channel {
     }
 
     /// Reads a register of the channel.
-    pub fn read(&mut self, offset: u64) -> u32 {
+    pub(super) fn read(&mut self, offset: u64) -> u32 {
         match offset {
             0x00 => self.id(1),
             0x04 => self.control,
@@ -122,7 +122,7 @@ impl Channel {
     }
 
     /// Writes a register of the channel.
-    pub fn write(&mut self, offset: u64, value: u32) {
+    pub(super) fn write(&mut self, offset: u64, value: u32) {
         match offset {
             0x04 => self.set_control(value),
             0x08 => self.set_control(self.control | value),
@@ -137,7 +137,7 @@ impl Channel {
     }
 
     /// Reads a descriptor (SGDMA) register of the channel.
-    pub fn sgdma_read(&self, offset: u64) -> u32 {
+    pub(super) fn sgdma_read(&self, offset: u64) -> u32 {
         match offset {
             0x00 => self.id(5),
             0x80 => low(self.first),
@@ -149,7 +149,7 @@ impl Channel {
     }
 
     /// Writes a descriptor (SGDMA) register of the channel.
-    pub fn sgdma_write(&mut self, offset: u64, value: u32, state: &State) {
+    pub(super) fn sgdma_write(&mut self, offset: u64, value: u32, state: &State) {
         match offset {
             0x80 => set_low(&mut self.first, value),
             0x84 => set_high(&mut self.first, value),
@@ -162,19 +162,19 @@ impl Channel {
     }
 
     /// Clears the credits if the credit mode was disabled.
-    pub fn credit_mode_changed(&mut self, state: &State) {
+    pub(super) fn credit_mode_changed(&mut self, state: &State) {
         if !self.has_credit_mode(state) {
             self.credits = 0;
         }
     }
 
     /// Returns true if an enabled interrupt cause is pending.
-    pub const fn wants_interrupt(&self) -> bool {
+    pub(super) const fn wants_interrupt(&self) -> bool {
         self.status & self.mask & !BUSY != 0
     }
 
     /// Performs a piece of work.
-    pub fn step(&mut self, state: &mut State, host: &dyn Host, now: Instant) -> Step {
+    pub(super) fn step(&mut self, state: &mut State, host: &dyn Host, now: Instant) -> Step {
         if !self.is_busy || state.is_stuck {
             return Step::Idle;
         }

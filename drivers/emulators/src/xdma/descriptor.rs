@@ -1,16 +1,16 @@
 //! A descriptor of a channel.
 
 /// Size of a descriptor in bytes.
-pub const BYTES: usize = 32;
+pub(super) const BYTES: usize = 32;
 /// Page size in bytes; no block of descriptors may cross a page boundary.
-pub const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 
 /// The high half of a descriptor's first word.
 const MAGIC: u32 = 0xad4b;
 
 /// A decoded descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub(super) struct Descriptor {
     control: u32,
     /// Size of the slot in bytes, 28 bits.
     pub bytes: u32,
@@ -25,7 +25,7 @@ pub struct Descriptor {
 
 impl Descriptor {
     /// Decodes a descriptor.
-    pub fn parse(bytes: &[u8; BYTES]) -> Self {
+    pub(super) fn parse(bytes: &[u8; BYTES]) -> Self {
         let (words, _) = bytes.as_chunks::<4>();
         let word = |place: usize| u32::from_le_bytes(words[place]);
         let address = |place| u64::from(word(place + 1)) << 32 | u64::from(word(place));
@@ -39,22 +39,22 @@ impl Descriptor {
     }
 
     /// Returns true if the descriptor has the valid magic number.
-    pub const fn has_magic(&self) -> bool {
+    pub(super) const fn has_magic(&self) -> bool {
         self.control >> 16 == MAGIC
     }
 
     /// Returns the number of descriptors that are adjacent to the next descriptor.
-    pub const fn adjacent(&self) -> u32 {
+    pub(super) const fn adjacent(&self) -> u32 {
         self.control >> 8 & 0x3f
     }
 
     /// Returns true if the channel stops after this descriptor.
-    pub const fn stops(&self) -> bool {
+    pub(super) const fn stops(&self) -> bool {
         self.control & 1 != 0
     }
 
     /// Returns true if the completion of the descriptor is reported.
-    pub const fn is_reported(&self) -> bool {
+    pub(super) const fn is_reported(&self) -> bool {
         self.control & 2 != 0
     }
 }

@@ -14,7 +14,7 @@ pub struct Table {
 
 /// A cell: a value and its format.
 #[derive(Clone, Debug)]
-pub enum Cell {
+pub(super) enum Cell {
     /// A text.
     Text(String),
     /// A number and the number of decimals to show; NaN is shown as a dash.
@@ -64,7 +64,7 @@ impl fmt::Display for Cell {
 
 impl Table {
     /// Creates a table without rows. `columns` are the names of the columns, separated by `|`.
-    pub fn new(title: impl Into<String>, columns: &str) -> Self {
+    pub(super) fn new(title: impl Into<String>, columns: &str) -> Self {
         Self {
             title: title.into(),
             columns: columns
@@ -76,7 +76,7 @@ impl Table {
     }
 
     /// Creates a table with `rows`.
-    pub fn of(
+    pub(super) fn of(
         title: impl Into<String>,
         columns: &str,
         rows: impl IntoIterator<Item = Vec<Cell>>,
@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// Adds a row with one cell per column.
-    pub fn row(&mut self, cells: Vec<Cell>) {
+    pub(super) fn row(&mut self, cells: Vec<Cell>) {
         debug_assert_eq!(cells.len(), self.columns.len());
         self.rows.push(cells);
     }

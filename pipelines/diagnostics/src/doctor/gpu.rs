@@ -7,7 +7,7 @@ mod nvml;
 mod slot;
 mod stores;
 
-pub use direct::CudaFacts;
+use direct::CudaFacts;
 
 use super::check::{Finding, Judgement, check, finding, ok, table, unknown, unreadable, warn};
 use super::root::Root;

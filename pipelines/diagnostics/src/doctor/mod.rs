@@ -27,7 +27,6 @@ mod system;
 
 pub use check::{Finding, Status};
 use drops::Drops;
-pub use gpu::CudaFacts;
 pub use gpu::read_bar1_sizes;
 use root::Root;
 use std::fmt::Write as _;

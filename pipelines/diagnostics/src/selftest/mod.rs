@@ -8,14 +8,14 @@ pub mod rdma;
 mod report;
 mod target;
 
-pub use report::{Outcome, Report};
+pub use report::Report;
 
 use crate::bench::BenchError;
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMappingError, Refusal};
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
-use report::Columns;
+use report::{Columns, Outcome};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use target::{Method, Target};

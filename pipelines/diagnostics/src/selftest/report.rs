@@ -6,7 +6,7 @@ use std::fmt;
 
 /// Outcome of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// The check succeeded.
     Ok,
     /// The expected and the actual result.

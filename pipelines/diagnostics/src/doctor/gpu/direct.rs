@@ -16,20 +16,20 @@ const ALL_DEVICES: i32 = 200;
     clippy::struct_excessive_bools,
     reason = "each field is a separate attribute of CUDA"
 )]
-pub struct CudaFacts {
+pub(super) struct CudaFacts {
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED` (116).
-    pub rdma: bool,
+    pub(super) rdma: bool,
     /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` (118): 0 none, 100 owner, 200 all devices.
-    pub write_ordering: i32,
+    pub(super) write_ordering: i32,
     /// Whether the host can flush writes of other devices: `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`
     /// (117), bit 0.
-    pub flush: bool,
+    pub(super) flush: bool,
     /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED` (124).
-    pub dma_buf: bool,
+    pub(super) dma_buf: bool,
     /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` (102).
-    pub vmm: bool,
+    pub(super) vmm: bool,
     /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED` (103).
-    pub posix_fd: bool,
+    pub(super) posix_fd: bool,
 }
 
 pub(super) fn rdma(card: &Card<'_>) -> Option<Judgement> {
