@@ -87,8 +87,6 @@ pub struct Limits {
     pub max_completions: u32,
     /// Maximum number of scatter/gather elements per work request.
     pub max_sges: u32,
-    /// Maximum size of a memory region in bytes.
-    pub max_registered: u64,
     /// Maximum size of a message in bytes.
     pub max_message: u64,
     /// Maximum number of bytes that a work request can carry inline.

@@ -51,7 +51,6 @@ const LIMITS: Limits = Limits {
     max_work: 16384,
     max_completions: 65536,
     max_sges: 16,
-    max_registered: i64::MAX as u64,
     max_message: 1 << 31,
     max_inline: 256,
 };

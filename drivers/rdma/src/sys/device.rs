@@ -1,6 +1,5 @@
-//! Lists NICs from sysfs with their ports, addresses and PCI locations.
+//! Reads the driver, the ports and the addresses of a NIC from sysfs.
 
-use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -12,7 +11,7 @@ const MAX_ADDRESSES: u16 = 256;
 
 /// The type of an entry in a port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddressKind {
+pub(crate) enum AddressKind {
     /// An address of an InfiniBand port.
     InfiniBand,
     /// RoCE in Ethernet frames, which are not routable.
@@ -21,68 +20,42 @@ pub enum AddressKind {
     RoceV2,
 }
 
-impl fmt::Display for AddressKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::RoceV1 => "RoCE v1",
-            Self::RoceV2 => "RoCE v2",
-        })
-    }
-}
-
 /// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub(crate) struct Address {
     /// The index of this entry in the GID table.
     pub index: u8,
     /// The GID: the address of the port.
     pub gid: [u8; 16],
     /// The type of the address.
     pub kind: AddressKind,
-    /// The network device of the address.
-    pub netdev: Option<String>,
 }
 
 impl Address {
     /// Returns the IPv4 address that the GID contains, if any.
-    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+    pub(crate) fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.gid).to_ipv4_mapped()
     }
 }
 
 /// A port of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortInfo {
+pub(crate) struct PortInfo {
     /// Port number, starting at 1.
     pub number: u8,
-    /// True if the port is up.
-    pub is_active: bool,
     /// True for Ethernet (RoCE), false for InfiniBand.
     pub is_ethernet: bool,
-    /// The speed as Linux reports it, as in `100 Gb/sec (4X EDR)`.
-    pub rate: String,
-    /// Local identifier (LID); 0 on Ethernet.
-    pub lid: u16,
     /// The entries of the GID table.
     pub addresses: Vec<Address>,
 }
 
 /// A NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
+pub(crate) struct DeviceInfo {
     /// The name of the NIC, as in `mlx5_0`.
     pub name: String,
-    /// The GUID, as in `b83f:d203:00a1:b2c4`.
-    pub guid: String,
-    /// Firmware version; empty if unknown.
-    pub firmware: String,
     /// The Linux driver, as in `mlx5_core`; empty for a software device such as soft-RoCE.
     pub driver: String,
-    /// The PCI address, as in `0000:3b:00.0`; `None` for a software device.
-    pub pci: Option<String>,
-    /// The NUMA node, if known.
-    pub node: Option<u32>,
     /// The ports of the NIC.
     pub ports: Vec<PortInfo>,
 }
@@ -90,7 +63,6 @@ pub struct DeviceInfo {
 /// Reads the attributes of the NIC `name` from sysfs under `root`. Missing attributes stay empty.
 pub(crate) fn info(root: &Path, name: &str) -> DeviceInfo {
     let at = root.join(name);
-    let device = at.join("device");
     let mut ports: Vec<PortInfo> = fs::read_dir(at.join("ports"))
         .into_iter()
         .flatten()
@@ -101,39 +73,13 @@ pub(crate) fn info(root: &Path, name: &str) -> DeviceInfo {
         })
         .collect();
     ports.sort_by_key(|port| port.number);
-    let base = |link: &Path| -> Option<String> {
-        Some(
-            fs::canonicalize(link)
-                .ok()?
-                .file_name()?
-                .to_str()?
-                .to_owned(),
-        )
-    };
+    let driver = fs::canonicalize(at.join("device/driver")).ok();
+    let driver = driver.as_deref().and_then(Path::file_name);
     DeviceInfo {
         name: name.to_owned(),
-        guid: text(&at.join("node_guid")),
-        firmware: text(&at.join("fw_ver")),
-        driver: base(&device.join("driver")).unwrap_or_default(),
-        pci: base(&device).filter(|last| is_pci(last)),
-        node: text(&device.join("numa_node")).parse().ok(),
+        driver: driver.map_or_else(String::new, |driver| driver.to_string_lossy().into_owned()),
         ports,
     }
-}
-
-/// Returns true for a PCI address with its domain, as in `0000:3b:00.0`.
-fn is_pci(name: &str) -> bool {
-    let mut parts = name.split([':', '.']);
-    let hex = |part: Option<&str>, digits: usize| {
-        part.is_some_and(|part| {
-            part.len() >= digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
-        })
-    };
-    hex(parts.next(), 4)
-        && hex(parts.next(), 2)
-        && hex(parts.next(), 2)
-        && hex(parts.next(), 1)
-        && parts.next().is_none()
 }
 
 fn text(path: &Path) -> String {
@@ -144,13 +90,9 @@ fn text(path: &Path) -> String {
 
 fn port(at: &Path, number: u8) -> PortInfo {
     let is_ethernet = text(&at.join("link_layer")) == "Ethernet";
-    let lid = text(&at.join("lid"));
     PortInfo {
         number,
-        is_active: text(&at.join("state")).ends_with("ACTIVE"),
         is_ethernet,
-        rate: text(&at.join("rate")),
-        lid: u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0),
         addresses: (0..MAX_ADDRESSES)
             .map_while(|index| {
                 let gid = fs::read_to_string(at.join(format!("gids/{index}"))).ok()?;
@@ -165,13 +107,7 @@ fn port(at: &Path, number: u8) -> PortInfo {
                     _ if is_ethernet => return None,
                     _ => AddressKind::InfiniBand,
                 };
-                let netdev = text(&at.join(format!("gid_attrs/ndevs/{index}")));
-                Some(Address {
-                    index,
-                    gid,
-                    kind,
-                    netdev: (!netdev.is_empty()).then_some(netdev),
-                })
+                Some(Address { index, gid, kind })
             })
             .collect(),
     }
@@ -213,17 +149,13 @@ mod tests {
             index,
             gid: gid.parse::<Ipv6Addr>().unwrap().octets(),
             kind,
-            netdev: None,
         }
     }
 
     fn port_of(is_ethernet: bool, addresses: Vec<Address>) -> PortInfo {
         PortInfo {
             number: 1,
-            is_active: true,
             is_ethernet,
-            rate: String::new(),
-            lid: 0,
             addresses,
         }
     }
@@ -267,75 +199,45 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        write("pci/0000:3b:00.1/numa_node", "1\n");
         write("drivers/mlx5_core/x", "");
-        write("class/mlx5_0/node_guid", "b83f:d203:00a1:b2c4\n");
-        write("class/mlx5_0/fw_ver", "28.39.1002\n");
         let port = "class/mlx5_0/ports/1";
-        write(&format!("{port}/state"), "4: ACTIVE\n");
         write(&format!("{port}/link_layer"), "Ethernet\n");
-        write(&format!("{port}/rate"), "100 Gb/sec (4X EDR)\n");
-        write(&format!("{port}/lid"), "0x0\n");
-        for (index, gid, kind, netdev) in [
-            (
-                0,
-                "fe80:0000:0000:0000:0000:0000:0000:0001",
-                "IB/RoCE v1",
-                "eth0",
-            ),
-            (
-                1,
-                "0000:0000:0000:0000:0000:ffff:0a00:0001",
-                "RoCE v2",
-                "eth0",
-            ),
-            (2, "0000:0000:0000:0000:0000:0000:0000:0000", "", ""),
-            (
-                3,
-                "2001:0db8:0000:0000:0000:0000:0000:0001",
-                "RoCE v2",
-                "eth0.7",
-            ),
+        for (index, gid, kind) in [
+            (0, "fe80::1", "IB/RoCE v1"),
+            (1, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2"),
+            (2, "0000:0000:0000:0000:0000:0000:0000:0000", ""),
+            (3, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2"),
         ] {
             write(&format!("{port}/gids/{index}"), &format!("{gid}\n"));
             if !kind.is_empty() {
-                write(
-                    &format!("{port}/gid_attrs/types/{index}"),
-                    &format!("{kind}\n"),
-                );
-                write(
-                    &format!("{port}/gid_attrs/ndevs/{index}"),
-                    &format!("{netdev}\n"),
-                );
+                let at = format!("{port}/gid_attrs/types/{index}");
+                write(&at, &format!("{kind}\n"));
             }
         }
-        std::os::unix::fs::symlink(at.join("pci/0000:3b:00.1"), at.join("class/mlx5_0/device"))
-            .unwrap();
+        fs::create_dir(at.join("class/mlx5_0/device")).unwrap();
         std::os::unix::fs::symlink(
             at.join("drivers/mlx5_core"),
-            at.join("pci/0000:3b:00.1/driver"),
+            at.join("class/mlx5_0/device/driver"),
         )
         .unwrap();
 
         let info = info(&at.join("class"), "mlx5_0");
-        assert_eq!(info.pci.as_deref(), Some("0000:3b:00.1"));
-        assert_eq!((info.node, info.driver.as_str()), (Some(1), "mlx5_core"));
-        assert_eq!(info.guid, "b83f:d203:00a1:b2c4");
+        assert_eq!(info.driver, "mlx5_core");
         let [port] = info.ports.as_slice() else {
             panic!("{info:?}")
         };
-        assert!(port.is_active && port.is_ethernet);
+        assert!(port.is_ethernet);
         let places: Vec<_> = port
             .addresses
             .iter()
-            .map(|address| (address.index, address.kind, address.netdev.as_deref()))
+            .map(|address| (address.index, address.kind))
             .collect();
         assert_eq!(
             places,
             [
-                (0, AddressKind::RoceV1, Some("eth0")),
-                (1, AddressKind::RoceV2, Some("eth0")),
-                (3, AddressKind::RoceV2, Some("eth0.7")),
+                (0, AddressKind::RoceV1),
+                (1, AddressKind::RoceV2),
+                (3, AddressKind::RoceV2),
             ]
         );
         assert_eq!(
@@ -349,7 +251,7 @@ mod tests {
     fn removed_nic_has_no_attributes() {
         let info = info(Path::new("/proc/none"), "mlx5_9");
         assert_eq!((info.name.as_str(), info.ports.len()), ("mlx5_9", 0));
-        assert_eq!((info.pci, info.node), (None, None));
+        assert_eq!(info.driver, "");
     }
 
     #[test]
@@ -362,7 +264,5 @@ mod tests {
         assert_eq!(ip(gid("2001:db8::1")), Some("2001:db8::1".parse().unwrap()));
         assert_eq!(ip(gid("fe80::1")), None);
         assert_eq!(ip([0; 16]), None);
-        assert!(is_pci("0000:3b:00.0") && is_pci("10000:3b:00.0"));
-        assert!(!is_pci("rxe0") && !is_pci("virtio0") && !is_pci("0000:3b:00"));
     }
 }

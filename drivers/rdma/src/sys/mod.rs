@@ -2,7 +2,7 @@
 //! `emulated/sys`, which moves bytes between sockets and memory.
 //!
 //! ```text
-//!   device.rs         lists NICs with their ports and addresses
+//!   device.rs         the driver, the ports and the addresses of a NIC
 //!   context.rs        an opened NIC: protection domain, asynchronous events
 //!   nic.rs            implements the trait `Nic`
 //!     ├─ memory.rs      memory registrations
@@ -37,16 +37,12 @@ mod queue_pair;
 use crate::verbs::{Nic, VerbsError};
 use std::sync::Arc;
 
-pub use device::{Address, AddressKind, DeviceInfo, PortInfo};
 pub(crate) use queue_pair::VerbsQueuePair;
 
-/// Returns all NICs. If libibverbs or the RDMA support of Linux is missing, the error names what to install or load.
-pub fn devices() -> Result<Vec<DeviceInfo>, VerbsError> {
-    let names = context::names()?;
-    Ok(names
-        .into_iter()
-        .map(|name| device::info(device::SYSFS.as_ref(), &name))
-        .collect())
+/// Returns the names of all NICs. If libibverbs or the RDMA support of Linux is missing, the error names what to
+/// install or load.
+pub fn devices() -> Result<Vec<String>, VerbsError> {
+    context::names()
 }
 
 /// Opens the NIC `name` at `port`, with an entry of the port's GID table. Without an index the entry is chosen by

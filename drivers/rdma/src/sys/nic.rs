@@ -53,7 +53,6 @@ impl VerbsNic {
             max_work: count(attributes.max_qp_wr),
             max_completions: count(attributes.max_cqe),
             max_sges: count(attributes.max_sge).min(u32::try_from(MAX_SGES).unwrap_or(16)),
-            max_registered: attributes.max_mr_size,
             max_message: state.max_msg_sz.into(),
             max_inline: 0,
         };
@@ -203,24 +202,16 @@ mod tests {
     fn port_without_address_is_reported_with_fix() {
         let port = PortInfo {
             number: 1,
-            is_active: true,
             is_ethernet: true,
-            rate: String::new(),
-            lid: 0,
             addresses: vec![Address {
                 index: 0,
                 gid: [1; 16],
                 kind: AddressKind::RoceV1,
-                netdev: None,
             }],
         };
         let mut info = DeviceInfo {
             name: "mlx5_0".to_owned(),
-            guid: String::new(),
-            firmware: String::new(),
             driver: "mlx5_core".to_owned(),
-            pci: None,
-            node: None,
             ports: vec![port],
         };
         let error = default_gid_index(&info, 1).unwrap_err().to_string();

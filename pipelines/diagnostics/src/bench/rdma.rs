@@ -299,12 +299,9 @@ fn ask<T>(
 
 /// Returns the first RDMA device of this host, or an emulated one.
 fn first_card() -> String {
-    if let Ok(devices) = daq_rdma::sys::devices()
-        && let Some(device) = devices.first()
-    {
-        return device.name.clone();
-    }
-    nics::EMULATED.to_owned()
+    let devices = daq_rdma::sys::devices().unwrap_or_default();
+    let first = devices.into_iter().next();
+    first.unwrap_or_else(|| nics::EMULATED.to_owned())
 }
 
 /// Measures and publishes tables, or serves the other side's measurement. Returns the result that later plans use.

@@ -222,7 +222,7 @@ fn cards() -> Result<Vec<String>, VerbsError> {
     if devices.is_empty() {
         return Err(none("this host has no RDMA card"));
     }
-    Ok(devices.into_iter().map(|device| device.name).collect())
+    Ok(devices)
 }
 
 fn none(why: &str) -> VerbsError {

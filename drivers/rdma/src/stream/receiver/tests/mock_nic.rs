@@ -68,7 +68,6 @@ impl Nic for MockNic {
             max_work: 64,
             max_completions: 64,
             max_sges: 2,
-            max_registered: u64::MAX,
             max_message: 1 << 20,
             max_inline: 8,
         }

@@ -51,23 +51,22 @@ fn main() -> ExitCode {
     };
     let devices: Vec<_> = devices
         .into_iter()
-        .filter(|device| wanted.is_empty() || wanted.contains(&device.name))
+        .filter(|device| wanted.is_empty() || wanted.contains(device))
         .collect();
     if devices.is_empty() {
         println!("skip everything: no matching RDMA card found");
     }
     report.check("opening a missing card fails", no_such_card());
     for device in &devices {
-        println!("{device:?}");
-        match sys::open(&device.name, 1, None) {
+        match sys::open(device, 1, None) {
             Ok(nic) => all_of(&mut report, &nic),
-            Err(error) => report.check(&format!("{} opens", device.name), Err(error.into())),
+            Err(error) => report.check(&format!("{device} opens"), Err(error.into())),
         }
     }
     if let [one, other, ..] = devices.as_slice() {
-        let outcome = managed::undeclared(&one.name, &other.name);
+        let outcome = managed::undeclared(one, other);
         report.check("rdma_cm: an undeclared card is rejected", outcome);
-        let outcome = managed::two_rails(&one.name, &other.name);
+        let outcome = managed::two_rails(one, other);
         report.check("rdma_cm: two rails over two cards", outcome);
     }
     if report.failed > 0 {
