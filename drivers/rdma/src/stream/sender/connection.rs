@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Distance in bytes between the credit words of consecutive rails; each word has its own cache line.
 const CREDIT_STRIDE: usize = 64;
+/// Maximum time of one connection attempt.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Approximate delay of the first retry. Each retry doubles the delay.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(10);
 /// Maximum delay of a retry.
@@ -213,7 +215,7 @@ impl Terms {
                     greetings: &greetings,
                     prepare: &mut |_, _| Ok(()),
                 },
-                self.options.connect_timeout,
+                CONNECT_TIMEOUT,
             )
             .map_err(|error: ConnectError| error.to_string())?;
         let rails = self.nics.len();

@@ -83,8 +83,6 @@ pub struct Options {
     pub wait: Wait,
     /// Time without progress after which a receiver is reported as unavailable.
     pub timeout: Duration,
-    /// Maximum time of one connection attempt.
-    pub connect_timeout: Duration,
     /// True: the ring's reader gets copies of the frames instead of the memory of the ring.
     pub copied: bool,
     /// Maximum size of a message in bytes; set by [`Sender::new`].
@@ -106,7 +104,6 @@ impl Options {
             depth: 128,
             wait: Wait::default(),
             timeout: Duration::from_secs(1),
-            connect_timeout: Duration::from_secs(5),
             copied: false,
             message: u64::MAX,
         }
