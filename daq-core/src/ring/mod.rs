@@ -27,11 +27,13 @@ mod producer;
 mod reader;
 mod scratch;
 mod slot;
+mod work;
 
 pub use completion::Completion;
 pub use lease::{Frame, Lease};
 pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
+pub use work::WorkInFlight;
 
 use crate::ledger::{ReaderLedger, RingLedger};
 use crate::notify::Notifier;

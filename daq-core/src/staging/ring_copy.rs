@@ -4,8 +4,7 @@ use super::methods::{CopyMethod, CpuStores};
 use super::{StagingError, burst};
 use crate::ledger::CopyLedger;
 use crate::region::Placement;
-use crate::ring::{Completion, Lease, Producer, Reader};
-use std::collections::VecDeque;
+use crate::ring::{Completion, Lease, Producer, Reader, WorkInFlight};
 use std::time::Instant;
 
 /// Copies the frames of one ring to another ring with slots of the same size.
@@ -30,11 +29,9 @@ pub struct RingCopy {
 struct Target {
     producer: Producer,
     ledger: CopyLedger,
-    in_flight: VecDeque<InFlightCopy>,
+    in_flight: WorkInFlight<InFlightCopy>,
     /// Time since which at least one copy has been in flight.
     busy: Option<Instant>,
-    /// Whether a copy has failed. Then later completions are not published, because earlier slots were never filled.
-    failed: bool,
 }
 
 /// A copy in flight.
@@ -139,9 +136,8 @@ impl RingCopy {
             target: Target {
                 producer,
                 ledger,
-                in_flight: VecDeque::with_capacity(slots),
+                in_flight: WorkInFlight::new(slots),
                 busy: None,
-                failed: false,
             },
             stores,
             burst,
@@ -220,7 +216,7 @@ impl RingCopy {
         self.stores.is_some()
             && cpu_store_threshold > 0
             && !self.has_in_flight()
-            && !self.target.failed
+            && !self.target.in_flight.has_failed()
     }
 
     /// Returns the number of frames of the copy that could start now. If no copy can start, returns the number of
@@ -276,7 +272,11 @@ impl RingCopy {
     /// If the memory can no longer be used. The frames are counted as failed, and no more frames are copied.
     #[inline]
     pub fn step(&mut self) -> Result<usize, StagingError> {
-        let Some(stores) = self.stores.as_deref().filter(|_| !self.target.failed) else {
+        let Some(stores) = self
+            .stores
+            .as_deref()
+            .filter(|_| !self.target.in_flight.has_failed())
+        else {
             return Ok(0);
         };
         let burst = self.burst as u64;
@@ -306,7 +306,9 @@ impl RingCopy {
     /// Whether a [step](Self::step) would copy at least one frame.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        !self.target.failed && self.reader.pending() > 0 && self.target.producer.room() > 0
+        !self.target.in_flight.has_failed()
+            && self.reader.pending() > 0
+            && self.target.producer.room() > 0
     }
 
     /// Publishes the copies that are done and returns their number. Never waits.
@@ -315,14 +317,15 @@ impl RingCopy {
     /// If the device has failed. The frames in flight are counted as failed.
     pub(super) fn reap(&mut self) -> Result<usize, StagingError> {
         let target = &mut self.target;
-        let (mut failure, mut ended) = (None, 0);
-        self.reader.reap_each(|completion| {
-            if let Some(done) = target.in_flight.pop_front() {
-                ended += 1;
-                failure = failure.take().or_else(|| completion.failure());
-                target.failed |= failure.is_some();
-                target.end(&done);
+        let (producer, ledger) = (&mut target.producer, &target.ledger);
+        let (ended, failure) = target.in_flight.reap(&mut self.reader, |done, failed| {
+            if failed {
+                ledger.failed.add(done.frames);
+                return;
             }
+            producer.publish(done.frames);
+            ledger.frames.add(done.frames);
+            ledger.count_copy(done.bytes);
         });
         if ended > 0 {
             target.count_busy();
@@ -390,20 +393,20 @@ impl Target {
             }
             Ok((bytes, done)) => {
                 slots.submit();
-                lease.retire(done);
-                self.in_flight.push_back(InFlightCopy { frames, bytes });
+                let copy = InFlightCopy { frames, bytes };
+                self.in_flight.push(lease, done, copy);
                 self.ledger.in_flight.set(self.in_flight.len() as u64);
                 self.busy.get_or_insert_with(Instant::now);
                 Ok(Begun::Copy(bytes))
             }
             Err(error) => {
-                self.failed = true;
+                self.in_flight.fail();
                 match method.record_event() {
                     Ok(Completion::Immediate) => self.ledger.failed.add(frames),
                     // A part of the copy may already be in flight, so the lease must end after this part.
                     Ok(done) => {
-                        lease.retire(done);
-                        self.in_flight.push_back(InFlightCopy { frames, bytes: 0 });
+                        let copy = InFlightCopy { frames, bytes: 0 };
+                        self.in_flight.push(lease, done, copy);
                     }
                     Err(_) => {
                         method.settle();
@@ -413,17 +416,6 @@ impl Target {
                 Err(error)
             }
         }
-    }
-
-    /// Publishes the frames of a copy that has ended, or counts them as failed.
-    fn end(&mut self, done: &InFlightCopy) {
-        if self.failed {
-            self.ledger.failed.add(done.frames);
-            return;
-        }
-        self.producer.publish(done.frames);
-        self.ledger.frames.add(done.frames);
-        self.ledger.count_copy(done.bytes);
     }
 
     /// Counts the time with copies in flight up to now, after copies have ended.

@@ -2,14 +2,13 @@
 //! slots when the work is complete.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
-use daq_core::gpu::driver::{self, CudaError, StreamEvent};
+use daq_core::gpu::driver::{self, StreamEvent};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::leak::leak;
 use daq_core::ledger::{DeviceLedger, KernelLedger};
 use daq_core::notify::{Notifier, Wait};
-use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut};
+use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut, WorkInFlight};
 use daq_core::staging::RingCopy;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,10 +63,7 @@ pub struct Runner {
     hanging: Option<Instant>,
     /// Whether a persistent kernel was found to hang.
     hung: bool,
-    /// Whether work has failed. After a failure no work is published, because the output slots of the failed work were
-    /// never filled.
-    failed: bool,
-    in_flight: VecDeque<InFlight>,
+    in_flight: WorkInFlight<InFlight>,
     timing: Timing,
 }
 
@@ -84,7 +80,6 @@ pub(crate) const MAX_IN_FLIGHT: usize = 8;
 struct InFlight {
     frames: u64,
     outputs: u64,
-    completion: Completion,
     /// Numbers of frames that the kernel accepted; `None` if the call failed.
     submitted: Option<Submitted>,
     /// Event on the kernel's stream that follows the work.
@@ -135,7 +130,7 @@ impl Runner {
     pub fn new(parts: Parts) -> Self {
         let (inline_copy, notifier) = parts.inline_copy.unzip();
         Self {
-            in_flight: VecDeque::with_capacity(
+            in_flight: WorkInFlight::new(
                 // A burst without outputs occupies only input slots.
                 parts
                     .producer
@@ -158,7 +153,6 @@ impl Runner {
             hang_timeout: HANG_TIMEOUT,
             hanging: None,
             hung: false,
-            failed: false,
             timing: Timing::default(),
         }
     }
@@ -371,21 +365,20 @@ impl Runner {
         let (submitted, mark) = match ran {
             Ok(ran) => ran,
             Err((error, None)) => {
-                self.failed = true;
+                self.in_flight.fail();
                 self.ledger.failed.add(frames);
                 return Err(error);
             }
             Err((error, Some(completion))) => {
-                self.failed = true;
-                lease.retire(completion.clone());
-                self.in_flight.push_back(InFlight {
+                self.in_flight.fail();
+                let work = InFlight {
                     frames,
                     outputs: 0,
-                    completion,
                     submitted: None,
                     mark: None,
                     follows,
-                });
+                };
+                self.in_flight.push(lease, completion, work);
                 return Err(error);
             }
         };
@@ -399,15 +392,14 @@ impl Runner {
             lease.retire(Completion::Immediate);
         } else {
             let outputs = slots.submit() as u64;
-            lease.retire(completion.clone());
-            self.in_flight.push_back(InFlight {
+            let work = InFlight {
                 frames,
                 outputs,
-                completion,
                 submitted: Some(submitted),
                 mark,
                 follows,
-            });
+            };
+            self.in_flight.push(lease, completion, work);
         }
         Ok(Step::Moved)
     }
@@ -416,25 +408,13 @@ impl Runner {
     /// Returns whether any work was completed.
     fn reap(&mut self) -> Result<bool, KernelError> {
         let Self {
-            reader,
             producer,
             ledger,
-            hanging,
-            failed,
-            in_flight,
             timing,
             ..
         } = self;
-        let before = in_flight.len();
-        let mut failure: Option<CudaError> = None;
-        reader.reap(|_| {
-            *hanging = None;
-            let Some(done) = in_flight.pop_front() else {
-                return;
-            };
-            failure = failure.take().or_else(|| done.completion.failure());
-            *failed |= failure.is_some();
-            let Some(submitted) = done.submitted.filter(|_| !*failed) else {
+        let (ended, failure) = self.in_flight.reap(&mut self.reader, |done, failed| {
+            let Some(submitted) = done.submitted.filter(|_| !failed) else {
                 ledger.failed.add(done.frames);
                 return;
             };
@@ -444,8 +424,10 @@ impl Runner {
                 timing.count(&ledger.device, mark, done.follows);
             }
         });
-        let has_reaped = in_flight.len() < before;
-        failure.map_or(Ok(has_reaped), |error| Err(KernelError::Cuda(error)))
+        if ended > 0 {
+            self.hanging = None;
+        }
+        failure.map_or(Ok(ended > 0), |error| Err(KernelError::Cuda(error)))
     }
 }
 
