@@ -31,44 +31,20 @@ pub const fn bus(ordinal: i32) -> i32 {
 }
 
 /// Returns the value of an attribute by its number in the driver; 0 if the attribute is unknown.
-pub const fn value(options: &Options, ordinal: i32, attribute: i32) -> i32 {
+pub const fn value(options: &Options, attribute: i32) -> i32 {
     match attribute {
-        1 => THREADS.cast_signed(),
-        2 => BLOCK[0].cast_signed(),
-        3 => BLOCK[1].cast_signed(),
-        4 => BLOCK[2].cast_signed(),
-        5 => GRID[0].cast_signed(),
-        6 => GRID[1].cast_signed(),
-        7 => GRID[2].cast_signed(),
-        8 => SHARED,
-        10 => 32,
-        11 => 0x7fff_ffff,
-        9 | 12 | 82 => 65_536,
-        13 => 1_980_000,
-        14 => 512,
         16 => MULTIPROCESSORS.cast_signed(),
-        33 => bus(ordinal),
-        36 => 2_619_000,
-        37 => 5120,
-        38 => 50 << 20,
         39 => THREADS_MULTIPROCESSOR.cast_signed(),
+        // Number of copy engines.
         40 => 3,
-        // Supported features: overlap, mapped host memory, concurrent kernels, ECC, unified addresses, priorities, host
-        // pointers as device pointers, cooperative launch, registration of host memory (also read-only).
-        15 | 19 | 31 | 32 | 41 | 78 | 91 | 95 | 99 | 113 => 1,
         75 => CAPABILITY / 10,
         76 => CAPABILITY % 10,
-        81 => SHARED_MULTIPROCESSOR,
         97 => SHARED_OPTIN,
         102 => options.vmm as i32,
         103 => options.posix_fd as i32,
-        106 => BLOCKS_MULTIPROCESSOR.cast_signed(),
-        110 => (options.rdma && options.vmm) as i32,
-        111 => 1024,
         116 | 117 => options.rdma as i32,
         118 => options.ordering,
         124 => !matches!(options.dma_buf, DmaBuf::None) as i32,
-        131 | 134 => -1,
         _ => 0,
     }
 }

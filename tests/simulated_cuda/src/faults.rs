@@ -1,6 +1,6 @@
 //! Counts operations and injects faults.
 
-use crate::code::Code;
+use crate::code::{Code, Result};
 use crate::options::{Failure, Options};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +36,19 @@ pub enum Outcome {
     Fails(Code),
     /// The operation never ends.
     Hangs,
+}
+
+impl Outcome {
+    /// Returns the error of an operation that fails. Does not return if the operation hangs.
+    pub fn enact(self) -> Result {
+        match self {
+            Self::Done => Ok(()),
+            Self::Fails(code) => Err(code),
+            Self::Hangs => loop {
+                std::thread::park();
+            },
+        }
+    }
 }
 
 impl Executed {

@@ -5,8 +5,8 @@
 //! the documented code. All calls and operations are counted.
 //!
 //! Two environment variables configure it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an unknown
-//! option ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file for a JSON report, written when a context or the
-//! process ends:
+//! option ends the process. `DAQ_SIMULATED_CUDA_REPORT` names a file for a JSON report, written when the process
+//! ends:
 //!
 //! | key | meaning |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | `persistent` | frames that persistent kernels have started |
 //! | `blocked` | calls that had to wait for a persistent kernel |
 //! | `unregistered` | copies from or to host memory that is unknown to the driver: `copies` and their `bytes` |
-//! | `leaks` | objects that outlived their context, and objects that exist now |
+//! | `leaks` | objects that exist at the end |
 //! | `errors` | rejected calls by code; "not ready" (600) is not an error |
 //!
 //! In a broken context, calls that release a resource return the error, but the resource does not count as a leak.
@@ -32,7 +32,7 @@
 //! The library also replaces the run-time compiler `libnvrtc.so`. From any text that defines `on_frame` it generates
 //! code with the entries that occur in the text.
 //!
-//! Not supported: running kernels (except those in `kernels.rs`, by name), peer access, memory pools, external memory,
+//! Only functions that daq calls are simulated. Not supported: running kernels (except those in `kernels.rs`, by name), peer access, memory pools, external memory,
 //! capture across several streams.
 
 mod attributes;

@@ -30,7 +30,7 @@ pub struct Alive {
     pub memory_bytes: usize,
     /// Reservations of device addresses.
     pub reservations: usize,
-    /// Registrations and allocations of host memory.
+    /// Registrations of host memory.
     pub host: usize,
     /// Streams.
     pub streams: usize,
@@ -55,7 +55,6 @@ pub struct Counts {
     unregistered: [AtomicU64; 2],
     calls: Mutex<BTreeMap<&'static str, u64>>,
     errors: Mutex<BTreeMap<Code, u64>>,
-    leaked: Mutex<Alive>,
 }
 
 /// Counters of this process.
@@ -97,12 +96,6 @@ impl Counts {
         self.unregistered[1].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts resources destroyed together with a context.
-    pub fn leaked(&self, alive: Alive) {
-        let mut leaked = self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
-        *leaked = leaked.and(alive);
-    }
-
     fn report(&self) -> Value {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +108,6 @@ impl Counts {
             .iter()
             .map(|(code, n)| (code.to_string(), json!(n)))
             .collect();
-        let leaked = *self.leaked.lock().unwrap_or_else(PoisonError::into_inner);
         json!({
             "calls": calls,
             "errors": errors,
@@ -131,28 +123,12 @@ impl Counts {
             "persistent": faults::PERSISTENT.count(),
             "blocked": load(&self.blocked),
             "unregistered": {"copies": load(&self.unregistered[0]), "bytes": load(&self.unregistered[1])},
-            "leaks": leaked.and(sys::alive()).json(),
+            "leaks": sys::alive().json(),
         })
     }
 }
 
 impl Alive {
-    /// Returns the sums of the counts of `self` and `other`.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
-        Self {
-            memory: self.memory + other.memory,
-            memory_bytes: self.memory_bytes + other.memory_bytes,
-            reservations: self.reservations + other.reservations,
-            host: self.host + other.host,
-            streams: self.streams + other.streams,
-            events: self.events + other.events,
-            modules: self.modules + other.modules,
-            graphs: self.graphs + other.graphs,
-            contexts: self.contexts + other.contexts,
-        }
-    }
-
     fn json(self) -> Value {
         json!({
             "memory": self.memory,

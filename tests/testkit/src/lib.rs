@@ -46,7 +46,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -168,25 +168,41 @@ pub fn test_process(test: &str) -> Command {
 const CHILD: &str = "DAQ_TEST_CHILD";
 
 /// Runs `work` in a process of its own, which `prepare` configures, by running the calling test `test`,
-/// [`this_test!`], again. Returns the output in the parent process, after the child process has succeeded.
+/// [`this_test!`], again. Returns the result in the parent process. `case` distinguishes the calls of one test.
+pub fn own_process(
+    test: &str,
+    case: &str,
+    prepare: impl FnOnce(&mut Command),
+    work: impl FnOnce(),
+) -> Option<Output> {
+    let name = format!("{test} {case}");
+    if let Some(child) = std::env::var_os(CHILD) {
+        if *child == *name {
+            work();
+        }
+        return None;
+    }
+    let mut command = test_process(test);
+    prepare(&mut command);
+    let output = command.env(CHILD, name).output().unwrap();
+    let started = output
+        .stdout
+        .windows(14)
+        .any(|text| text == b"running 1 test");
+    assert!(started, "there is no test {test}");
+    Some(output)
+}
+
+/// Runs `work` as [`own_process`] does. Returns the output in the parent process, after the child process has succeeded.
 pub fn alone(
     test: &str,
     prepare: impl FnOnce(&mut Command),
     work: impl FnOnce(),
 ) -> Option<String> {
-    if std::env::var_os(CHILD).is_some_and(|child| child == test) {
-        work();
-        return None;
-    }
-    let mut command = test_process(test);
-    prepare(&mut command);
-    let output = command.env(CHILD, test).output().unwrap();
+    let output = own_process(test, "", prepare, work)?;
     let printed = [output.stdout, output.stderr].concat();
     let printed = String::from_utf8_lossy(&printed).into_owned();
-    assert!(
-        output.status.success() && printed.contains("1 passed"),
-        "{test}: {printed}"
-    );
+    assert!(output.status.success(), "{test}: {printed}");
     Some(printed)
 }
 

@@ -1,8 +1,9 @@
 //! Batched copies.
 
-use super::copy::{AddressKind, Copy, submit_to};
+use super::copy::AddressKind::Either;
+use super::copy::{Copy, submit_to};
 use super::stream::{Operation, Stream};
-use super::{In, Out, call, context, require};
+use super::{In, Out, context, driver, require};
 use crate::code::{Code, Result};
 use std::ffi::{c_int, c_uint};
 
@@ -43,21 +44,12 @@ impl Batch {
         for n in 0..self.count {
             let copy = || {
                 let (to, from) = (self.targets.at(n)?, self.sources.at(n)?);
-                Copy::linear(
-                    (AddressKind::Either, to),
-                    (AddressKind::Either, from),
-                    self.bytes.at(n)?,
-                )
+                Copy::linear((Either, to), (Either, from), self.bytes.at(n)?)
             };
             copies.push(copy().map_err(|code| (Some(n), code))?);
         }
-        submit_to(
-            &stream,
-            Operation::Batch(copies.as_slice().into()),
-            &copies,
-            waits,
-        )
-        .map_err(general)
+        let operation = Operation::Batch(copies.as_slice().into());
+        submit_to(&stream, operation, &copies, waits).map_err(general)
     }
 
     /// Checks the attributes. Returns true if the sources must be read before the call returns.
@@ -80,56 +72,29 @@ impl Batch {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyBatchAsync(
-    targets: In<u64>,
-    sources: In<u64>,
-    bytes: In<usize>,
-    count: usize,
-    attributes: In<Attributes>,
-    firsts: In<usize>,
-    attribute_count: usize,
-    failed: Out<usize>,
-    stream: usize,
-) -> Code {
-    call!(cuMemcpyBatchAsync).in_context(|_| {
-        let batch = Batch {
-            targets,
-            sources,
-            bytes,
-            count,
-            attributes,
-            firsts,
-            attribute_count,
-        };
-        batch.submit(stream).map_err(|(nth, code)| {
-            failed.offer(nth.unwrap_or(usize::MAX));
-            code
-        })
-    })
+/// Defines a version of the batch call; the first version also stores the index of the failed copy.
+macro_rules! batch_call {
+    ($name:ident $(, $failed:ident: $kind:ty)?) => {
+        driver! {
+            in_context(_) fn $name(
+                targets: In<u64>,
+                sources: In<u64>,
+                bytes: In<usize>,
+                count: usize,
+                attributes: In<Attributes>,
+                firsts: In<usize>,
+                attribute_count: usize,
+                $($failed: $kind,)?
+                stream: usize,
+            ) {
+                let batch = Batch { targets, sources, bytes, count, attributes, firsts, attribute_count };
+                batch.submit(stream).map_err(|(_nth, code)| {
+                    $($failed.offer(_nth.unwrap_or(usize::MAX));)?
+                    code
+                })
+            }
+        }
+    };
 }
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyBatchAsync_v2(
-    targets: In<u64>,
-    sources: In<u64>,
-    bytes: In<usize>,
-    count: usize,
-    attributes: In<Attributes>,
-    firsts: In<usize>,
-    attribute_count: usize,
-    stream: usize,
-) -> Code {
-    call!(cuMemcpyBatchAsync_v2).in_context(|_| {
-        let batch = Batch {
-            targets,
-            sources,
-            bytes,
-            count,
-            attributes,
-            firsts,
-            attribute_count,
-        };
-        batch.submit(stream).map_err(|(_, code)| code)
-    })
-}
+batch_call!(cuMemcpyBatchAsync, failed: Out<usize>);
+batch_call!(cuMemcpyBatchAsync_v2);

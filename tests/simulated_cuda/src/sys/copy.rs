@@ -1,13 +1,14 @@
 //! Copies of memory.
 
-use super::context::{self, Device};
+use super::context;
 use super::space::{self, Pieces, Space};
 use super::stream::{Operation, Stream, Submitted};
-use super::{In, call, require};
+use super::{In, driver, require};
 use crate::attributes;
-use crate::code::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
-use crate::faults::{COPIES, OPTIONS, Outcome};
+use crate::code::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
+use crate::faults::{COPIES, OPTIONS};
 use crate::report::{COUNTS, Direction};
+use AddressKind::{Device, Host};
 use std::ffi::c_uint;
 use std::time::{Duration, Instant};
 
@@ -170,13 +171,9 @@ impl Copy {
         if bytes == 0 {
             return Ok(());
         }
-        Self::linear(
-            (AddressKind::Device, to),
-            (AddressKind::Device, from),
-            bytes,
-        )
-        .and_then(|copy| copy.transfer())
-        .map_err(|_| ILLEGAL_ADDRESS)
+        Self::linear((Device, to), (Device, from), bytes)
+            .and_then(|copy| copy.transfer())
+            .map_err(|_| ILLEGAL_ADDRESS)
     }
 
     /// Writes the initial contents of device memory.
@@ -185,12 +182,7 @@ impl Copy {
             return Ok(());
         }
         let from = bytes.as_ptr() as u64;
-        Self::linear(
-            (AddressKind::Device, to),
-            (AddressKind::Host, from),
-            bytes.len(),
-        )?
-        .transfer()
+        Self::linear((Device, to), (Host, from), bytes.len())?.transfer()
     }
 
     const fn bytes(&self) -> u64 {
@@ -212,14 +204,8 @@ impl Copy {
 
     /// Executes the copy, with the duration that the options require. Memory freed since the submission breaks the
     /// context.
-    pub fn execute(&self, device: &Device) -> Result {
-        match COPIES.begin() {
-            Outcome::Done => {}
-            Outcome::Fails(code) => return Err(code),
-            Outcome::Hangs => loop {
-                std::thread::park();
-            },
-        }
+    pub fn execute(&self, device: &context::Device) -> Result {
+        COPIES.begin().enact()?;
         let started = Instant::now();
         let engine = match self.direction() {
             Direction::HostToDevice => 0,
@@ -309,114 +295,26 @@ pub fn submit_to(
     }
 }
 
+/// Submits a copy to a stream. Without a stream, copies in the default stream and waits.
 fn copy(
     to: (AddressKind, u64),
     from: (AddressKind, u64),
     bytes: usize,
-    stream: usize,
-    waits: bool,
+    stream: Option<usize>,
 ) -> Result {
     if bytes == 0 {
         return Ok(());
     }
-    Copy::linear(to, from, bytes)?.submit(stream, waits)
-}
-
-/// Copies in the default stream, and waits only if host memory is involved.
-fn copy_now(to: (AddressKind, u64), from: (AddressKind, u64), bytes: usize) -> Result {
-    copy(
-        to,
-        from,
-        bytes,
-        0,
-        to.0 == AddressKind::Host || from.0 == AddressKind::Host,
-    )
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyHtoD_v2)
-        .in_context(|_| copy_now((AddressKind::Device, to), (AddressKind::Host, from), bytes))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyDtoH_v2)
-        .in_context(|_| copy_now((AddressKind::Host, to), (AddressKind::Device, from), bytes))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> Code {
-    call!(cuMemcpyDtoD_v2).in_context(|_| {
-        copy_now(
-            (AddressKind::Device, to),
-            (AddressKind::Device, from),
-            bytes,
-        )
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyHtoDAsync_v2).in_context(|_| {
-        copy(
-            (AddressKind::Device, to),
-            (AddressKind::Host, from),
-            bytes,
-            stream,
-            false,
-        )
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyDtoHAsync_v2).in_context(|_| {
-        copy(
-            (AddressKind::Host, to),
-            (AddressKind::Device, from),
-            bytes,
-            stream,
-            false,
-        )
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyDtoDAsync_v2).in_context(|_| {
-        copy(
-            (AddressKind::Device, to),
-            (AddressKind::Device, from),
-            bytes,
-            stream,
-            false,
-        )
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) -> Code {
-    call!(cuMemcpyAsync).in_context(|_| {
-        copy(
-            (AddressKind::Either, to),
-            (AddressKind::Either, from),
-            bytes,
-            stream,
-            false,
-        )
-    })
+    Copy::linear(to, from, bytes)?.submit(stream.unwrap_or(0), stream.is_none())
 }
 
 impl Corner {
     /// Returns the declared type of the memory, the address of the first row, and the pitch.
     fn end(&self, width: usize, rows: usize) -> Result<(AddressKind, u64, u64)> {
         let (kind, base) = match self.kind {
-            1 => (AddressKind::Host, self.host),
-            2 => (AddressKind::Device, self.device),
-            3 => return Err(NOT_SUPPORTED),
-            4 => (AddressKind::Either, self.device),
-            _ => return Err(INVALID_VALUE),
+            1 => (Host, self.host),
+            2 => (Device, self.device),
+            _ => return Err(NOT_SUPPORTED),
         };
         // A pitch of 0 means that the rows are contiguous.
         let pitch = if self.pitch == 0 {
@@ -439,9 +337,8 @@ impl Corner {
     }
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) -> Code {
-    call!(cuMemcpy2DAsync_v2).in_context(|_| {
+driver! {
+    in_context(_) fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) {
         let TwoDimensional {
             from,
             to,
@@ -453,5 +350,25 @@ extern "C" fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) -> Cod
         }
         let (to, from) = (to.end(width, rows)?, from.end(width, rows)?);
         Copy::new(to, from, width, rows)?.submit(stream, false)
-    })
+    }
+
+    in_context(_) fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) {
+        copy((Device, to), (Host, from), bytes, None)
+    }
+
+    in_context(_) fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) {
+        copy((Host, to), (Device, from), bytes, None)
+    }
+
+    in_context(_) fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy((Device, to), (Host, from), bytes, Some(stream))
+    }
+
+    in_context(_) fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy((Host, to), (Device, from), bytes, Some(stream))
+    }
+
+    in_context(_) fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy((Device, to), (Device, from), bytes, Some(stream))
+    }
 }

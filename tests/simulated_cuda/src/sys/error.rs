@@ -1,6 +1,6 @@
 //! Names and descriptions of error codes.
 
-use super::{Out, call};
+use super::{Out, driver};
 use crate::code::{self, Code, INVALID_VALUE};
 use std::ffi::{CStr, c_char};
 
@@ -9,12 +9,12 @@ fn give(out: &Out<*const c_char>, text: Option<&'static CStr>) -> crate::code::R
     text.map(|_| ()).ok_or(INVALID_VALUE)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGetErrorName(code: Code, out: Out<*const c_char>) -> Code {
-    call!(cuGetErrorName).anytime(|| give(&out, code::describe(code).map(|(name, _)| name)))
-}
+driver! {
+    anytime() fn cuGetErrorName(code: Code, out: Out<*const c_char>) {
+        give(&out, code::describe(code).map(|(name, _)| name))
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGetErrorString(code: Code, out: Out<*const c_char>) -> Code {
-    call!(cuGetErrorString).anytime(|| give(&out, code::describe(code).map(|(_, text)| text)))
+    anytime() fn cuGetErrorString(code: Code, out: Out<*const c_char>) {
+        give(&out, code::describe(code).map(|(_, text)| text))
+    }
 }

@@ -1,14 +1,14 @@
 //! Events, which record positions in streams.
 
-use super::context::{self, Device};
+use super::context::Device;
 use super::stream::{Operation, Stream, Submitted};
 use super::table::Table;
-use super::{Out, call, lock, require};
-use crate::code::{CAPTURED_EVENT, Code, INVALID_HANDLE, NOT_READY, Result};
+use super::{Out, driver, lock, require};
+use crate::code::{CAPTURED_EVENT, INVALID_HANDLE, NOT_READY, Result};
 use std::collections::BTreeSet;
 use std::ffi::c_uint;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 const DISABLE_TIMING: c_uint = 2;
 const INTERPROCESS: c_uint = 4;
@@ -20,7 +20,6 @@ pub struct Event {
     pub device: &'static Device,
     is_timed: bool,
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -62,20 +61,6 @@ impl Event {
         if state.passed.is_none_or(|(latest, _)| latest < nth) {
             state.passed = Some((nth, Instant::now()));
         }
-        self.changed.notify_all();
-    }
-
-    /// Waits until a stream has reached the `nth` record, or until `until` returns true because that will not happen.
-    pub fn wait(&self, nth: u64, until: impl Fn() -> bool) {
-        let mut state = lock(&self.state);
-        while state.pending.contains(&nth) && !until() {
-            // The wait has a timeout, because a change of the result of `until` wakes no waiter.
-            state = self
-                .changed
-                .wait_timeout(state, Duration::from_millis(5))
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .0;
-        }
     }
 
     fn latest(&self) -> Result<u64> {
@@ -96,11 +81,6 @@ impl Event {
         } else {
             Ok(())
         }
-    }
-
-    fn synchronise(&self) -> Result {
-        self.wait(self.latest()?, || self.device.check().is_err());
-        self.device.check()
     }
 
     /// Returns the time at which the last record was reached.
@@ -129,66 +109,39 @@ fn elapsed(out: &Out<f32>, start: usize, end: usize) -> Result {
     out.set((forth - back) * 1e3)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventCreate(event: Out<usize>, flags: c_uint) -> Code {
-    call!(cuEventCreate).in_context(|device| {
+driver! {
+    in_context(device) fn cuEventCreate(event: Out<usize>, flags: c_uint) {
         require(!event.is_null() && flags & !7 == 0)?;
         require(flags & INTERPROCESS == 0 || flags & DISABLE_TIMING != 0)?;
         event.set(EVENTS.insert(Arc::new(Event {
             device,
             is_timed: flags & DISABLE_TIMING == 0,
             state: Mutex::default(),
-            changed: Condvar::new(),
         })))
-    })
-}
+    }
 
-/// Pending work continues, but its state can no longer be queried.
-#[unsafe(no_mangle)]
-extern "C" fn cuEventDestroy_v2(event: usize) -> Code {
-    call!(cuEventDestroy_v2).giving_back(|_| EVENTS.remove(event).map(|_| ()))
-}
+    /// Pending work continues, but its state can no longer be queried.
+    giving_back(_) fn cuEventDestroy_v2(event: usize) {
+        EVENTS.remove(event).map(|_| ())
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventRecord(event: usize, stream: usize) -> Code {
-    call!(cuEventRecord).in_context(|device| {
+    in_context(device) fn cuEventRecord(event: usize, stream: usize) {
         let (event, stream) = (EVENTS.get(event)?, Stream::find(device, stream)?);
         if !std::ptr::eq(event.device, stream.device) {
             return Err(INVALID_HANDLE);
         }
         event.record(&stream)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(event: usize) -> Code {
-    call!(cuEventQuery).initialised(|| EVENTS.get(event)?.query())
-}
+    initialised() fn cuEventQuery(event: usize) {
+        EVENTS.get(event)?.query()
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventSynchronize(event: usize) -> Code {
-    call!(cuEventSynchronize).in_context(|_| EVENTS.get(event)?.synchronise())
-}
+    in_context(_) fn cuEventElapsedTime(out: Out<f32>, start: usize, end: usize) {
+        elapsed(&out, start, end)
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuEventElapsedTime(out: Out<f32>, start: usize, end: usize) -> Code {
-    call!(cuEventElapsedTime).in_context(|_| elapsed(&out, start, end))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuEventElapsedTime_v2(out: Out<f32>, start: usize, end: usize) -> Code {
-    call!(cuEventElapsedTime_v2).in_context(|_| elapsed(&out, start, end))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) -> Code {
-    call!(cuStreamWaitEvent).in_context(|_| {
-        require(flags & !1 == 0)?;
-        let (stream, event) = (
-            Stream::find(context::current()?, stream)?,
-            EVENTS.get(event)?,
-        );
-        let nth = event.latest()?;
-        stream.submit(Operation::Await(event, nth)).map(|_| ())
-    })
+    in_context(_) fn cuEventElapsedTime_v2(out: Out<f32>, start: usize, end: usize) {
+        elapsed(&out, start, end)
+    }
 }

@@ -2,32 +2,30 @@
 
 use super::space::{self, Pieces, Space};
 use super::stream::{Operation, Stream};
-use super::{call, context, require};
-use crate::code::{Code, ILLEGAL_ADDRESS, INVALID_VALUE, Result};
+use super::{context, driver, require};
+use crate::code::{ILLEGAL_ADDRESS, Result};
 use crate::report::COUNTS;
-use std::ffi::{c_uchar, c_uint};
+use std::ffi::c_uchar;
 use std::sync::atomic::Ordering;
 
-/// A range to fill.
+/// A range to fill with a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
     address: u64,
     bytes: usize,
-    pattern: [u8; 4],
+    value: u8,
 }
 
 impl Fill {
-    /// Submits a fill of `count` values of `width` bytes each to a stream.
-    fn submit(address: u64, pattern: [u8; 4], width: usize, count: usize, stream: usize) -> Result {
-        let bytes = count.checked_mul(width).ok_or(INVALID_VALUE)?;
-        require(address.is_multiple_of(width as u64))?;
+    /// Submits a fill of `bytes` bytes to a stream.
+    fn submit(address: u64, value: u8, bytes: usize, stream: usize) -> Result {
         if bytes == 0 {
             return Ok(());
         }
         let fill = Self {
             address,
             bytes,
-            pattern,
+            value,
         };
         fill.pieces(&space::lock())?;
         let stream = Stream::find(context::current()?, stream)?;
@@ -39,11 +37,11 @@ impl Fill {
         if bytes == 0 {
             return Ok(());
         }
-        let pattern = [0; 4];
+        let value = 0;
         Self {
             address,
             bytes,
-            pattern,
+            value,
         }
         .write()
     }
@@ -65,40 +63,24 @@ impl Fill {
 
     fn write(&self) -> Result {
         let pieces = self.pieces(&space::lock()).map_err(|_| ILLEGAL_ADDRESS)?;
-        // Every piece starts at a multiple of the value size, because pieces are parts of allocations or whole
-        // granules.
-        let block = self.pattern.repeat(1024);
         for (address, bytes) in pieces.part(0, self.bytes) {
-            for start in (0..bytes).step_by(block.len()) {
-                let length = block.len().min(bytes - start);
-                // SAFETY:
-                // - `length` bytes from `start` on are inside a piece.
-                // - Pieces of device memory are mapped as long as they are held. Registered host memory is mapped as
-                //   long as it is registered, which callers of the driver guarantee.
-                // - `block` contains at least `length` bytes and is not accessed by other code.
-                unsafe {
-                    let to = (address as *mut u8).add(start);
-                    to.copy_from_nonoverlapping(block.as_ptr(), length);
-                }
-            }
+            // SAFETY:
+            // - `bytes` bytes from `address` on are a piece.
+            // - Pieces of device memory are mapped as long as they are held. Registered host memory is mapped as long as
+            //   it is registered, which callers of the driver guarantee.
+            unsafe { std::ptr::write_bytes(address as *mut u8, self.value, bytes) };
         }
         Ok(())
     }
 }
 
-/// Fills device memory asynchronously.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD8_v2(address: u64, value: c_uchar, count: usize) -> Code {
-    call!(cuMemsetD8_v2).in_context(|_| Fill::submit(address, [value; 4], 1, count, 0))
-}
+driver! {
+    /// Fills device memory asynchronously.
+    in_context(_) fn cuMemsetD8_v2(address: u64, value: c_uchar, bytes: usize) {
+        Fill::submit(address, value, bytes, 0)
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD8Async(address: u64, value: c_uchar, count: usize, stream: usize) -> Code {
-    call!(cuMemsetD8Async).in_context(|_| Fill::submit(address, [value; 4], 1, count, stream))
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuMemsetD32Async(address: u64, value: c_uint, count: usize, stream: usize) -> Code {
-    call!(cuMemsetD32Async)
-        .in_context(|_| Fill::submit(address, value.to_ne_bytes(), 4, count, stream))
+    in_context(_) fn cuMemsetD8Async(address: u64, value: c_uchar, bytes: usize, stream: usize) {
+        Fill::submit(address, value, bytes, stream)
+    }
 }

@@ -3,8 +3,8 @@
 use super::context::Device;
 use super::stream::{Operation, Stream};
 use super::table::Table;
-use super::{Out, call, require};
-use crate::code::{Code, INVALID_HANDLE};
+use super::{Out, driver, require};
+use crate::code::INVALID_HANDLE;
 use std::ffi::c_ulonglong;
 use std::sync::Arc;
 
@@ -24,12 +24,11 @@ pub static EXECUTABLES: Table<Graph> = Table::new();
 /// Returns true for operations that do work. Events recorded during a capture only order the operations, which this
 /// library always executes in order.
 fn is_work(operation: &Operation) -> bool {
-    !matches!(operation, Operation::Record(..) | Operation::Await(..))
+    !matches!(operation, Operation::Record(..))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> Code {
-    call!(cuStreamEndCapture).in_context(|device| {
+driver! {
+    in_context(device) fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
         let ended = Stream::find(device, stream)?.end_capture();
         if ended.is_err() {
             graph.offer(0);
@@ -41,25 +40,15 @@ extern "C" fn cuStreamEndCapture(stream: usize, graph: Out<usize>) -> Code {
             .collect();
         require(!graph.is_null())?;
         graph.set(GRAPHS.insert(Arc::new(Graph { device, operations })))
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGraphInstantiateWithFlags(
-    executable: Out<usize>,
-    graph: usize,
-    flags: c_ulonglong,
-) -> Code {
-    call!(cuGraphInstantiateWithFlags).in_context(|device| {
+    in_context(device) fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, flags: c_ulonglong) {
         require(!executable.is_null() && flags & !0xf == 0)?;
         let operations = Arc::clone(&GRAPHS.get(graph)?.operations);
         executable.set(EXECUTABLES.insert(Arc::new(Graph { device, operations })))
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> Code {
-    call!(cuGraphLaunch).in_context(|device| {
+    in_context(device) fn cuGraphLaunch(executable: usize, stream: usize) {
         let graph = EXECUTABLES.get(executable)?;
         if !std::ptr::eq(graph.device, device) {
             return Err(INVALID_HANDLE);
@@ -68,15 +57,13 @@ extern "C" fn cuGraphLaunch(executable: usize, stream: usize) -> Code {
         Stream::find(device, stream)?
             .submit(Operation::Graph(operations))
             .map(|_| ())
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGraphExecDestroy(executable: usize) -> Code {
-    call!(cuGraphExecDestroy).giving_back(|_| EXECUTABLES.remove(executable).map(|_| ()))
-}
+    giving_back(_) fn cuGraphExecDestroy(executable: usize) {
+        EXECUTABLES.remove(executable).map(|_| ())
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuGraphDestroy(graph: usize) -> Code {
-    call!(cuGraphDestroy).giving_back(|_| GRAPHS.remove(graph).map(|_| ()))
+    giving_back(_) fn cuGraphDestroy(graph: usize) {
+        GRAPHS.remove(graph).map(|_| ())
+    }
 }

@@ -1,20 +1,20 @@
 //! Kernel launches.
 
+use super::context::Device;
 use super::copy::Copy;
 use super::fill::Fill;
 use super::module::{FUNCTIONS, Function};
 use super::persistent::{self, Running};
 use super::stream::{Operation, Stream, Submitted};
-use super::{In, Out, call, require};
+use super::{In, Out, driver, require};
 use crate::attributes::{
     BLOCK, BLOCKS_MULTIPROCESSOR, GRID, MULTIPROCESSORS, SHARED_MULTIPROCESSOR, THREADS,
     THREADS_MULTIPROCESSOR,
 };
 use crate::code::{
-    CONTEXT_IS_DESTROYED, COOPERATIVE_LAUNCH_TOO_LARGE, Code, INVALID_HANDLE, INVALID_VALUE,
-    NOT_SUPPORTED, Result,
+    COOPERATIVE_LAUNCH_TOO_LARGE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, Result,
 };
-use crate::faults::{LAUNCHES, Outcome};
+use crate::faults::LAUNCHES;
 use crate::kernels::{Kernel, Memory};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub struct Launch {
     running: Option<Arc<Running>>,
 }
 
-/// The memory of the process as accessed by the kernels of a stream.
-struct Seen<'a>(&'a Stream);
+/// The memory of the process as accessed by the kernels of a device.
+struct Seen<'a>(&'a Device);
 
 impl Memory for Seen<'_> {
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result {
@@ -52,10 +52,7 @@ impl Memory for Seen<'_> {
     }
 
     fn check(&self) -> Result {
-        if self.0.is_abandoned() {
-            return Err(CONTEXT_IS_DESTROYED);
-        }
-        self.0.device.check()
+        self.0.check()
     }
 
     fn rest(&self) {
@@ -65,16 +62,11 @@ impl Memory for Seen<'_> {
 
 impl Launch {
     /// Runs the launch in a stream.
-    pub fn execute(&self, stream: &Stream) -> Result {
-        match LAUNCHES.begin() {
-            Outcome::Done => self.kernel.map_or(Ok(()), |kernel| {
-                (kernel.run)(&Seen(stream), &self.values, self.blocks)
-            }),
-            Outcome::Fails(code) => Err(code),
-            Outcome::Hangs => loop {
-                std::thread::park();
-            },
-        }
+    pub fn execute(&self, device: &Device) -> Result {
+        LAUNCHES.begin().enact()?;
+        self.kernel.map_or(Ok(()), |kernel| {
+            (kernel.run)(&Seen(device), &self.values, self.blocks)
+        })
     }
 
     /// Returns true for a persistent kernel, which runs until it is stopped.
@@ -88,33 +80,6 @@ impl Launch {
             running.end();
         }
     }
-}
-
-/// A host function and its argument.
-#[derive(Clone, Copy, Debug)]
-pub struct HostFunction {
-    function: extern "C" fn(usize),
-    argument: usize,
-}
-
-impl HostFunction {
-    /// Calls the function.
-    pub fn execute(self) {
-        (self.function)(self.argument);
-    }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuLaunchHostFunc(
-    stream: usize,
-    function: Option<extern "C" fn(usize)>,
-    argument: usize,
-) -> Code {
-    call!(cuLaunchHostFunc).in_context(|device| {
-        let function = function.ok_or(INVALID_VALUE)?;
-        let operation = Operation::Host(HostFunction { function, argument });
-        Stream::find(device, stream)?.submit(operation).map(|_| ())
-    })
 }
 
 /// Copies the values of the parameters. The kernel defines their sizes.
@@ -131,39 +96,50 @@ fn values(kernel: &Kernel, parameters: In<In<u8>>) -> Result<Vec<u64>> {
     Ok(values)
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuLaunchKernel(
-    function: usize,
-    grid_x: c_uint,
-    grid_y: c_uint,
-    grid_z: c_uint,
-    block_x: c_uint,
-    block_y: c_uint,
-    block_z: c_uint,
-    shared: c_uint,
-    stream: usize,
-    parameters: In<In<u8>>,
-    extra: usize,
-) -> Code {
-    call!(cuLaunchKernel).in_context(|device| {
+/// Returns the maximum number of concurrent blocks per multiprocessor with this number of threads and bytes of shared
+/// memory.
+fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
+    /// Shared memory per block reserved for the system.
+    const RESERVED: usize = 1024;
+    const WARP: u32 = 32;
+    let allowed = usize::try_from(function.shared.load(Ordering::Acquire)).unwrap_or(0);
+    if threads > THREADS || shared > allowed {
+        return 0;
+    }
+    let by_threads = THREADS_MULTIPROCESSOR / threads.next_multiple_of(WARP);
+    let all = usize::try_from(SHARED_MULTIPROCESSOR).unwrap_or(0);
+    let by_shared = u32::try_from(all / (shared + RESERVED)).unwrap_or(u32::MAX);
+    by_threads.min(by_shared).min(BLOCKS_MULTIPROCESSOR)
+}
+
+/// Returns the maximum number of concurrent blocks on the whole device.
+fn at_once(function: &Function, threads: u32, shared: usize) -> u64 {
+    u64::from(of_multiprocessor(function, threads, shared)) * u64::from(MULTIPROCESSORS)
+}
+
+driver! {
+    in_context(device) fn cuLaunchKernel(
+        function: usize,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared: c_uint,
+        stream: usize,
+        parameters: In<In<u8>>,
+        extra: usize,
+    ) {
         let function = FUNCTIONS.get(function)?;
         let stream = Stream::find(device, stream)?;
         if !std::ptr::eq(function.device, device) || !std::ptr::eq(stream.device, device) {
             return Err(INVALID_HANDLE);
         }
         let is_within = |sizes: [c_uint; 3], max: [c_uint; 3]| {
-            sizes
-                .iter()
-                .zip(max)
-                .all(|(size, max)| (1..=max).contains(size))
+            (0..3).all(|n| (1..=max[n]).contains(&sizes[n]))
         };
         let block = [block_x, block_y, block_z];
         require(is_within([grid_x, grid_y, grid_z], GRID) && is_within(block, BLOCK))?;
         require(block_x * block_y * block_z <= THREADS)?;
-        require(
-            i32::try_from(shared)
-                .is_ok_and(|shared| shared <= function.shared.load(Ordering::Acquire)),
-        )?;
+        let max_shared = function.shared.load(Ordering::Acquire);
+        require(i32::try_from(shared).is_ok_and(|shared| shared <= max_shared))?;
         if extra != 0 {
             // Parameters in a single buffer are not supported. Parameters in both forms together are invalid.
             return Err(if parameters.is_null() {
@@ -199,43 +175,19 @@ extern "C" fn cuLaunchKernel(
             running.end();
         }
         submitted.map(|_| ())
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: Out<c_int>,
-    function: usize,
-    threads: c_int,
-    shared: usize,
-) -> Code {
-    call!(cuOccupancyMaxActiveBlocksPerMultiprocessor).in_context(|_| {
+    in_context(_) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: Out<c_int>,
+        function: usize,
+        threads: c_int,
+        shared: usize,
+    ) {
         let function = FUNCTIONS.get(function)?;
         let threads = u32::try_from(threads)
             .ok()
             .filter(|threads| *threads > 0)
             .ok_or(INVALID_VALUE)?;
         blocks.set(of_multiprocessor(&function, threads, shared).cast_signed())
-    })
-}
-
-/// Returns the maximum number of concurrent blocks per multiprocessor with this number of threads and bytes of shared
-/// memory.
-fn of_multiprocessor(function: &Function, threads: u32, shared: usize) -> u32 {
-    /// Shared memory per block reserved for the system.
-    const RESERVED: usize = 1024;
-    const WARP: u32 = 32;
-    let allowed = usize::try_from(function.shared.load(Ordering::Acquire)).unwrap_or(0);
-    if threads > THREADS || shared > allowed {
-        return 0;
     }
-    let by_threads = THREADS_MULTIPROCESSOR / threads.next_multiple_of(WARP);
-    let all = usize::try_from(SHARED_MULTIPROCESSOR).unwrap_or(0);
-    let by_shared = u32::try_from(all / (shared + RESERVED)).unwrap_or(u32::MAX);
-    by_threads.min(by_shared).min(BLOCKS_MULTIPROCESSOR)
-}
-
-/// Returns the maximum number of concurrent blocks on the whole device.
-fn at_once(function: &Function, threads: u32, shared: usize) -> u64 {
-    u64::from(of_multiprocessor(function, threads, shared)) * u64::from(MULTIPROCESSORS)
 }

@@ -2,8 +2,8 @@
 
 use super::physical::Physical;
 use super::space::{self, Origin};
-use super::{In, Out, call, require};
-use crate::code::{Code, INVALID_HANDLE, NOT_SUPPORTED, OPERATING_SYSTEM, Result};
+use super::{In, Out, driver, require};
+use crate::code::{INVALID_HANDLE, NOT_SUPPORTED, OPERATING_SYSTEM, Result};
 use crate::faults::OPTIONS;
 use crate::options::DmaBuf;
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -17,49 +17,39 @@ pub fn duplicate(file: BorrowedFd<'_>, out: &Out<c_int>) -> Result {
     out.set(copy.into_raw_fd())
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
-    call!(cuMemGetInfo_v2).in_context(|device| {
+driver! {
+    in_context(device) fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         free.set(OPTIONS.memory - device.used.load(Ordering::Acquire))?;
         total.set(OPTIONS.memory)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) -> Code {
-    call!(cuMemAlloc_v2).alone().in_context(|device| {
+    in_context(device).alone fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         require(!address.is_null() && bytes > 0)?;
         let memory = Physical::new(device.ordinal, bytes, space::skew(bytes))?;
         address.set(space::lock().place(memory, bytes, Origin::Allocated)?)
-    })
-}
+    }
 
-/// Waits for all streams, as the driver does.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemFree_v2(address: u64) -> Code {
-    call!(cuMemFree_v2).alone().giving_back(|device| {
+    /// Waits for all streams, as the driver does.
+    giving_back(device).alone fn cuMemFree_v2(address: u64) {
         if address == 0 {
             return Ok(());
         }
         // A broken context is reported after the memory is freed.
         let _ = device.drain();
         space::lock().unplace(address, Origin::Allocated)
-    })
-}
+    }
 
-/// Exports a whole allocation. The descriptor refers to a memory file instead of a dma-buf. It can be mapped only if
-/// the options allow it.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetHandleForAddressRange(
-    handle: Out<c_int>,
-    address: u64,
-    bytes: usize,
-    kind: c_uint,
-    flags: c_ulonglong,
-) -> Code {
-    const DMA_BUF: c_uint = 1;
-    const PAGE: usize = 4096;
-    call!(cuMemGetHandleForAddressRange).in_context(|_| {
+    /// Exports a whole allocation. The descriptor refers to a memory file instead of a dma-buf. It can be mapped only if
+    /// the options allow it.
+    in_context(_) fn cuMemGetHandleForAddressRange(
+        handle: Out<c_int>,
+        address: u64,
+        bytes: usize,
+        kind: c_uint,
+        flags: c_ulonglong,
+    ) {
+        const DMA_BUF: c_uint = 1;
+        const PAGE: usize = 4096;
         require(kind == DMA_BUF && flags <= 1)?;
         require(address.is_multiple_of(PAGE as u64) && bytes.is_multiple_of(PAGE) && bytes > 0)?;
         if !OPTIONS.rdma || OPTIONS.dma_buf == DmaBuf::None || flags != 0 {
@@ -73,71 +63,48 @@ extern "C" fn cuMemGetHandleForAddressRange(
         let name = format!("/proc/self/fd/{}", memory.file().as_raw_fd());
         let file = std::fs::File::open(name).map_err(|_| OPERATING_SYSTEM)?;
         handle.set(file.into_raw_fd())
-    })
-}
+    }
 
-/// Returns the memory behind a device address, for simulated libraries that access device memory. Stores a file
-/// descriptor, which the caller must close, and the offset of the address in the file. The range must be inside a
-/// single allocation or mapping.
-#[unsafe(no_mangle)]
-extern "C" fn daq_simulated_memory(
-    address: u64,
-    bytes: usize,
-    file: Out<c_int>,
-    offset: Out<u64>,
-) -> Code {
-    call!(daq_simulated_memory).initialised(|| {
+    /// Returns the memory behind a device address, for simulated libraries that access device memory. Stores a file
+    /// descriptor, which the caller must close, and the offset of the address in the file. The range must be inside a
+    /// single allocation or mapping.
+    initialised() fn daq_simulated_memory(address: u64, bytes: usize, file: Out<c_int>, offset: Out<u64>) {
         require(!file.is_null() && !offset.is_null())?;
         let (memory, within) = space::lock().behind(address, bytes)?;
         offset.set(within as u64)?;
         duplicate(memory.file(), &file)
-    })
-}
+    }
 
-/// Has no effect, because copies are always synchronous where the call promises it.
-#[unsafe(no_mangle)]
-extern "C" fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) -> Code {
-    const SYNC_MEMOPS: c_uint = 6;
-    call!(cuPointerSetAttribute).in_context(|_| {
+    /// Has no effect, because copies are always synchronous where the call promises it.
+    in_context(_) fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) {
+        const SYNC_MEMOPS: c_uint = 6;
         require(attribute == SYNC_MEMOPS && value.get()? <= 1)?;
         space::lock().device(address, 1, false).map(|_| ())
-    })
-}
+    }
 
-/// Always fails, because no other library has memory to import.
-#[unsafe(no_mangle)]
-extern "C" fn cuImportExternalMemory(out: Out<usize>, about: In<c_uint>) -> Code {
-    call!(cuImportExternalMemory).in_context(|_| {
+    /// Always fails, because no other library has memory to import.
+    in_context(_) fn cuImportExternalMemory(out: Out<usize>, about: In<c_uint>) {
         require(!out.is_null() && !about.is_null())?;
         Err(NOT_SUPPORTED)
-    })
-}
+    }
 
-/// Always fails, because no memory was imported.
-#[unsafe(no_mangle)]
-extern "C" fn cuExternalMemoryGetMappedBuffer(
-    _address: Out<u64>,
-    _memory: usize,
-    _about: In<c_uint>,
-) -> Code {
-    call!(cuExternalMemoryGetMappedBuffer).in_context(|_| Err(INVALID_HANDLE))
-}
+    /// Always fails, because no memory was imported.
+    in_context(_) fn cuExternalMemoryGetMappedBuffer(_address: Out<u64>, _memory: usize, _about: In<c_uint>) {
+        Err(INVALID_HANDLE)
+    }
 
-/// Always fails, because no memory was imported.
-#[unsafe(no_mangle)]
-extern "C" fn cuDestroyExternalMemory(_memory: usize) -> Code {
-    call!(cuDestroyExternalMemory).giving_back(|_| Err(INVALID_HANDLE))
-}
+    /// Always fails, because no memory was imported.
+    giving_back(_) fn cuDestroyExternalMemory(_memory: usize) {
+        Err(INVALID_HANDLE)
+    }
 
-/// Has no effect, because writes to simulated memory become visible in order.
-#[unsafe(no_mangle)]
-extern "C" fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) -> Code {
-    call!(cuFlushGPUDirectRDMAWrites).in_context(|_| {
+    /// Has no effect, because writes to simulated memory become visible in order.
+    in_context(_) fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) {
         require(target == 0 && matches!(scope, 100 | 200))?;
         if OPTIONS.rdma {
             Ok(())
         } else {
             Err(NOT_SUPPORTED)
         }
-    })
+    }
 }

@@ -41,13 +41,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// True if `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Names a function for the counters and for the options.
-macro_rules! call {
-    ($name:ident) => {
-        $crate::sys::Call(stringify!($name))
-    };
+/// Defines functions of the driver: the condition under which a call is allowed, with a name for the current device if
+/// the body needs it; `alone` if the call waits for persistent kernels; the signature; and the body, whose error is the
+/// function's return code.
+macro_rules! driver {
+    ($(
+        $(#[$doc:meta])*
+        $allowed:ident($($device:tt)?)$(.$alone:ident)? fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block
+    )*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($argument: $kind),*) -> $crate::code::Code {
+            $crate::sys::Call(stringify!($name))$(.$alone())?.$allowed(|$($device)?| $body)
+        }
+    )*};
 }
-pub(crate) use call;
+pub(crate) use driver;
 
 /// A call of a driver function.
 struct Call(&'static str);

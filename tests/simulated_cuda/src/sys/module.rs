@@ -5,7 +5,7 @@ use super::copy::Copy;
 use super::physical::Physical;
 use super::space::{self, Origin};
 use super::table::Table;
-use super::{In, Out, call, lock, require};
+use super::{In, Out, driver, lock, require};
 use crate::attributes;
 use crate::code::{Code, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND, Result};
 use crate::faults::OPTIONS;
@@ -100,7 +100,6 @@ impl Module {
         }
         let mut space = space::lock();
         for (address, _) in self.variables.values() {
-            // The variables do not exist any more if their context was destroyed before.
             let _ = space.unplace(*address, Origin::Variable);
         }
     }
@@ -144,26 +143,18 @@ fn load(out: &Out<usize>, image: In<u8>, log: impl FnOnce(&str)) -> Result {
     out.set(MODULES.insert(Arc::new(Module::load(device, image)?)))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadData(module: Out<usize>, image: In<u8>) -> Code {
-    call!(cuModuleLoadData)
-        .alone()
-        .in_context(|_| load(&module, image, |_| {}))
-}
-
-/// Loads an image with options. Only the options for logs have an effect: a buffer for each log, and the size of the
-/// buffer.
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleLoadDataEx(
-    module: Out<usize>,
-    image: In<u8>,
-    count: c_uint,
-    options: In<c_uint>,
-    values: Out<usize>,
-) -> Code {
-    const INFO_LOG: c_uint = 3;
-    const ERROR_LOG: c_uint = 5;
-    call!(cuModuleLoadDataEx).alone().in_context(|_| {
+driver! {
+    /// Loads an image with options. Only the options for logs have an effect: a buffer for each log, and the size of the
+    /// buffer.
+    in_context(_).alone fn cuModuleLoadDataEx(
+        module: Out<usize>,
+        image: In<u8>,
+        count: c_uint,
+        options: In<c_uint>,
+        values: Out<usize>,
+    ) {
+        const INFO_LOG: c_uint = 3;
+        const ERROR_LOG: c_uint = 5;
         let values_in = In(values.0.cast_const());
         let place = |option| -> Option<usize> {
             (0..count as usize).find(|n| options.at(*n).is_ok_and(|given| given == option))
@@ -188,53 +179,33 @@ extern "C" fn cuModuleLoadDataEx(
         let loaded = load(&module, image, |text| text.clone_into(&mut message));
         put(ERROR_LOG, &message);
         loaded
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleUnload(module: usize) -> Code {
-    call!(cuModuleUnload).alone().giving_back(|_| {
+    giving_back(_).alone fn cuModuleUnload(module: usize) {
         MODULES.remove(module)?.unload();
         Ok(())
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) -> Code {
-    call!(cuModuleGetFunction).in_context(|_| {
+    in_context(_) fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {
         require(!function.is_null())?;
         function.set(MODULES.get(module)?.function(&name.text()?)?)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuModuleGetGlobal_v2(
-    address: Out<u64>,
-    bytes: Out<usize>,
-    module: usize,
-    name: In<c_char>,
-) -> Code {
-    call!(cuModuleGetGlobal_v2).in_context(|_| {
+    in_context(_) fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: usize, name: In<c_char>) {
         let module = MODULES.get(module)?;
         let (start, length) = module.variables.get(&name.text()?).ok_or(NOT_FOUND)?;
         require(!address.is_null() || !bytes.is_null())?;
         address.offer(*start);
         bytes.offer(*length);
         Ok(())
-    })
-}
+    }
 
-/// Has no effect, because functions are loaded together with their modules.
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncLoad(function: usize) -> Code {
-    call!(cuFuncLoad)
-        .alone()
-        .in_context(|_| FUNCTIONS.get(function).map(|_| ()))
-}
+    /// Has no effect, because functions are loaded together with their modules.
+    in_context(_).alone fn cuFuncLoad(function: usize) {
+        FUNCTIONS.get(function).map(|_| ())
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: usize) -> Code {
-    call!(cuFuncGetAttribute).in_context(|_| {
+    in_context(_) fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: usize) {
         let function = FUNCTIONS.get(function)?;
         value.set(match attribute {
             0 => attributes::THREADS.cast_signed(),
@@ -245,13 +216,10 @@ extern "C" fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function:
             1..=15 => 0,
             _ => return Err(INVALID_VALUE),
         })
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuFuncSetAttribute(function: usize, attribute: c_uint, value: c_int) -> Code {
-    const CARVEOUT: c_uint = 9;
-    call!(cuFuncSetAttribute).in_context(|_| {
+    in_context(_) fn cuFuncSetAttribute(function: usize, attribute: c_uint, value: c_int) {
+        const CARVEOUT: c_uint = 9;
         let function = FUNCTIONS.get(function).map_err(|_| INVALID_HANDLE)?;
         match attribute {
             MAX_DYNAMIC_SHARED => {
@@ -262,5 +230,5 @@ extern "C" fn cuFuncSetAttribute(function: usize, attribute: c_uint, value: c_in
             CARVEOUT => require((-1..=100).contains(&value)),
             _ => Err(INVALID_VALUE),
         }
-    })
+    }
 }

@@ -47,14 +47,6 @@ struct Place {
     origin: Origin,
 }
 
-/// Registered host memory.
-#[derive(Clone, Copy, Debug)]
-struct Registration {
-    bytes: usize,
-    ordinal: i32,
-    is_allocated: bool,
-}
-
 /// The mappings from addresses to memory.
 #[derive(Debug)]
 pub struct Space {
@@ -62,7 +54,8 @@ pub struct Space {
     next: u64,
     places: BTreeMap<u64, Place>,
     reservations: BTreeMap<u64, usize>,
-    registrations: BTreeMap<u64, Registration>,
+    /// Size in bytes of each registered range of host memory.
+    registrations: BTreeMap<u64, usize>,
 }
 
 /// The memory behind a range of addresses, as a list of contiguous pieces.
@@ -115,7 +108,7 @@ impl Space {
         self.reservations.len()
     }
 
-    /// Returns the number of registrations and allocations of host memory.
+    /// Returns the number of registrations of host memory.
     pub fn registrations(&self) -> usize {
         self.registrations.len()
     }
@@ -153,12 +146,9 @@ impl Space {
     }
 
     /// Removes the address of memory that was assigned with this `origin`.
-    pub fn unplace(&mut self, address: u64, origin: Origin) -> Result<()> {
-        require(
-            self.places
-                .get(&address)
-                .is_some_and(|place| place.origin == origin),
-        )?;
+    pub fn unplace(&mut self, address: u64, origin: Origin) -> Result {
+        let place = self.places.get(&address);
+        require(place.is_some_and(|place| place.origin == origin))?;
         self.places.remove(&address);
         Ok(())
     }
@@ -171,12 +161,8 @@ impl Space {
 
     pub fn unreserve(&mut self, address: u64, bytes: usize) -> Result {
         require(self.reservations.get(&address) == Some(&bytes))?;
-        require(
-            self.places
-                .range(address..end(address, bytes)?)
-                .next()
-                .is_none(),
-        )?;
+        let mut mapped = self.places.range(address..end(address, bytes)?);
+        require(mapped.next().is_none())?;
         self.reservations.remove(&address);
         Ok(())
     }
@@ -296,72 +282,35 @@ impl Space {
     }
 
     /// Registers host memory.
-    pub fn register(
-        &mut self,
-        address: u64,
-        bytes: usize,
-        ordinal: i32,
-        is_allocated: bool,
-    ) -> Result {
+    pub fn register(&mut self, address: u64, bytes: usize) -> Result {
         let end = end(address, bytes)?;
         let touches_device = address < self.arena + ARENA as u64 && end > self.arena;
         require(bytes > 0 && address != 0 && !touches_device)?;
         if self.registered_bytes(address, bytes)? > 0 {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        self.registrations.insert(
-            address,
-            Registration {
-                bytes,
-                ordinal,
-                is_allocated,
-            },
-        );
+        self.registrations.insert(address, bytes);
         Ok(())
     }
 
-    /// Removes a registration or an allocation of host memory and returns its size in bytes.
-    pub fn unregister(&mut self, address: u64, is_allocated: bool) -> Result<usize> {
-        let found = self
-            .registrations
-            .get(&address)
-            .ok_or(HOST_MEMORY_NOT_REGISTERED)?;
-        require(found.is_allocated == is_allocated)?;
-        let bytes = found.bytes;
-        self.registrations.remove(&address);
-        Ok(bytes)
+    /// Removes a registration of host memory.
+    pub fn unregister(&mut self, address: u64) -> Result {
+        let removed = self.registrations.remove(&address);
+        removed.map(|_| ()).ok_or(HOST_MEMORY_NOT_REGISTERED)
     }
 
     /// Returns how many bytes of a range are registered.
     pub fn registered_bytes(&self, address: u64, bytes: usize) -> Result<usize> {
         let end = end(address, bytes)?;
         let mut known = 0;
-        for (start, registration) in self.registrations.range(..end).rev() {
-            let stop = start + registration.bytes as u64;
+        for (start, registered) in self.registrations.range(..end).rev() {
+            let stop = start + *registered as u64;
             if stop <= address {
                 break;
             }
             known += stop.min(end) - address.max(*start);
         }
         usize::try_from(known).map_err(|_| INVALID_VALUE)
-    }
-
-    /// Removes everything that the context of a device owns. Returns the number of allocations, their total size in
-    /// bytes, and the number of registrations.
-    pub fn forget(&mut self, ordinal: i32) -> (usize, usize, usize) {
-        let is_meant = |place: &Place| {
-            place.origin != Origin::Mapped && place.memory.device.ordinal == ordinal
-        };
-        let places: Vec<Place> = self
-            .places
-            .extract_if(.., |_, place| is_meant(place))
-            .map(|(_, place)| place)
-            .collect();
-        let registered = self.registrations.len();
-        self.registrations
-            .retain(|_, registration| registration.ordinal != ordinal);
-        let bytes = places.iter().map(|place| place.memory.bytes).sum();
-        (places.len(), bytes, registered - self.registrations.len())
     }
 }
 

@@ -4,16 +4,16 @@ use super::context::Device;
 use super::copy::Copy;
 use super::event::Event;
 use super::fill::Fill;
-use super::launch::{HostFunction, Launch};
+use super::launch::Launch;
 use super::persistent::give_up;
 use super::table::Table;
-use super::{Out, call, lock, require};
+use super::{Out, driver, lock, require};
 use crate::code::{
-    Code, ILLEGAL_STATE, INVALID_HANDLE, NOT_READY, Result, STREAM_CAPTURE_INVALIDATED,
-    STREAM_CAPTURE_UNSUPPORTED, STREAM_CAPTURE_WRONG_THREAD,
+    ILLEGAL_STATE, INVALID_HANDLE, Result, STREAM_CAPTURE_INVALIDATED, STREAM_CAPTURE_UNSUPPORTED,
+    STREAM_CAPTURE_WRONG_THREAD,
 };
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -32,14 +32,8 @@ pub enum Operation {
     Fill(Fill),
     /// A launch of a kernel.
     Launch(Launch),
-    /// A call of a host function.
-    Host(HostFunction),
     /// A record of an event, with the number of the record.
     Record(Arc<Event>, u64),
-    /// A wait until the n-th record of an event is reached.
-    Await(Arc<Event>, u64),
-    /// A wait until another stream has completed this number of operations.
-    AwaitStream(Arc<Stream>, u64),
     /// All operations of a graph.
     Graph(Arc<[Operation]>),
 }
@@ -58,11 +52,7 @@ pub enum Submitted {
 pub struct Stream {
     /// The device of its context.
     pub device: &'static Device,
-    /// True if this stream and the default stream wait for each other.
-    is_blocking: bool,
     is_default: bool,
-    /// True if the stream's context was destroyed, so that no more operations are executed.
-    is_abandoned: AtomicBool,
     /// True if a persistent kernel runs on the stream.
     stays: AtomicBool,
     state: Mutex<State>,
@@ -82,7 +72,7 @@ struct State {
 #[derive(Debug)]
 struct Capture {
     operations: Vec<Operation>,
-    thread: Option<ThreadId>,
+    thread: ThreadId,
     is_valid: bool,
 }
 
@@ -90,18 +80,11 @@ struct Capture {
 pub static STREAMS: Table<Stream> = Table::new();
 
 impl Stream {
-    /// Creates the default stream of a device.
-    pub fn start_default(device: &'static Device) -> Arc<Self> {
-        Self::start(device, true, true)
-    }
-
     /// Creates a stream and its thread.
-    fn start(device: &'static Device, is_default: bool, is_blocking: bool) -> Arc<Self> {
+    pub fn start(device: &'static Device, is_default: bool) -> Arc<Self> {
         let stream = Arc::new(Self {
             device,
-            is_blocking,
             is_default,
-            is_abandoned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -137,7 +120,7 @@ impl Stream {
     }
 
     /// Appends an operation.
-    pub fn submit(self: &Arc<Self>, operation: Operation) -> Result<Submitted> {
+    pub fn submit(&self, operation: Operation) -> Result<Submitted> {
         if let Some(capture) = &mut lock(&self.state).capture {
             if !capture.is_valid {
                 return Err(STREAM_CAPTURE_INVALIDATED);
@@ -145,46 +128,21 @@ impl Stream {
             capture.operations.push(operation);
             return Ok(Submitted::Captured);
         }
-        let first = self.order();
         let mut state = lock(&self.state);
         if state.is_closed {
             return Err(INVALID_HANDLE);
         }
-        for operation in first.into_iter().chain([operation]) {
-            state.queue.push_back(operation);
-            state.submitted += 1;
-        }
+        state.queue.push_back(operation);
+        state.submitted += 1;
         self.changed.notify_all();
         Ok(Submitted::Queued(state.submitted))
-    }
-
-    /// Returns waits for the operations that must complete first: the default stream and blocking streams are executed
-    /// in the order of submission.
-    fn order(self: &Arc<Self>) -> Vec<Operation> {
-        let mut others = Vec::new();
-        if self.is_default {
-            others = STREAMS.all();
-            others.retain(|other| other.is_blocking && std::ptr::eq(other.device, self.device));
-        } else if self.is_blocking {
-            others.extend(self.device.default_stream_in_use());
-        }
-        others
-            .into_iter()
-            .filter_map(|other| {
-                let state = lock(&other.state);
-                let submitted = state.submitted;
-                let is_busy = state.completed < submitted;
-                drop(state);
-                is_busy.then_some(Operation::AwaitStream(other, submitted))
-            })
-            .collect()
     }
 
     /// Waits until this number of operations has completed or the context is broken.
     pub fn wait_for(&self, operations: u64) -> Result {
         let mut state = lock(&self.state);
         let since = Instant::now();
-        while state.completed < operations && !self.is_abandoned() {
+        while state.completed < operations {
             self.device.check()?;
             if self.stays.load(Ordering::Acquire) {
                 give_up(since, "waiting for a stream");
@@ -207,16 +165,6 @@ impl Stream {
         self.wait_for(submitted)
     }
 
-    fn query(&self) -> Result {
-        self.not_capturing()?;
-        let state = lock(&self.state);
-        if state.completed < state.submitted {
-            Err(NOT_READY)
-        } else {
-            Ok(())
-        }
-    }
-
     /// Fails if the stream is capturing, and makes the capture invalid.
     fn not_capturing(&self) -> Result {
         match &mut lock(&self.state).capture {
@@ -234,33 +182,16 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// Stops the execution of operations.
-    pub fn detach(&self) {
-        self.is_abandoned.store(true, Ordering::Release);
-        self.close();
-        let rest = std::mem::take(&mut lock(&self.state).queue);
-        for operation in rest {
-            operation.pass();
-        }
-    }
-
-    /// Returns true if the stream's context was destroyed.
-    pub fn is_abandoned(&self) -> bool {
-        self.is_abandoned.load(Ordering::Acquire)
-    }
-
     fn work(&self) {
         while let Some(operation) = self.next() {
             let stays = matches!(&operation, Operation::Launch(launch) if launch.stays());
             self.stays.store(stays, Ordering::Release);
-            let done = if self.device.check().is_ok() {
-                operation.execute(self)
-            } else {
-                Ok(())
-            };
-            if let Err(code) = done
-                && !self.is_abandoned()
-            {
+            // A broken context keeps its first error.
+            let done = self
+                .device
+                .check()
+                .and_then(|()| operation.execute(self.device));
+            if let Err(code) = done {
                 self.device.fail(code);
             }
             // The lock makes both changes atomic: a thread that sees the event as reached also sees the progress of the
@@ -289,8 +220,8 @@ impl Stream {
         }
     }
 
-    /// Starts a capture. Only this thread may use the stream, unless `is_relaxed` is true.
-    fn begin_capture(&self, is_relaxed: bool) -> Result {
+    /// Starts a capture, which only this thread may end.
+    fn begin_capture(&self) -> Result {
         if self.is_default {
             return Err(STREAM_CAPTURE_UNSUPPORTED);
         }
@@ -300,7 +231,7 @@ impl Stream {
         }
         state.capture = Some(Capture {
             operations: Vec::new(),
-            thread: (!is_relaxed).then(|| thread::current().id()),
+            thread: thread::current().id(),
             is_valid: true,
         });
         Ok(())
@@ -310,10 +241,7 @@ impl Stream {
     pub fn end_capture(&self) -> Result<Arc<[Operation]>> {
         let mut state = lock(&self.state);
         let capture = state.capture.take().ok_or(ILLEGAL_STATE)?;
-        if capture
-            .thread
-            .is_some_and(|thread| thread != thread::current().id())
-        {
+        if capture.thread != thread::current().id() {
             state.capture = Some(capture);
             return Err(STREAM_CAPTURE_WRONG_THREAD);
         }
@@ -326,9 +254,7 @@ impl Stream {
 }
 
 impl Operation {
-    fn execute(&self, stream: &Stream) -> Result {
-        let device = stream.device;
-        let is_over = || device.check().is_err() || stream.is_abandoned();
+    fn execute(&self, device: &Device) -> Result {
         match self {
             Self::Copy(copy) => copy.execute(device),
             // The order within a batch is not guaranteed.
@@ -337,30 +263,16 @@ impl Operation {
                 .rev()
                 .try_for_each(|copy| copy.execute(device)),
             Self::Fill(fill) => fill.execute(),
-            Self::Launch(launch) => launch.execute(stream),
-            Self::Host(function) => {
-                function.execute();
-                Ok(())
-            }
+            Self::Launch(launch) => launch.execute(device),
             // The stream marks the event as reached when it counts the operation.
             Self::Record(..) => Ok(()),
-            Self::Await(event, nth) => {
-                event.wait(*nth, is_over);
-                Ok(())
-            }
-            Self::AwaitStream(other, operations) => {
-                // A broken context is detected by the next operation.
-                let _ = other.wait_for(*operations);
-                Ok(())
-            }
             Self::Graph(operations) => operations
                 .iter()
-                .try_for_each(|operation| operation.execute(stream)),
+                .try_for_each(|operation| operation.execute(device)),
         }
     }
 
-    /// Marks the operation as passed. Also called if the stream no longer executes operations, so that no waiter blocks
-    /// without limit.
+    /// Marks the operation as passed, whether it was executed or not.
     fn pass(&self) {
         match self {
             Self::Record(event, nth) => event.pass(*nth),
@@ -370,47 +282,26 @@ impl Operation {
     }
 }
 
-fn create(out: &Out<usize>, flags: c_uint) -> Result {
-    let device = super::context::current()?;
-    require(!out.is_null() && flags & !NON_BLOCKING == 0)?;
-    out.set(STREAMS.insert(Stream::start(device, false, flags & NON_BLOCKING == 0)))
-}
+driver! {
+    /// Creates a stream. A stream that waits for the default stream is not supported.
+    in_context(device) fn cuStreamCreate(stream: Out<usize>, flags: c_uint) {
+        require(!stream.is_null() && flags == NON_BLOCKING)?;
+        stream.set(STREAMS.insert(Stream::start(device, false)))
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamCreate(stream: Out<usize>, flags: c_uint) -> Code {
-    call!(cuStreamCreate).in_context(|_| create(&stream, flags))
-}
-
-/// Creates a stream. The priority is ignored; the driver clamps priorities to the valid range.
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamCreateWithPriority(stream: Out<usize>, flags: c_uint, _: c_int) -> Code {
-    call!(cuStreamCreateWithPriority).in_context(|_| create(&stream, flags))
-}
-
-/// Destroys a stream. Pending operations are still executed.
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamDestroy_v2(stream: usize) -> Code {
-    call!(cuStreamDestroy_v2).giving_back(|_| {
+    /// Destroys a stream. Pending operations are still executed.
+    giving_back(_) fn cuStreamDestroy_v2(stream: usize) {
         STREAMS.remove(stream)?.close();
         Ok(())
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamSynchronize(stream: usize) -> Code {
-    call!(cuStreamSynchronize).in_context(|device| Stream::find(device, stream)?.synchronise())
-}
+    in_context(device) fn cuStreamSynchronize(stream: usize) {
+        Stream::find(device, stream)?.synchronise()
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamQuery(stream: usize) -> Code {
-    call!(cuStreamQuery).in_context(|device| Stream::find(device, stream)?.query())
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) -> Code {
-    const RELAXED: c_uint = 2;
-    call!(cuStreamBeginCapture_v2).in_context(|device| {
-        require(mode <= RELAXED)?;
-        Stream::find(device, stream)?.begin_capture(mode == RELAXED)
-    })
+    in_context(device) fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
+        const THREAD_LOCAL: c_uint = 1;
+        require(mode == THREAD_LOCAL)?;
+        Stream::find(device, stream)?.begin_capture()
+    }
 }

@@ -31,14 +31,6 @@ impl<T> Table<T> {
         lock(&self.0).remove(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// Removes and returns all objects for which `meant` returns true.
-    pub fn take(&self, meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
-        lock(&self.0)
-            .extract_if(.., |_, value| meant(value))
-            .map(|(_, value)| value)
-            .collect()
-    }
-
     /// Returns all objects.
     pub fn all(&self) -> Vec<Arc<T>> {
         lock(&self.0).values().cloned().collect()

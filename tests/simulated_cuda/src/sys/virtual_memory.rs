@@ -4,8 +4,8 @@ use super::memory::duplicate;
 use super::physical::Physical;
 use super::space::{self, Access, GRANULARITY};
 use super::table::Table;
-use super::{In, Out, call, require};
-use crate::code::{Code, INVALID_VALUE, NOT_SUPPORTED, Result};
+use super::{In, Out, driver, require};
+use crate::code::{INVALID_VALUE, NOT_SUPPORTED, Result};
 use crate::faults::OPTIONS;
 use std::ffi::{c_int, c_uchar, c_uint, c_ulonglong, c_ushort};
 use std::sync::Arc;
@@ -78,27 +78,14 @@ fn whole(bytes: usize) -> Result {
     require(bytes > 0 && bytes.is_multiple_of(GRANULARITY))
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemGetAllocationGranularity(
-    out: Out<usize>,
-    properties: In<Properties>,
-    option: c_uint,
-) -> Code {
-    call!(cuMemGetAllocationGranularity).initialised(|| {
+driver! {
+    initialised() fn cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, option: c_uint) {
         require(option <= 1)?;
         properties.get()?.check()?;
         out.set(GRANULARITY)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemCreate(
-    handle: Out<usize>,
-    bytes: usize,
-    properties: In<Properties>,
-    flags: c_ulonglong,
-) -> Code {
-    call!(cuMemCreate).initialised(|| {
+    initialised() fn cuMemCreate(handle: Out<usize>, bytes: usize, properties: In<Properties>, flags: c_ulonglong) {
         let properties = properties.get()?;
         let ordinal = properties.check()?;
         require(flags == 0 && !handle.is_null())?;
@@ -108,24 +95,20 @@ extern "C" fn cuMemCreate(
             memory,
             handles: properties.handles,
         })))
-    })
-}
+    }
 
-/// Releases the handle. The memory is freed when no mapping is left.
-#[unsafe(no_mangle)]
-extern "C" fn cuMemRelease(handle: usize) -> Code {
-    call!(cuMemRelease).initialised(|| MADE.remove(handle).map(|_| ()).map_err(|_| INVALID_VALUE))
-}
+    /// Releases the handle. The memory is freed when no mapping is left.
+    initialised() fn cuMemRelease(handle: usize) {
+        MADE.remove(handle).map(|_| ()).map_err(|_| INVALID_VALUE)
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAddressReserve(
-    address: Out<u64>,
-    bytes: usize,
-    alignment: usize,
-    _hint: u64,
-    flags: c_ulonglong,
-) -> Code {
-    call!(cuMemAddressReserve).initialised(|| {
+    initialised() fn cuMemAddressReserve(
+        address: Out<u64>,
+        bytes: usize,
+        alignment: usize,
+        _hint: u64,
+        flags: c_ulonglong,
+    ) {
         if !OPTIONS.vmm {
             return Err(NOT_SUPPORTED);
         }
@@ -134,42 +117,26 @@ extern "C" fn cuMemAddressReserve(
         )?;
         whole(bytes)?;
         address.set(space::lock().reserve(bytes, alignment)?)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemAddressFree(address: u64, bytes: usize) -> Code {
-    call!(cuMemAddressFree).initialised(|| space::lock().unreserve(address, bytes))
-}
+    initialised() fn cuMemAddressFree(address: u64, bytes: usize) {
+        space::lock().unreserve(address, bytes)
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemMap(
-    address: u64,
-    bytes: usize,
-    offset: usize,
-    handle: usize,
-    flags: c_ulonglong,
-) -> Code {
-    call!(cuMemMap).initialised(|| {
+    initialised() fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: usize, flags: c_ulonglong) {
         let made = MADE.get(handle).map_err(|_| INVALID_VALUE)?;
         whole(bytes)?;
         // The driver's manual requires an offset of 0.
         require(flags == 0 && offset == 0 && address.is_multiple_of(GRANULARITY as u64))?;
         require(bytes <= made.memory.bytes)?;
         space::lock().map(address, bytes, Arc::clone(&made.memory), offset)
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> Code {
-    call!(cuMemUnmap)
-        .alone()
-        .initialised(|| space::lock().unmap(address, bytes))
-}
+    initialised().alone fn cuMemUnmap(address: u64, bytes: usize) {
+        space::lock().unmap(address, bytes)
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemSetAccess(address: u64, bytes: usize, grants: In<Grant>, count: usize) -> Code {
-    call!(cuMemSetAccess).initialised(|| {
+    initialised() fn cuMemSetAccess(address: u64, bytes: usize, grants: In<Grant>, count: usize) {
         require(count > 0)?;
         for n in 0..count {
             let grant = grants.at(n)?;
@@ -183,19 +150,11 @@ extern "C" fn cuMemSetAccess(address: u64, bytes: usize, grants: In<Grant>, coun
             space::lock().set_access(address, bytes, access)?;
         }
         Ok(())
-    })
-}
+    }
 
-#[unsafe(no_mangle)]
-extern "C" fn cuMemExportToShareableHandle(
-    out: Out<c_int>,
-    handle: usize,
-    kind: c_uint,
-    flags: c_ulonglong,
-) -> Code {
-    call!(cuMemExportToShareableHandle).initialised(|| {
+    initialised() fn cuMemExportToShareableHandle(out: Out<c_int>, handle: usize, kind: c_uint, flags: c_ulonglong) {
         let made = MADE.get(handle).map_err(|_| INVALID_VALUE)?;
         require(flags == 0 && kind == POSIX_FILE && made.handles == POSIX_FILE)?;
         duplicate(made.memory.file(), &out)
-    })
+    }
 }

@@ -1,4 +1,4 @@
-//! Tests of the simulated driver through `cudarc`, which is how daq uses the real driver.
+//! Tests of the simulated driver through the bindings of `cudarc`.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -8,98 +8,60 @@ mod machine;
 mod memory;
 mod modules;
 mod persistent;
-mod safe;
 mod streams;
 mod sys;
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use daq_testkit::{Simulated, own_process};
+use serde_json::Value;
+use std::process::Output;
 
-/// Environment variable that is set in the process that runs the body of a test.
-const ALONE: &str = "DAQ_SIMULATED_CUDA_TEST";
-
-/// Calls [`run_alone`] with the name of the calling test.
-macro_rules! alone {
-    ($options:expr, $body:expr) => {
-        $crate::run_alone($crate::this_test!(), $options, $body)
-    };
-}
-pub(crate) use alone;
-
-/// Calls [`run_and_pass`] with the name of the calling test.
+/// Runs a body in a process of its own with the simulated machine of the given options, and the context of the first
+/// device. The process must succeed, and the driver's report must contain the given values.
 macro_rules! passes {
-    ($options:expr, $body:expr) => {
-        $crate::run_and_pass($crate::this_test!(), $options, $body)
+    ($options:expr, $body:expr $(, $report:tt)?) => {
+        if let Some(ended) = $crate::run(daq_testkit::this_test!(), "", $options, || {
+            $crate::sys::context(0);
+            $body();
+        }) {
+            assert!(ended.output.status.success(), "{}", ended.stderr());
+            $($crate::assert_holds(&ended.report, &serde_json::json!($report));)?
+        }
     };
 }
 pub(crate) use passes;
 
-/// Returns the name of the calling test.
-macro_rules! this_test {
-    () => {{
-        fn here() {}
-        let name = std::any::type_name_of_val(&here);
-        let (_, name) = name.split_once("::").unwrap();
-        name.strip_suffix("::here").unwrap()
-    }};
-}
-pub(crate) use this_test;
-
-/// Runs the body of the test `name` in a separate process with the simulated machine of `options`. Returns the result
-/// of that process. Returns `None` in that process itself.
-fn run_alone(name: &str, options: &str, body: impl FnOnce()) -> Option<Alone> {
-    if std::env::var_os(ALONE).is_some() {
-        body();
-        return None;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let executable = std::env::current_exe().unwrap();
-    let library = executable.with_file_name("libdaq_simulated_cuda.so");
-    assert!(
-        library.is_file(),
-        "{} must be built together with the tests",
-        library.display()
-    );
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        std::os::unix::fs::symlink(&library, dir.path().join(name)).unwrap();
-    }
-    let report = dir.path().join("report.json");
-    let output = Command::new(executable)
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(ALONE, "1")
-        .env("LD_LIBRARY_PATH", dir.path())
-        .env("DAQ_SIMULATED_CUDA", options)
-        .env("DAQ_SIMULATED_CUDA_REPORT", &report)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let ran = text.contains("running 1 test") || !output.status.success();
-    assert!(ran, "test {name} does not exist: {text}");
-    Some(Alone {
-        output,
-        report,
-        _dir: dir,
-    })
-}
-
-/// Runs a body as [`run_alone`] does, and checks that it succeeds. Returns the report.
-fn run_and_pass(name: &str, options: &str, body: impl FnOnce()) -> Option<serde_json::Value> {
-    let alone = run_alone(name, options, body)?;
-    let stderr = String::from_utf8_lossy(&alone.output.stderr);
-    assert!(alone.output.status.success(), "{stderr}");
-    Some(alone.report())
-}
-
-/// The result of a process that has ended.
-struct Alone {
+/// A process that has ended, and the report of its driver.
+struct Ended {
     output: Output,
-    report: PathBuf,
-    _dir: tempfile::TempDir,
+    report: Value,
 }
 
-impl Alone {
-    fn report(&self) -> serde_json::Value {
-        serde_json::from_slice(&std::fs::read(&self.report).unwrap()).unwrap()
+impl Ended {
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+}
+
+/// Runs the body of the test `name` in a separate process with the simulated machine of `options`. Returns `None` in
+/// that process itself.
+fn run(name: &str, case: &str, options: &str, body: impl FnOnce()) -> Option<Ended> {
+    let machine = Simulated::new(options);
+    let prepare = |command: &mut std::process::Command| {
+        machine.prepare(command);
+    };
+    let output = own_process(name, case, prepare, body)?;
+    let report = machine.report();
+    Some(Ended { output, report })
+}
+
+/// Panics unless `report` contains all values of `expected`.
+fn assert_holds(report: &Value, expected: &Value) {
+    match expected {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (key, value) in fields {
+                assert_holds(&report[key], value);
+            }
+        }
+        _ => assert_eq!(report, expected),
     }
 }

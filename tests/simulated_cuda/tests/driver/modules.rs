@@ -1,6 +1,6 @@
 //! Tests of modules and launches.
 
-use crate::sys::context;
+use crate::sys::{self, allocate, read};
 use crate::{cu, fails, ok, passes};
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule};
 use std::ffi::{CStr, c_void};
@@ -18,55 +18,30 @@ const TEXT: &CStr = c"//
 ";
 
 fn load(text: &CStr) -> (i32, CUmodule) {
-    let mut module = null_mut();
-    (
-        cu!(cuModuleLoadData(&raw mut module, text.as_ptr().cast())),
-        module,
-    )
+    let (mut module, image, none) = (null_mut(), text.as_ptr().cast(), null_mut());
+    let code = cu!(cuModuleLoadDataEx(
+        &raw mut module,
+        image,
+        0,
+        none,
+        null_mut()
+    ));
+    (code, module)
 }
 
 fn function(module: CUmodule, name: &CStr) -> (i32, CUfunction) {
-    let mut function = null_mut();
-    (
-        cu!(cuModuleGetFunction(
-            &raw mut function,
-            module,
-            name.as_ptr()
-        )),
-        function,
-    )
+    let (mut function, name) = (null_mut(), name.as_ptr());
+    let code = cu!(cuModuleGetFunction(&raw mut function, module, name));
+    (code, function)
 }
 
-fn launch(
-    function: CUfunction,
-    grid: u32,
-    block: [u32; 2],
-    shared: u32,
-    values: &mut [u64],
-) -> i32 {
-    let mut parameters: Vec<*mut c_void> =
-        values.iter_mut().map(|v| (&raw mut *v).cast()).collect();
-    let parameters = parameters.as_mut_ptr();
-    let [x, y] = block;
-    cu!(cuLaunchKernel(
-        function,
-        grid,
-        1,
-        1,
-        x,
-        y,
-        1,
-        shared,
-        null_mut(),
-        parameters,
-        null_mut()
-    ))
+fn launch(function: CUfunction, grid: u32, block: [u32; 2], shared: u32, values: &[u64]) -> i32 {
+    sys::launch(function, [grid, 1], block, shared, null_mut(), values)
 }
 
 #[test]
 fn module_from_ptx_has_declared_symbols() {
-    let report = passes!("", || {
-        context(0);
+    passes!("", || {
         let (code, module) = load(TEXT);
         assert_eq!(code, 0);
         assert_eq!(function(module, c"nothing").0, 0);
@@ -74,38 +49,24 @@ fn module_from_ptx_has_declared_symbols() {
         assert_eq!(function(module, c"absent").0, 500);
         let (mut address, mut bytes) = (0, 0);
         let mut variable = |name: &CStr| {
-            let code = cu!(cuModuleGetGlobal_v2(
-                &raw mut address,
-                &raw mut bytes,
-                module,
-                name.as_ptr()
-            ));
-            if code != 0 {
-                return Err(code);
+            let (start, size, name) = (&raw mut address, &raw mut bytes, name.as_ptr());
+            match cu!(cuModuleGetGlobal_v2(start, size, module, name)) {
+                0 => Ok(read(address, bytes)),
+                code => Err(code),
             }
-            let mut value = vec![0_u8; bytes];
-            ok!(cuMemcpyDtoH_v2(value.as_mut_ptr().cast(), address, bytes));
-            Ok(value)
         };
         assert_eq!(variable(c"factor"), Ok(vec![2, 1, 0, 0]));
-        assert_eq!(
-            variable(c"table"),
-            Ok(vec![1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-        );
+        let table = [&[1, 2, 3][..], &[0; 13]].concat();
+        assert_eq!(variable(c"table"), Ok(table));
         assert_eq!(variable(c"none"), Err(500));
         ok!(cuModuleUnload(module));
         fails!(cuModuleUnload(module) => 400);
-    });
-    if let Some(report) = report {
-        assert_eq!(report["leaks"]["memory"], 0);
-        assert_eq!(report["leaks"]["modules"], 0);
-    }
+    }, {"leaks": {"memory": 0, "modules": 0}});
 }
 
 #[test]
 fn module_from_invalid_image_is_rejected() {
     passes!("version=12040", || {
-        context(0);
         assert_eq!(load(c"hello").0, 200);
         assert_eq!(load(c"").0, 200);
         assert_eq!(load(c".version 8.4\n.target sm_80\n").0, 0);
@@ -127,50 +88,34 @@ fn module_from_invalid_image_is_rejected() {
         ));
         assert_eq!(code, 222);
         assert_eq!(values[1] as usize, 29);
-        assert_eq!(
-            CStr::from_bytes_until_nul(&log).unwrap(),
-            c"ptxas fatal   : Unsupported ."
-        );
+        assert_eq!(&log, b"ptxas fatal   : Unsupported .\0");
     });
 }
 
 #[test]
 fn kernel_with_host_function_runs() {
-    let report = passes!("", || {
-        context(0);
+    passes!("", || {
         let (_, module) = load(TEXT);
         let (_, copy) = function(module, c"daq_simulated_copy");
-        let mut device = 0;
-        ok!(cuMemAlloc_v2(&raw mut device, 64));
+        let device = allocate(64);
         ok!(cuMemsetD8_v2(device, 1, 32));
         ok!(cuMemsetD8_v2(device + 32, 2, 32));
-        assert_eq!(
-            launch(copy, 1, [32, 1], 0, &mut [device + 8, device + 40, 4]),
-            0
-        );
-        let mut to = [0_u8; 16];
-        ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), device, 16));
-        assert_eq!(to, [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1]);
+        let copy = |values: &[u64]| launch(copy, 1, [32, 1], 0, values);
+        assert_eq!(copy(&[device + 8, device + 40, 4]), 0);
+        assert_eq!(read(device, 16), [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1]);
         // An address outside all memory is an error of the kernel, so the context is broken.
-        assert_eq!(
-            launch(copy, 1, [32, 1], 0, &mut [device, device + 60, 8]),
-            0
-        );
+        assert_eq!(copy(&[device, device + 60, 8]), 0);
         fails!(cuCtxSynchronize() => 700);
-        assert_eq!(launch(copy, 1, [32, 1], 0, &mut [device, device, 8]), 700);
-    });
-    if let Some(report) = report {
-        assert_eq!(report["launches"], 2);
-    }
+        assert_eq!(copy(&[device, device, 8]), 700);
+    }, {"launches": 2});
 }
 
 #[test]
 fn launch_beyond_limits_is_rejected() {
     passes!("", || {
-        context(0);
         let (_, module) = load(TEXT);
         let (_, nothing) = function(module, c"nothing");
-        let go = |grid, block, shared| launch(nothing, grid, block, shared, &mut []);
+        let go = |grid, block, shared| launch(nothing, grid, block, shared, &[]);
         assert_eq!(go(1, [1024, 1], 48 << 10), 0);
         assert_eq!(go(0, [1024, 1], 0), 1);
         assert_eq!(go(1, [1024, 2], 0), 1);
@@ -181,21 +126,14 @@ fn launch_beyond_limits_is_rejected() {
         ok!(cuFuncSetAttribute(nothing, shared, 232_448));
         assert_eq!(go(1, [32, 1], 232_448), 0);
         assert_eq!(go(1, [32, 1], 232_449), 1);
-        let mut blocks = 0;
-        ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            &raw mut blocks,
-            nothing,
-            256,
-            0
-        ));
-        assert_eq!(blocks, 8);
-        ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            &raw mut blocks,
-            nothing,
-            256,
-            100 << 10
-        ));
-        assert_eq!(blocks, 2);
+        for (shared, expected) in [(0, 8), (100 << 10, 2)] {
+            let mut blocks = 0;
+            let out = &raw mut blocks;
+            ok!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                out, nothing, 256, shared
+            ));
+            assert_eq!(blocks, expected);
+        }
         ok!(cuModuleUnload(module));
         assert_eq!(go(1, [1, 1], 0), 400);
     });

@@ -1,8 +1,9 @@
 //! Tests of persistent kernels.
 
-use crate::sys::context;
-use crate::{alone, cu, fails, ok, passes};
-use cudarc::driver::sys::{CUfunction, CUstream};
+use crate::sys::{self, allocate, context, event, register, stream};
+use crate::{cu, fails, ok, passes, run};
+use cudarc::driver::sys::{CUevent, CUfunction, CUstream};
+use daq_testkit::{assert_contains, this_test};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,6 +38,8 @@ struct Resident {
     input: u64,
     output: Vec<u8>,
     stream: CUstream,
+    /// Recorded behind the kernel.
+    end: CUevent,
     function: CUfunction,
     grid: [u32; 2],
     posted: u64,
@@ -46,32 +49,27 @@ struct Resident {
 impl Resident {
     fn new(groups: u32, blocks: u32) -> Self {
         context(0);
-        let (mut module, mut function) = (null_mut(), null_mut());
+        let (mut module, mut function, none) = (null_mut(), null_mut(), null_mut());
         let text = c".version 8.0\n.target sm_70\n.visible .entry daq_persistent() { ret; }\n";
-        ok!(cuModuleLoadData(&raw mut module, text.as_ptr().cast()));
-        ok!(cuModuleGetFunction(
-            &raw mut function,
-            module,
-            c"daq_persistent".as_ptr()
+        let (text, name) = (text.as_ptr().cast(), c"daq_persistent".as_ptr());
+        ok!(cuModuleLoadDataEx(
+            &raw mut module,
+            text,
+            0,
+            none,
+            null_mut()
         ));
-        let (mut input, mut stream) = (0, null_mut());
-        ok!(cuMemAlloc_v2(
-            &raw mut input,
-            usize::try_from(SLOTS * STRIDE).unwrap()
-        ));
-        ok!(cuStreamCreate(&raw mut stream, 1));
+        ok!(cuModuleGetFunction(&raw mut function, module, name));
+        let bytes = usize::try_from(SLOTS * STRIDE).unwrap();
+        let (input, output) = (allocate(bytes), vec![0xee_u8; bytes]);
         let shared = std::ptr::from_ref(&SHARED).cast_mut().cast();
         ok!(cuMemHostRegister_v2(shared, 8192, 0));
-        let output = vec![0xee_u8; usize::try_from(SLOTS * STRIDE).unwrap()];
-        ok!(cuMemHostRegister_v2(
-            output.as_ptr().cast_mut().cast(),
-            output.len(),
-            0
-        ));
+        register(&output);
         Self {
             input,
             output,
-            stream,
+            stream: stream(),
+            end: event(2),
             function,
             grid: [blocks, groups],
             posted: 0,
@@ -79,64 +77,38 @@ impl Resident {
         }
     }
 
-    fn launch(&self, mut values: [u64; 18]) -> i32 {
-        let mut parameters = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
-        let [blocks, groups] = self.grid;
-        cu!(cuLaunchKernel(
-            self.function,
-            blocks,
-            groups,
-            1,
-            32,
-            1,
-            1,
-            0,
-            self.stream,
-            parameters.as_mut_ptr(),
-            null_mut()
-        ))
+    fn launch(&self, values: [u64; 18]) -> i32 {
+        sys::launch(self.function, self.grid, [32, 1], 0, self.stream, &values)
+    }
+
+    /// Panics unless the kernel runs.
+    fn assert_runs(&self) {
+        fails!(cuEventQuery(self.end) => 600, "the kernel must continue to run");
     }
 
     fn values(&self) -> [u64; 18] {
         let (bell, credits, records) = (address(0), address(CREDITS), address(RECORDS));
         let output = self.output.as_ptr() as u64;
-        [
-            bell,
-            // No device rings a doorbell.
-            0,
-            credits,
-            self.input,
-            STRIDE,
-            SLOTS,
-            output,
-            STRIDE,
-            SLOTS,
-            records,
-            RECORD_WORDS,
-            SLOTS,
-            IN_BYTES,
-            1,
-            75,
-            OUT_BYTES,
-            1,
-            100,
-        ]
+        // No device rings a doorbell.
+        let shared = [bell, 0, credits];
+        let rings = [self.input, STRIDE, SLOTS, output, STRIDE, SLOTS];
+        let frames = [IN_BYTES, 1, 75, OUT_BYTES, 1, 100];
+        let records = [records, RECORD_WORDS, SLOTS];
+        let values = [&shared[..], &rings, &records, &frames].concat();
+        values.try_into().unwrap()
     }
 
     fn start(self) -> Self {
         assert_eq!(self.launch(self.values()), 0);
+        ok!(cuEventRecord(self.end, self.stream));
         self
     }
 
     /// Fills a slot of the input with `byte`.
     fn fill(&self, slot: u64, byte: u8) {
         let at = self.input + slot % SLOTS * STRIDE;
-        ok!(cuMemsetD8Async(
-            at,
-            byte,
-            usize::try_from(STRIDE).unwrap(),
-            null_mut()
-        ));
+        let bytes = usize::try_from(STRIDE).unwrap();
+        ok!(cuMemsetD8Async(at, byte, bytes, null_mut()));
         ok!(cuStreamSynchronize(null_mut()));
     }
 
@@ -172,7 +144,7 @@ impl Resident {
     /// Waits until all submitted frames are complete.
     fn wait(&self) {
         while !self.has(self.posted) {
-            ok!(cuStreamQuery(null_mut()));
+            self.assert_runs();
             std::thread::yield_now();
         }
     }
@@ -201,8 +173,7 @@ fn given(byte: u8) -> Vec<u8> {
 }
 
 fn goes_round(groups: u32, blocks: u32) {
-    let mut kernel = Resident::new(groups, blocks);
-    kernel = kernel.start();
+    let mut kernel = Resident::new(groups, blocks).start();
     let (mut shifts, mut frames) = ([0, 0], 0);
     for burst in [1, 2, 8, 3, 8, 8, 1, 5, 8] {
         if burst == 3 {
@@ -216,15 +187,12 @@ fn goes_round(groups: u32, blocks: u32) {
         kernel.post(burst);
         kernel.wait();
         for frame in frames..frames + burst {
-            assert_eq!(
-                kernel.slot(frame + shifts[1]),
-                given(byte(frame)),
-                "{frame}"
-            );
+            let output = kernel.slot(frame + shifts[1]);
+            assert_eq!(output, given(byte(frame)), "{frame}");
         }
         frames += burst;
     }
-    fails!(cuStreamQuery(kernel.stream) => 600, "the kernel must continue to run");
+    kernel.assert_runs();
     // Frames submitted with the stop are processed.
     kernel.posted += 4;
     kernel.bell += 4;
@@ -236,28 +204,19 @@ fn goes_round(groups: u32, blocks: u32) {
 
 #[test]
 fn persistent_kernel_processes_submitted_frames() {
-    let report = passes!("", || {
-        goes_round(1, 1);
+    passes!("", || goes_round(1, 1), {
+        "blocked": 0, "persistent": 48, "launches": 1, "leaks": {"memory": 0}
     });
-    if let Some(report) = report {
-        assert_eq!(report["blocked"], 0);
-        assert_eq!(report["persistent"], 48);
-        assert_eq!(report["launches"], 1);
-        assert_eq!(report["leaks"]["memory"], 0);
-    }
 }
 
 #[test]
 fn persistent_kernel_distributes_frames_among_block_groups() {
-    let report = passes!("", || goes_round(3, 5));
-    if let Some(report) = report {
-        assert_eq!(report["persistent"], 48);
-    }
+    passes!("", || goes_round(3, 5), {"persistent": 48});
 }
 
 #[test]
 fn device_wide_call_waits_for_persistent_kernel() {
-    let ended = alone!("", || {
+    let ended = run(this_test!(), "", "", || {
         let kernel = Resident::new(1, 1).start();
         let input = kernel.input;
         let freeing = std::thread::spawn(move || {
@@ -266,53 +225,39 @@ fn device_wide_call_waits_for_persistent_kernel() {
         });
         // Queries must not block.
         for _ in 0..100 {
-            fails!(cuStreamQuery(kernel.stream) => 600);
+            kernel.assert_runs();
             assert!(!freeing.is_finished(), "the memory is in use");
             std::thread::yield_now();
         }
         kernel.stop();
         freeing.join().unwrap();
-        ok!(cuStreamQuery(kernel.stream));
+        ok!(cuStreamSynchronize(kernel.stream));
         ok!(cuCtxSynchronize());
     });
     if let Some(ended) = ended {
-        let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
+        let stderr = ended.stderr();
         assert!(ended.output.status.success(), "{stderr}");
         // The kernel may have ended before the call, which then does not wait.
-        let blocked = stderr
-            .matches("cuMemFree_v2 waits for a persistent kernel")
-            .count();
-        assert_eq!(ended.report()["blocked"], blocked);
+        let waits = stderr.matches("cuMemFree_v2 waits for a persistent kernel");
+        assert_eq!(ended.report["blocked"], waits.count());
     }
 }
 
 #[test]
 fn call_that_would_deadlock_aborts_process() {
-    for call in ["freeing", "synchronising"] {
-        let options = format!("timeout=0,latency={}", call.len());
-        let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
-        if given != options && !given.is_empty() {
-            continue;
-        }
-        let ended = alone!(&options, || {
-            let kernel = Resident::new(1, 1).start();
-            if call == "freeing" {
-                cu!(cuMemHostUnregister(address(0) as *mut c_void));
-            } else {
-                cu!(cuStreamSynchronize(kernel.stream));
-            }
-        });
-        if let Some(ended) = ended {
-            let stderr = String::from_utf8_lossy(&ended.output.stderr).into_owned();
-            assert!(!ended.output.status.success(), "{stderr}");
-            let expected = if call == "freeing" {
-                "cuMemHostUnregister has waited 0 s"
-            } else {
-                "waiting for a stream has waited 0 s"
-            };
-            assert!(stderr.contains(expected), "{stderr}");
-            let blocked = u64::from(call == "freeing");
-            assert_eq!(ended.report()["blocked"], blocked);
+    type Call = fn(&Resident) -> i32;
+    let freeing: Call = |_| cu!(cuMemHostUnregister(address(0) as *mut c_void));
+    let synchronising: Call = |kernel| cu!(cuStreamSynchronize(kernel.stream));
+    for (blocked, call, expected) in [
+        (1, freeing, "cuMemHostUnregister has waited 0 s"),
+        (0, synchronising, "waiting for a stream has waited 0 s"),
+    ] {
+        if let Some(ended) = run(this_test!(), expected, "timeout=0", || {
+            call(&Resident::new(1, 1).start());
+        }) {
+            assert!(!ended.output.status.success(), "{}", ended.stderr());
+            assert_contains!(ended.stderr() => expected);
+            assert_eq!(ended.report["blocked"], blocked);
         }
     }
 }
@@ -325,12 +270,12 @@ fn frame_that_hangs_blocks_only_its_block_group() {
         // One of the groups continues.
         let done = || [0, 1].map(|group| word(CREDITS + group).load(Ordering::Acquire));
         while !done().contains(&4) {
-            ok!(cuStreamQuery(null_mut()));
+            kernel.assert_runs();
             std::thread::yield_now();
         }
         kernel.stop();
         assert!(done().contains(&0), "{:?}", done());
-        fails!(cuStreamQuery(kernel.stream) => 600);
+        kernel.assert_runs();
     });
 }
 
@@ -345,35 +290,22 @@ fn persistent_kernel_failure_breaks_context() {
     });
 }
 
-/// Checks that the kernel ends with the error `code` after a protocol violation.
-fn ends_with(code: i32, kernel: &Resident) {
-    fails!(cuStreamSynchronize(kernel.stream) => code);
-}
-
 #[test]
 fn persistent_kernel_invalid_address_breaks_context() {
-    for (which, code) in [
-        (0, 700),
-        (1, 700),
-        (2, 700),
-        (3, 700),
-        (6, 700),
-        (9, 700),
-        (0, 716),
-    ] {
-        let options = format!("latency={}", 10 * which + u64::try_from(code).unwrap());
-        let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
-        if given != options && !given.is_empty() {
-            continue;
-        }
-        passes!(&options, || {
+    // A misaligned doorbell, and addresses outside all memory.
+    let outside = [0, 1, 2, 3, 6, 9].map(|which| (which, 1 << 30, 700));
+    for (which, added, code) in [&outside[..], &[(0, 4, 716)]].concat() {
+        let case = format!("{which} {code}");
+        if let Some(ended) = run(this_test!(), &case, "", || {
             let mut kernel = Resident::new(1, 1);
             let mut values = kernel.values();
-            values[usize::try_from(which).unwrap()] += if code == 716 { 4 } else { 1 << 30 };
+            values[which] += added;
             assert_eq!(kernel.launch(values), 0);
             kernel.post(1);
-            ends_with(code, &kernel);
-        });
+            fails!(cuStreamSynchronize(kernel.stream) => code);
+        }) {
+            assert!(ended.output.status.success(), "{case}: {}", ended.stderr());
+        }
     }
 }
 
@@ -409,26 +341,19 @@ fn protocol_violation_undetected_by_gpu_is_reported() {
         }),
         ("cannot hold frames", |_| {}),
     ];
-    for (n, (stderr, mistake)) in MISTAKES.iter().enumerate() {
-        let options = format!("latency={n},hang=persistent@1");
-        let given = std::env::var("DAQ_SIMULATED_CUDA").unwrap_or_default();
-        if given != options && !given.is_empty() {
-            continue;
-        }
-        let ended = alone!(&options, || {
+    for (message, mistake) in MISTAKES {
+        if let Some(ended) = run(this_test!(), message, "hang=persistent@1", || {
             let mut kernel = Resident::new(2, 1);
             let mut values = kernel.values();
-            if *stderr == "cannot hold frames" {
+            if message == "cannot hold frames" {
                 values[12] = STRIDE + 1;
             }
             assert_eq!(kernel.launch(values), 0);
             mistake(&mut kernel);
-            ends_with(710, &kernel);
-        });
-        if let Some(ended) = ended {
-            let said = String::from_utf8_lossy(&ended.output.stderr);
-            assert!(ended.output.status.success(), "{said}");
-            assert!(said.contains(stderr), "{said}");
+            fails!(cuStreamSynchronize(kernel.stream) => 710);
+        }) {
+            assert!(ended.output.status.success(), "{}", ended.stderr());
+            assert_contains!(ended.stderr() => message);
         }
     }
 }

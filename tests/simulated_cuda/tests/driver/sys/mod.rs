@@ -1,13 +1,10 @@
 //! Calls of the driver's functions for tests, through the bindings that daq uses.
 
 use cudarc::driver::sys::{
-    CUcontext, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUcontext, CUevent, CUfunction, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUstream,
 };
-use cudarc::driver::{
-    CudaFunction, CudaSlice, CudaStream, DriverError, LaunchConfig, PushKernelArg,
-};
-use std::sync::Arc;
+use std::ffi::c_void;
 
 /// Calls a function of the driver and returns its code.
 #[macro_export]
@@ -49,6 +46,65 @@ pub fn context(ordinal: i32) -> CUcontext {
     context
 }
 
+/// Allocates device memory.
+pub fn allocate(bytes: usize) -> u64 {
+    let mut address = 0;
+    ok!(cuMemAlloc_v2(&raw mut address, bytes));
+    address
+}
+
+/// Returns the code of an allocation of device memory.
+pub fn allocation_code(bytes: usize) -> i32 {
+    let mut address = 0;
+    cu!(cuMemAlloc_v2(&raw mut address, bytes))
+}
+
+/// Reads device memory.
+pub fn read(address: u64, bytes: usize) -> Vec<u8> {
+    let mut to = vec![0; bytes];
+    ok!(cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), address, bytes));
+    to
+}
+
+/// Registers host memory with the driver.
+pub fn register(memory: &[u8]) {
+    let address = memory.as_ptr().cast_mut().cast();
+    ok!(cuMemHostRegister_v2(address, memory.len(), 0));
+}
+
+/// Creates a stream.
+pub fn stream() -> CUstream {
+    let mut stream = std::ptr::null_mut();
+    ok!(cuStreamCreate(&raw mut stream, 1));
+    stream
+}
+
+/// Creates an event.
+pub fn event(flags: u32) -> CUevent {
+    let mut event = std::ptr::null_mut();
+    ok!(cuEventCreate(&raw mut event, flags));
+    event
+}
+
+/// Launches a kernel and returns the code.
+pub fn launch(
+    function: CUfunction,
+    [x, y]: [u32; 2],
+    [width, height]: [u32; 2],
+    shared: u32,
+    stream: CUstream,
+    values: &[u64],
+) -> i32 {
+    let pointers = values
+        .iter()
+        .map(|value| std::ptr::from_ref(value).cast_mut().cast());
+    let mut pointers: Vec<*mut c_void> = pointers.collect();
+    let (values, none) = (pointers.as_mut_ptr(), std::ptr::null_mut());
+    cu!(cuLaunchKernel(
+        function, x, y, 1, width, height, 1, shared, stream, values, none
+    ))
+}
+
 /// Returns the properties for memory of the virtual memory API.
 pub fn properties() -> CUmemAllocationProp {
     // SAFETY: the structure is plain data, for which zero is valid; its enumerations are set immediately below.
@@ -87,32 +143,6 @@ pub fn dereference(address: u64) -> u8 {
     unsafe { (address as *const u8).read_volatile() }
 }
 
-/// A gate that blocks a stream: a host function that returns once the gate is open.
-pub mod gate {
-    use std::ffi::c_void;
-    use std::sync::{Condvar, Mutex};
-
-    static IS_OPEN: Mutex<bool> = Mutex::new(false);
-    static CHANGED: Condvar = Condvar::new();
-
-    /// Waits until the gate is open.
-    pub unsafe extern "C" fn pass(_: *mut c_void) {
-        let is_open = IS_OPEN.lock().unwrap();
-        drop(CHANGED.wait_while(is_open, |is_open| !*is_open).unwrap());
-    }
-
-    /// Closes the gate.
-    pub fn shut() {
-        *IS_OPEN.lock().unwrap() = false;
-    }
-
-    /// Opens the gate.
-    pub fn open() {
-        *IS_OPEN.lock().unwrap() = true;
-        CHANGED.notify_all();
-    }
-}
-
 /// Reads a mapped file.
 pub fn mapped(file: i32, bytes: usize) -> Vec<u8> {
     use std::os::fd::FromRawFd;
@@ -122,18 +152,4 @@ pub fn mapped(file: i32, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     file.read_exact_at(&mut read, 0).unwrap();
     read
-}
-
-/// Launches the kernel that copies `bytes` bytes.
-pub fn launch(
-    stream: &Arc<CudaStream>,
-    copy: &CudaFunction,
-    to: &mut CudaSlice<u32>,
-    from: &CudaSlice<u32>,
-    bytes: u64,
-) -> Result<(), DriverError> {
-    let mut builder = stream.launch_builder(copy);
-    builder.arg(to).arg(from).arg(&bytes);
-    // SAFETY: the arguments match the kernel's parameters, and both slices contain `bytes` bytes.
-    unsafe { builder.launch(LaunchConfig::for_num_elems(32)) }.map(|_| ())
 }
