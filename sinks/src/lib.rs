@@ -1,16 +1,18 @@
 //! The sinks of daq. Each sink has one module and one entry in [`SINKS`].
 
+#![warn(unreachable_pub)]
+
 mod channel;
 mod directory;
 pub mod file;
 mod finisher;
 mod layout;
 pub mod lock;
-pub mod null;
+mod null;
 pub mod rdma;
 pub mod sigmf;
 mod stem;
-pub mod zarr;
+mod zarr;
 
 use daq_core::entry::SinkEntry;
 

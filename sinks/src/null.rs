@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 /// Registry entry of `null`.
-pub const ENTRY: SinkEntry = SinkEntry::of::<NullKeys>(
+pub(crate) const ENTRY: SinkEntry = SinkEntry::of::<NullKeys>(
     "null",
     "Counts frames and discards them, for measurements or to simulate a slow consumer",
     "\
@@ -28,7 +28,7 @@ input = \"INPUT\"
 /// The keys of a `null` sink.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct NullKeys {
+pub(crate) struct NullKeys {
     /// Read every byte of every frame, like a real consumer; requires frames in host memory. Default false: frames are
     /// only counted.
     pub touch: bool,

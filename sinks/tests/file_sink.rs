@@ -13,31 +13,17 @@ use std::path::Path;
 
 /// Returns the metadata and the data of the committed segments of `stem`, in order.
 fn segments(dir: &Path, stem: &str) -> Vec<(Meta, Vec<u8>)> {
-    let mut names: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
-    names.sort();
-    let metas = names
-        .iter()
-        .filter(|path| path.extension().is_some_and(|e| e == "sigmf-meta"));
-    let mine = metas.filter(|path| {
-        path.file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .starts_with(&format!("{stem}-"))
-    });
-    mine.map(|path| {
-        let meta = Meta::read(path).unwrap();
-        let data = std::fs::read(meta.data_path(path)).unwrap();
-        assert_eq!(
-            meta.global.stream.as_ref().unwrap().bytes,
-            data.len() as u64
-        );
+    let mut names = names(dir);
+    names.retain(|name| name.starts_with(&format!("{stem}-")) && name.ends_with(".sigmf-meta"));
+    let segment = |name: &String| {
+        let path = dir.join(name);
+        let meta = Meta::read(&path).unwrap();
+        let data = std::fs::read(meta.data_path(&path)).unwrap();
+        let stream = meta.global.stream.as_ref().unwrap();
+        assert_eq!(stream.bytes, data.len() as u64);
         (meta, data)
-    })
-    .collect()
+    };
+    names.iter().map(segment).collect()
 }
 
 /// Returns the names in `dir`, except those of lock files, which exist as long as a sink exists.

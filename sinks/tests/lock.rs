@@ -81,10 +81,7 @@ fn sink_locks_stem_for_its_lifetime() {
         for step in 0..3 {
             for driver in [driver, other] {
                 let (_, why) = refusal(driver, dir.path());
-                assert!(
-                    why.contains("another sink of this process, or a process in another"),
-                    "{why}"
-                );
+                assert_contains!(why => "another sink of this process, or a process in another");
             }
             match step {
                 0 => give(&mut *sink, 0),

@@ -11,16 +11,6 @@ use std::path::{Path, PathBuf};
 
 const STEM: &str = "adc";
 
-const STEPS: [Step; 7] = [
-    Step::Tail,
-    Step::DataSynced,
-    Step::MetaWritten,
-    Step::DataNamed,
-    Step::DirectorySynced,
-    Step::MetaNamed,
-    Step::Done,
-];
-
 /// Returns the files that the next start finds.
 fn recover(dir: &Path) -> Recovered {
     let lock = StemLock::take(dir, STEM).unwrap();
@@ -36,13 +26,8 @@ fn small() -> Options {
 }
 
 fn pattern(n: usize, seed: u8) -> Vec<u8> {
-    (0..n)
-        .map(|i| {
-            u8::try_from((i * 31 + i / 251) % 256)
-                .unwrap()
-                .wrapping_add(seed)
-        })
-        .collect()
+    let byte = |i: usize| u8::try_from((i * 31 + i / 251) % 256).unwrap();
+    (0..n).map(|i| byte(i).wrapping_add(seed)).collect()
 }
 
 fn meta(bytes: usize) -> Vec<u8> {
@@ -52,10 +37,7 @@ fn meta(bytes: usize) -> Vec<u8> {
 /// Checks that every metadata file is beside complete data. At most one other segment may exist, which must be marked
 /// as partial or be provably complete.
 fn assert_promise(dir: &Path, wanted: &[u8]) {
-    let names: Vec<String> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let names = daq_testkit::names(dir);
     for name in &names {
         let path = dir.join(name);
         if let Some(base) = name.strip_suffix(".sigmf-meta") {
@@ -87,7 +69,7 @@ fn assert_promise(dir: &Path, wanted: &[u8]) {
 #[test]
 fn close_interrupted_at_any_step_is_recoverable() {
     let wanted = pattern(20_001, 1);
-    for stop in STEPS {
+    for stop in Step::ALL {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = SegmentWriter::new(&small()).unwrap();
         for index in 0..2 {

@@ -68,7 +68,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Registry entry of `zarr`.
-pub const ENTRY: SinkEntry = SinkEntry {
+pub(crate) const ENTRY: SinkEntry = SinkEntry {
     name: "zarr",
     summary: "Writes frames to a Zarr array that Python's zarr and xarray can open; the array stays valid if daq is killed",
     example: "\
@@ -93,7 +93,7 @@ path = \"out\"
 /// The keys of a `zarr` sink.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ZarrKeys {
+pub(crate) struct ZarrKeys {
     /// Directory of the stores; it is created if missing. Relative paths start at the working directory.
     pub path: PathBuf,
     /// Stem of the store names, `NAME` in `NAME-000000.zarr`; default: the sink's name. Two sinks may share a

@@ -6,7 +6,7 @@ use daq_core::layout::Scalar;
 use daq_core::ledger::SinkLedger;
 use daq_core::sigmf::Meta;
 use daq_core::sink::{Sink, SinkError};
-use daq_testkit::{small_disk, this_test};
+use daq_testkit::{files, small_disk, this_test};
 use std::path::{Path, PathBuf};
 
 const FRAME: usize = 50_000;
@@ -38,12 +38,7 @@ fn ballast(dir: &Path) -> PathBuf {
 
 /// Checks the files. Returns the sequence numbers of their frames and the causes of gaps.
 fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
-    let mut metas: Vec<_> = std::fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "sigmf-meta"))
-        .collect();
-    metas.sort();
+    let metas = files(dir, ".sigmf-meta");
     let (mut numbers, mut gaps) = (Vec::new(), Vec::new());
     for path in metas {
         let meta = Meta::read(&path).unwrap();
@@ -55,18 +50,13 @@ fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
                 let number = capture.sequence.unwrap() + i;
                 let at =
                     usize::try_from(span.byte_start).unwrap() + usize::try_from(i).unwrap() * FRAME;
-                assert!(
-                    data[at..at + FRAME] == frame(number).bytes,
-                    "frame {number}"
-                );
+                let expected = frame(number).bytes;
+                assert!(data[at..at + FRAME] == expected, "frame {number}");
                 numbers.push(number);
             }
         }
-        gaps.extend(
-            meta.annotations
-                .iter()
-                .map(|note| (note.missing_frames, note.cause.clone())),
-        );
+        let notes = meta.annotations.iter();
+        gaps.extend(notes.map(|note| (note.missing_frames, note.cause.clone())));
     }
     (numbers, gaps)
 }
@@ -74,9 +64,9 @@ fn recorded(dir: &Path) -> (Vec<u64>, Vec<(u64, Option<String>)>) {
 /// Small segments are closed while the disk is full; the large segment stays open.
 const KEYS: [&str; 2] = ["segment = \"300 kB\"", "segment = \"1 GiB\""];
 
-#[test]
-fn disk_full_with_guarantee_waits_and_continues() {
-    let Some(dir) = small_disk(this_test!(), "16m") else {
+/// Runs `work` with each of [`KEYS`], with a sink on a small disk and a file that can be removed to make room.
+fn with_full_disk(test: &str, work: impl Fn(&Path, &Path, &mut dyn Sink, &SinkLedger)) {
+    let Some(dir) = small_disk(test, "16m") else {
         return;
     };
     for keys in KEYS {
@@ -84,15 +74,24 @@ fn disk_full_with_guarantee_waits_and_continues() {
         std::fs::create_dir(&dir).unwrap();
         let ballast = ballast(&dir);
         let (mut sink, ledger) = sink(&dir, keys);
+        work(&dir, &ballast, &mut *sink, &ledger);
+        drop(sink);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
+fn disk_full_with_guarantee_waits_and_continues() {
+    with_full_disk(this_test!(), |dir, ballast, sink, ledger| {
         let mut feed = Feed::new(8, FRAME, 0);
         let mut met = 0;
         for n in 0..200 {
             feed.publish(&[frame(n)]);
-            feed.insist(&mut *sink, 3, || {
+            feed.insist(sink, 3, || {
                 met += 1;
                 assert!(met < 100, "still no space");
                 if met == 5 {
-                    std::fs::remove_file(&ballast).unwrap();
+                    std::fs::remove_file(ballast).unwrap();
                 }
             });
         }
@@ -102,27 +101,19 @@ fn disk_full_with_guarantee_waits_and_continues() {
         let (numbers, gaps) = recorded(&dir.join("out"));
         assert!(numbers == (0..200).collect::<Vec<_>>(), "{numbers:?}");
         assert_eq!(gaps, []);
-        std::fs::remove_dir_all(dir).unwrap();
-    }
+    });
 }
 
 #[test]
 fn disk_full_without_guarantee_reports_drops_and_cause() {
-    let Some(dir) = small_disk(this_test!(), "16m") else {
-        return;
-    };
-    for keys in KEYS {
-        let dir = dir.join(&keys[11..13]);
-        std::fs::create_dir(&dir).unwrap();
-        let ballast = ballast(&dir);
-        let (mut sink, ledger) = sink(&dir, keys);
+    with_full_disk(this_test!(), |dir, ballast, sink, ledger| {
         let mut feed = Feed::new(8, FRAME, 0);
         let mut wanted = Vec::new();
         let (mut dropped, mut after) = (0, 0);
         for n in (0..4000).step_by(4) {
             let frames: Vec<_> = (n..n + 4).map(frame).collect();
             feed.publish(&frames);
-            let (taken, result) = feed.offer(&mut *sink, 4);
+            let (taken, result) = feed.offer(sink, 4);
             wanted.extend(n..n + taken as u64);
             dropped += 4 - taken;
             assert_eq!(taken < 4, result.is_err());
@@ -131,7 +122,7 @@ fn disk_full_without_guarantee_reports_drops_and_cause() {
                 sink.tick().unwrap();
             }
             if dropped > 20 && ballast.exists() {
-                std::fs::remove_file(&ballast).unwrap();
+                std::fs::remove_file(ballast).unwrap();
             }
             after += usize::from(dropped > 20 && taken == 4);
             if after == 8 {
@@ -150,8 +141,7 @@ fn disk_full_without_guarantee_reports_drops_and_cause() {
                 .all(|(_, cause)| cause.as_deref() == Some("disk_full")),
             "{gaps:?}"
         );
-        std::fs::remove_dir_all(dir).unwrap();
-    }
+    });
 }
 
 #[test]

@@ -54,6 +54,19 @@ pub enum Step {
     Done,
 }
 
+impl Step {
+    /// All steps in order.
+    pub const ALL: [Self; 7] = [
+        Self::Tail,
+        Self::DataSynced,
+        Self::MetaWritten,
+        Self::DataNamed,
+        Self::DirectorySynced,
+        Self::MetaNamed,
+        Self::Done,
+    ];
+}
+
 /// A complete segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
@@ -98,14 +111,8 @@ impl Open {
                     file.write_all(meta)?;
                     file.sync_all()
                 };
-                write().map_err(|e| match e.raw_os_error().map(Errno::from_raw_os_error) {
-                    Some(Errno::NOSPC | Errno::DQUOT) => SegmentError::Full {
-                        path: paths.meta_tmp.clone(),
-                        wrote: self.len,
-                        wanted: meta.len() as u64,
-                    },
-                    _ => SegmentError::io("write", &paths.meta_tmp, e),
-                })
+                let counts = (self.len, meta.len() as u64);
+                write().map_err(|e| SegmentError::write("write", &paths.meta_tmp, e, counts))
             }
             Step::DataNamed if self.named => Ok(()),
             Step::DataNamed => {

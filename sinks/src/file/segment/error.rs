@@ -1,6 +1,7 @@
 //! Errors of writing a segment.
 
 use crate::directory::remedy;
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -75,6 +76,24 @@ pub enum SegmentError {
 }
 
 impl SegmentError {
+    /// Creates the error of a failed write, after which `wrote` bytes of the segment are written and `wanted` are not.
+    pub(super) fn write(
+        action: &'static str,
+        path: &Path,
+        error: impl Into<std::io::Error>,
+        (wrote, wanted): (u64, u64),
+    ) -> Self {
+        let error = error.into();
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOSPC | Errno::DQUOT) => Self::Full {
+                path: path.to_owned(),
+                wrote,
+                wanted,
+            },
+            _ => Self::io(action, path, error),
+        }
+    }
+
     pub(super) fn io(action: &'static str, path: &Path, errno: impl Into<std::io::Error>) -> Self {
         let source = errno.into();
         let remedy = remedy(&source);

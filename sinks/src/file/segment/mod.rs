@@ -162,12 +162,7 @@ impl SegmentWriter {
             Errno::EXIST => SegmentError::Exists {
                 path: paths.partial.clone(),
             },
-            Errno::NOSPC | Errno::DQUOT => SegmentError::Full {
-                path: paths.partial.clone(),
-                wrote: 0,
-                wanted: 0,
-            },
-            _ => SegmentError::io("create", &paths.partial, errno),
+            _ => SegmentError::write("create", &paths.partial, errno, (0, 0)),
         })?;
         let refused = if self.options.direct {
             rustix::fs::fcntl_getfl(&fd)
@@ -220,9 +215,7 @@ impl SegmentWriter {
 
     /// Handles finished writes. Returns how long the oldest pending write has taken; zero if no write is pending.
     pub fn blocked_for(&mut self) -> Duration {
-        while let Some(done) = self.disk.poll() {
-            self.take_back(done);
-        }
+        self.collect_writes();
         self.disk.blocked_for()
     }
 
@@ -230,20 +223,16 @@ impl SegmentWriter {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), SegmentError> {
         let before = self.usable()?.len;
         self.reserve(bytes.len() as u64)?;
-        while let Some(done) = self.disk.poll() {
-            self.take_back(done);
-        }
+        self.collect_writes();
         if !self.failed.is_empty() {
             self.write_failed()
                 .map_err(|errno| self.refused(errno, bytes.len() as u64))?;
         }
-        match self.append(bytes) {
-            Ok(()) => Ok(()),
-            Err(errno) => {
-                self.truncate(before)?;
-                Err(self.refused(errno, bytes.len() as u64))
-            }
+        if let Err(errno) = self.append(bytes) {
+            self.truncate(before)?;
+            return Err(self.refused(errno, bytes.len() as u64));
         }
+        Ok(())
     }
 
     /// Removes everything after the first `len` bytes. Has no effect if the segment is shorter.
@@ -251,9 +240,7 @@ impl SegmentWriter {
     #[allow(clippy::missing_panics_doc)]
     pub fn truncate(&mut self, len: u64) -> Result<(), SegmentError> {
         let len = self.usable()?.len.min(len);
-        while let Some(done) = self.disk.wait() {
-            self.take_back(done);
-        }
+        self.wait_for_writes();
         if let Some(buffer) = self.current.take() {
             self.failed.push(buffer);
         }
@@ -323,15 +310,7 @@ impl SegmentWriter {
             meta: open.paths.meta.clone(),
             bytes: open.len,
         };
-        for step in [
-            Step::Tail,
-            Step::DataSynced,
-            Step::MetaWritten,
-            Step::DataNamed,
-            Step::DirectorySynced,
-            Step::MetaNamed,
-            Step::Done,
-        ] {
+        for step in Step::ALL {
             if step > last {
                 break;
             }
@@ -369,9 +348,7 @@ impl SegmentWriter {
     ///
     /// Buffered data that was not written is lost. Returns `None` if no segment is open.
     pub fn keep_partial(&mut self) -> Option<PathBuf> {
-        while let Some(done) = self.disk.wait() {
-            self.take_back(done);
-        }
+        self.wait_for_writes();
         self.recycle();
         let open = self.open.take()?;
         // The temporary metadata file may be complete. Then `recover` would assume that the incomplete data is complete.
@@ -393,18 +370,10 @@ impl SegmentWriter {
     }
 
     fn refused(&self, errno: Errno, wanted: u64) -> SegmentError {
-        let (path, wrote) = self
-            .open
-            .as_ref()
-            .map_or((Path::new(""), 0), |open| (&*open.paths.partial, open.len));
-        match errno {
-            Errno::NOSPC | Errno::DQUOT => SegmentError::Full {
-                path: path.to_owned(),
-                wrote,
-                wanted,
-            },
-            _ => SegmentError::io("write", path, errno),
-        }
+        let open = self.open.as_ref();
+        let (path, wrote) =
+            open.map_or((Path::new(""), 0), |open| (&*open.paths.partial, open.len));
+        SegmentError::write("write", path, errno, (wrote, wanted))
     }
 
     /// Reserves space for `more` bytes and the metadata.
@@ -483,6 +452,20 @@ impl SegmentWriter {
         }
     }
 
+    /// Takes back the buffers whose writes have finished.
+    fn collect_writes(&mut self) {
+        while let Some(done) = self.disk.poll() {
+            self.take_back(done);
+        }
+    }
+
+    /// Waits for all buffers in flight and takes them back.
+    fn wait_for_writes(&mut self) {
+        while let Some(done) = self.disk.wait() {
+            self.take_back(done);
+        }
+    }
+
     fn take_back(&mut self, done: disk::Done) {
         match done.result {
             Ok(()) => self.free.push(done.buffer),
@@ -497,9 +480,7 @@ impl SegmentWriter {
     /// Waits for all buffers in flight and writes the failed buffers again.
     fn write_failed(&mut self) -> Result<(), Errno> {
         // Buffers in flight follow the failed buffers, so the disk thread rejects them. Wait for them first.
-        while let Some(done) = self.disk.wait() {
-            self.take_back(done);
-        }
+        self.wait_for_writes();
         self.failure = None;
         let Some(open) = &self.open else {
             return Err(Errno::BADF);
@@ -507,9 +488,7 @@ impl SegmentWriter {
         for buffer in self.failed.drain(..) {
             self.disk.submit(&open.file, buffer);
         }
-        while let Some(done) = self.disk.wait() {
-            self.take_back(done);
-        }
+        self.wait_for_writes();
         self.failure.map_or(Ok(()), Err)
     }
 

@@ -97,12 +97,8 @@ pub fn recover(lock: &StemLock) -> Result<Recovered, SegmentError> {
         ..Recovered::default()
     };
     for (index, found) in found {
-        settle(
-            dir,
-            &SegmentPaths::new(dir, &segment_name(stem, index)),
-            &found,
-            &mut report,
-        )?;
+        let paths = SegmentPaths::new(dir, &segment_name(stem, index));
+        settle(dir, &paths, &found, &mut report)?;
     }
     Ok(report)
 }
@@ -113,90 +109,64 @@ fn settle(
     found: &Found,
     report: &mut Recovered,
 ) -> Result<(), SegmentError> {
-    match found {
-        Found {
-            data: true,
-            meta: true,
-            partial,
-            meta_tmp,
-        } => {
-            report.whole += 1;
-            report
-                .unclear
-                .extend(partial.then(|| paths.partial.clone()));
-            report
-                .unclear
-                .extend(meta_tmp.then(|| paths.meta_tmp.clone()));
-            Ok(())
-        }
-        Found {
-            data: true,
-            partial: true,
-            ..
-        } => {
-            report
-                .unclear
-                .extend([paths.data.clone(), paths.partial.clone()]);
-            Ok(())
-        }
-        Found { meta: true, .. } => {
-            report.unclear.push(paths.meta.clone());
-            report
-                .unclear
-                .extend(found.partial.then(|| paths.partial.clone()));
-            Ok(())
-        }
-        Found {
-            data,
-            partial,
-            meta_tmp,
-            ..
-        } if *data || *partial => {
-            let path = if *data { &paths.data } else { &paths.partial };
-            let bytes = path
-                .metadata()
-                .map_err(|e| SegmentError::io("inspect", path, e))?
-                .len();
-            let proof = if *meta_tmp {
-                Proof::read(&paths.meta_tmp, bytes)
-            } else {
-                Proof::Torn
-            };
-            if proof == Proof::Whole {
-                if *partial {
-                    rename(&paths.partial, &paths.data)?;
-                }
-                sync_directory(dir)?;
-                rename(&paths.meta_tmp, &paths.meta)?;
-                sync_directory(dir)?;
-                report.whole += 1;
-                report.completed.push(paths.data.clone());
-                return Ok(());
-            }
-            if *data {
-                rename(&paths.data, &paths.partial)?;
-                sync_directory(dir)?;
-            }
-            if proof == Proof::Other {
-                report.unclear.push(paths.meta_tmp.clone());
-            } else if *meta_tmp {
-                // This incomplete metadata describes data that still exists. If the file cannot be removed, the next
-                // start tries again.
-                let _ = std::fs::remove_file(&paths.meta_tmp);
-            }
-            report.partial.push(Leftover {
-                path: paths.partial.clone(),
-                bytes,
-            });
-            Ok(())
-        }
-        _ => {
-            report
-                .unclear
-                .extend(found.meta_tmp.then(|| paths.meta_tmp.clone()));
-            Ok(())
-        }
+    let is_closed = found.data && found.meta;
+    let is_commit = (found.data != found.partial) && !found.meta;
+    report.whole += u64::from(is_closed);
+    if !is_commit {
+        // The committed pair is clear. All other files match no step of a close, except that a metadata file with the
+        // temporary name says nothing beside files that are unclear themselves.
+        let is_alone = !found.data && !found.partial && !found.meta;
+        let unclear = [
+            (found.data && !is_closed, &paths.data),
+            (found.meta && !is_closed, &paths.meta),
+            (found.partial, &paths.partial),
+            (found.meta_tmp && (is_closed || is_alone), &paths.meta_tmp),
+        ];
+        let unclear = unclear.into_iter().filter(|(is_unclear, _)| *is_unclear);
+        report.unclear.extend(unclear.map(|(_, path)| path.clone()));
+        return Ok(());
     }
+    let path = if found.data {
+        &paths.data
+    } else {
+        &paths.partial
+    };
+    let inspected = path
+        .metadata()
+        .map_err(|e| SegmentError::io("inspect", path, e))?;
+    let bytes = inspected.len();
+    let proof = if found.meta_tmp {
+        Proof::read(&paths.meta_tmp, bytes)
+    } else {
+        Proof::Torn
+    };
+    if proof == Proof::Whole {
+        if found.partial {
+            rename(&paths.partial, &paths.data)?;
+        }
+        sync_directory(dir)?;
+        rename(&paths.meta_tmp, &paths.meta)?;
+        sync_directory(dir)?;
+        report.whole += 1;
+        report.completed.push(paths.data.clone());
+        return Ok(());
+    }
+    if found.data {
+        rename(&paths.data, &paths.partial)?;
+        sync_directory(dir)?;
+    }
+    if proof == Proof::Other {
+        report.unclear.push(paths.meta_tmp.clone());
+    } else if found.meta_tmp {
+        // This incomplete metadata describes data that still exists. If the file cannot be removed, the next start tries
+        // again.
+        let _ = std::fs::remove_file(&paths.meta_tmp);
+    }
+    report.partial.push(Leftover {
+        path: paths.partial.clone(),
+        bytes,
+    });
+    Ok(())
 }
 
 /// State of a metadata file with the temporary name. This file is written only after the data was synced.
