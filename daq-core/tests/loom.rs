@@ -30,6 +30,20 @@ fn ring(slots: usize, supports_backpressure: bool, packets_per_frame: u32) -> (R
     Ring::new(region, options, RingLedger::default()).unwrap()
 }
 
+/// Returns two handles of a reorder window with one open frame.
+fn windows(producer: Producer, geometry: Geometry, ledger: &SourceLedger) -> [ReorderWindow; 2] {
+    let window = 1;
+    let handles = ReorderWindow::new(producer, Geometry { window, ..geometry }, 2, ledger);
+    handles.try_into().ok().unwrap()
+}
+
+/// Places packet `sequence` with 4 bytes.
+fn put(window: &mut ReorderWindow, sequence: u64) {
+    window.with_batch(|batch| {
+        batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default());
+    });
+}
+
 /// Publishes `frames` frames and counts frames without a free slot as refused. Returns the number of published frames.
 fn produce(mut producer: Producer, frames: u64) -> u64 {
     for sequence in 0..frames {
@@ -171,18 +185,7 @@ fn writers_and_sequencer_share_one_window() {
         let (ring, producer) = ring(4, false, 2);
         let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
         let ledger = SourceLedger::default();
-        let geometry = Geometry {
-            window: 1,
-            ..Geometry::new(2, 4)
-        };
-        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-        let mut writer = windows.pop().unwrap();
-        let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut ReorderWindow, sequence: u64| {
-            window.with_batch(|batch| {
-                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
-            });
-        };
+        let [mut sequencer, mut writer] = windows(producer, Geometry::new(2, 4), &ledger);
         // Start the epoch before the other thread begins.
         put(&mut sequencer, 0);
         let other = thread::spawn(move || {
@@ -212,19 +215,11 @@ fn long_gap_while_other_thread_writes_is_handled() {
         let (_ring, producer) = ring(4, false, 2);
         let ledger = SourceLedger::default();
         let geometry = Geometry {
-            window: 1,
             resync_after: 2,
             max_gap: 100,
             ..Geometry::new(2, 4)
         };
-        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-        let mut writer = windows.pop().unwrap();
-        let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut ReorderWindow, sequence: u64| {
-            window.with_batch(|batch| {
-                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
-            })
-        };
+        let [mut sequencer, mut writer] = windows(producer, geometry, &ledger);
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));
         // The second packet after the gap confirms the first.
@@ -245,22 +240,7 @@ fn packet_from_two_writers_is_placed_once() {
     model(3, || {
         let (_ring, producer) = ring(4, false, 2);
         let ledger = SourceLedger::default();
-        let mut windows = ReorderWindow::new(
-            producer,
-            Geometry {
-                window: 1,
-                ..Geometry::new(2, 4)
-            },
-            2,
-            &ledger,
-        );
-        let mut writer = windows.pop().unwrap();
-        let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut ReorderWindow, sequence: u64| {
-            window.with_batch(|batch| {
-                batch.place(PacketId::of(sequence), &[1; 4], Timestamp::default())
-            });
-        };
+        let [mut sequencer, mut writer] = windows(producer, Geometry::new(2, 4), &ledger);
         put(&mut sequencer, 0);
         let other = thread::spawn(move || put(&mut writer, 1));
         put(&mut sequencer, 1);

@@ -594,10 +594,7 @@ fn segments_of_directory_are_played_in_order() {
         .geometry(256)
         .unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("path"));
-    assert!(
-        problem.to_string().contains("\"other\", \"raw\""),
-        "{problem}"
-    );
+    assert_contains!(problem.to_string() => "\"other\", \"raw\"");
     let mut fixture = open(&sigmf_text(dir.path(), "name = \"other\""), 256, 4);
     assert_eq!(run(&mut fixture).concat_bytes(), &data[..256]);
     let problem = spec(&ENTRY, &sigmf_text(dir.path(), "name = \"rwa\""))

@@ -4,10 +4,10 @@ use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::gpu::driver::{self, Device};
 use daq_core::kernel::{KernelContext, KernelSpec, Side, Stream, Submitted};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
-use daq_core::ledger::{ReaderLedger, RingLedger};
-use daq_core::region::{HostOptions, Region};
-use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use std::sync::Arc;
+use daq_core::region::Region;
+use daq_core::ring::RingOptions;
+pub use daq_testkit::ring::Record;
+use daq_testkit::ring::RingFixture;
 use std::time::{Duration, Instant};
 
 pub const SCALARS: [Scalar; 6] = [
@@ -18,9 +18,6 @@ pub const SCALARS: [Scalar; 6] = [
     Scalar::Float32,
     Scalar::Float64,
 ];
-
-/// One frame: its metadata and its bytes.
-pub type Record = (FrameMeta, Vec<u8>);
 
 /// The outputs and counts of a kernel.
 #[derive(Debug)]
@@ -46,70 +43,19 @@ fn counts(calls: &[Submitted]) -> Vec<[u64; 5]> {
     calls.iter().map(each).collect()
 }
 
-/// A ring with one reader, in host memory or on a GPU.
-struct Line {
-    region: Arc<Region>,
-    producer: Producer,
-    reader: Reader,
-}
-
-impl Line {
-    fn new(name: &str, slots: usize, slot_bytes: usize, device: Option<&'static Device>) -> Self {
-        let options = RingOptions::new(name, slots.max(2), slot_bytes.max(1));
-        let bytes = options.region_bytes();
-        let region = match device {
-            Some(device) => Region::cuda(device, bytes),
-            None => Region::host(bytes, HostOptions::default()),
-        }
-        .unwrap();
-        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default()).unwrap();
-        let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
-        Self {
-            region,
-            producer,
-            reader,
-        }
-    }
-
-    fn write(&mut self, frames: &[Record]) {
-        let base = self.region.address().as_ptr() as u64;
-        let mut slots = self.producer.reserve(frames.len());
-        assert_eq!(slots.remaining(), frames.len());
-        for (meta, bytes) in frames {
-            let at = usize::try_from(slots.slice().address(0) - base).unwrap();
-            match self.region.memory() {
-                Some(memory) => memory.write(at, bytes).unwrap(),
-                None => slots.bytes_mut().unwrap()[..bytes.len()].copy_from_slice(bytes),
-            }
-            slots.finish(FrameMeta {
-                length: bytes.len(),
-                ..*meta
-            });
-        }
-        slots.publish();
-    }
-
-    fn read(&mut self) -> Vec<Record> {
-        let base = self.region.address().as_ptr() as u64;
-        let region = self.region.clone();
-        let Some(lease) = self.reader.poll(usize::MAX) else {
-            return Vec::new();
-        };
-        let slice = lease.slice().unwrap();
-        let record = |i| {
-            let frame = lease.frame(i);
-            let mut bytes = vec![0; frame.meta().length];
-            match region.memory() {
-                Some(memory) => {
-                    let at = usize::try_from(slice.address(i) - base).unwrap();
-                    memory.read(at, &mut bytes).unwrap();
-                }
-                None => bytes.copy_from_slice(frame.bytes().unwrap()),
-            }
-            (*frame.meta(), bytes)
-        };
-        (0..lease.len()).map(record).collect()
-    }
+/// Returns a ring with one reader, in host memory or on a GPU.
+fn ring(
+    name: &str,
+    slots: usize,
+    slot_bytes: usize,
+    device: Option<&'static Device>,
+) -> RingFixture {
+    let Some(device) = device else {
+        return RingFixture::host(name, slots, slot_bytes);
+    };
+    let options = RingOptions::new(name, slots.max(2), slot_bytes.max(1));
+    let region = Region::cuda(device, options.region_bytes()).unwrap();
+    RingFixture::in_region(region, options)
 }
 
 /// Runs the kernel `spec` over `frames` on a GPU or on the CPU. The burst sizes are the numbers in `bursts`, repeated.
@@ -128,9 +74,9 @@ pub fn run(
     let stream = device.map(|device| driver::Stream::timed(device, 1).unwrap());
     let longest = bursts.iter().copied().max().unwrap();
     // The ring has one slot more than necessary, so that bursts and outputs wrap around at changing positions.
-    let mut source = Line::new("in", longest + 1, input.frame_bytes(), device);
+    let mut source = ring("in", longest + 1, input.frame_bytes(), device);
     let max = kernel.outputs(longest + 1) + 1;
-    let mut sink = Line::new("out", max, output.frame_bytes(), device);
+    let mut sink = ring("out", max, output.frame_bytes(), device);
     let mut outcome = Outcome {
         outputs: Vec::new(),
         calls: Vec::new(),

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 /// A pipeline that ends without a stop request.
-const SMALL: &str = r#"
+pub const SMALL: &str = r#"
 [source.adc]
 driver = "sim"
 pattern = "counter"

@@ -1,25 +1,8 @@
 //! Tests `daq topo`, and plans for recorded machines.
 
+use crate::commands::SMALL;
 use daq_testkit::{Daq, assert_contains, repository};
 use std::fs;
-
-const PIPELINE: &str = r#"
-[source.adc]
-driver = "sim"
-pattern = "counter"
-packet = 64
-packets = 1000
-ring = "raw"
-
-[ring.raw]
-memory = "cuda:0"
-slot = 512
-slots = 16
-
-[sink.drop]
-driver = "null"
-input = "raw"
-"#;
 
 /// Returns the path of a recorded server with a card and a GPU below one host bridge, as `--record` writes it.
 fn recorded() -> String {
@@ -49,7 +32,7 @@ fn topo_recorded_machine_is_shown() {
 
 #[test]
 fn plan_on_recorded_machine_shows_sources() {
-    let daq = Daq::new(PIPELINE);
+    let daq = Daq::new(&SMALL.replace("slot =", "memory = \"cuda:0\"\nslot ="));
     let text = daq.cli(&["topo", "--from", &recorded(), "daq.toml"]);
     let text = text.ok().stdout;
     assert_contains!(text => "source adc  staged: ", !"0000:17:00.0 → ");

@@ -22,6 +22,13 @@ fn lost(cause: &'static str, count: u64) -> Ledger {
     Ledger::lost(PACKETS, &[(cause, count)])
 }
 
+/// Returns a ledger with changed fields.
+macro_rules! counts {
+    ($base:expr, $($field:ident: $value:expr),+) => {
+        Ledger { $($field: $value,)+ ..$base }
+    };
+}
+
 /// Returns the keys of a source, the keys of its faults, and the ledger of 1000 packets, which was computed by hand.
 fn table() -> Vec<(&'static str, &'static str, Ledger)> {
     vec![
@@ -31,23 +38,12 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
         // A complete frame is lost, and parts of its neighbours: 15 packets of the frames 24, 25 and 26.
         ("", "lose = [\"197..212\"]", lost("wire_gap", 15)),
         // Packets before the first and after the last received packet are not expected.
-        (
-            "",
-            "lose = [\"0..3\", \"990..1000\"]",
-            Ledger {
-                expected: 987,
-                delivered: 987,
-                ..whole()
-            },
-        ),
+        ("", "lose = [\"0..3\", \"990..1000\"]", Ledger::whole(987)),
         // An unreadable sequence number leaves a gap at the packet's position.
         (
             "",
             "corrupt_header_at = [7, 8, 500]",
-            Ledger {
-                rejected: 3,
-                ..lost("wire_gap", 3)
-            },
+            counts!(lost("wire_gap", 3), rejected: 3),
         ),
         (
             "",
@@ -57,10 +53,7 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
         (
             "",
             "duplicate_at = [0, 3, \"100..200\", 999]",
-            Ledger {
-                duplicates: 103,
-                ..whole()
-            },
+            counts!(whole(), duplicates: 103),
         ),
         ("", "late_at = [100, \"200..204\"]", lost("late", 5)),
         // A packet delayed at the end of the stream arrives while its frame is still open.
@@ -70,33 +63,17 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
         ("", "reorder_at = [51, 123]\nreorder_by = 24", whole()),
         // Four successive packets are needed before a new sequence is accepted. The first three are kept until the
         // fourth starts the epoch.
-        (
-            "restart_at = 500",
-            "",
-            Ledger {
-                epochs: 2,
-                ..whole()
-            },
-        ),
+        ("restart_at = 500", "", counts!(whole(), epochs: 2)),
         (
             "jump = { at = 500, by = 100000 }",
             "",
-            Ledger {
-                epochs: 2,
-                skipped: 100_000,
-                ..whole()
-            },
+            counts!(whole(), epochs: 2, skipped: 100_000),
         ),
         // The new numbers are within the window, so the numbers in between count as lost.
         (
             "jump = { at = 500, by = 10 }",
             "",
-            Ledger {
-                expected: 1010,
-                delivered: 1000,
-                lost: vec![("wire_gap", 10)],
-                ..whole()
-            },
+            counts!(whole(), expected: 1010, delivered: 1000, lost: vec![("wire_gap", 10)]),
         ),
         // The number wraps around after 256 packets, nearly four times in the run.
         ("sequence_bits = 8\nstart = 250", "", whole()),
@@ -111,23 +88,14 @@ fn table() -> Vec<(&'static str, &'static str, Ledger)> {
             "sequence_bits = 10\nrestart_at = 300",
             "lose = [10]",
             // Number 10 is lost in both epochs.
-            Ledger {
-                epochs: 2,
-                ..lost("wire_gap", 2)
-            },
+            counts!(lost("wire_gap", 2), epochs: 2),
         ),
         // All kinds of faults in one run.
         (
             "",
             "lose = [30, 31]\ncorrupt_header_at = [60]\ncorrupt_payload_at = [90]\nduplicate_at = [120]\n\
              late_at = [150]\nreorder_at = [180]",
-            Ledger {
-                delivered: 995,
-                lost: vec![("wire_gap", 3), ("late", 1), ("bad_packet", 1)],
-                duplicates: 1,
-                rejected: 1,
-                ..whole()
-            },
+            counts!(whole(), delivered: 995, lost: vec![("wire_gap", 3), ("late", 1), ("bad_packet", 1)], duplicates: 1, rejected: 1),
         ),
     ]
 }
@@ -200,11 +168,7 @@ fn predict(keys: &Value, geometry: &Geometry) -> Ledger {
     let config: SimConfig = serde_json::from_value(keys.clone()).unwrap();
     let (mut low, mut high, mut front) = (u64::MAX, 0, 0);
     let mut seen = std::collections::BTreeSet::new();
-    let mut ledger = Ledger {
-        expected: 0,
-        delivered: 0,
-        ..whole()
-    };
+    let mut ledger = Ledger::whole(0);
     let (mut late, mut bad) = (0, 0);
     for (i, arrival) in config.arrivals(geometry).enumerate() {
         let sequence = arrival.packet.sequence;
@@ -266,13 +230,7 @@ fn faults_random_follow_schedule() {
             let keys = json!({ "packets": 20_000, "packet": "64 B", "faults": faults });
             let expected = predict(&keys, &geometry);
             assert!(
-                expected
-                    != Ledger {
-                        expected: 20_000,
-                        delivered: 20_000,
-                        ..whole()
-                    }
-                    || i == 6,
+                expected != Ledger::whole(20_000) || i == 6,
                 "nothing happened"
             );
             let run = pipeline("adc", 64, "backpressure = true", "packets = 20000", &text);
@@ -297,12 +255,7 @@ fn sources_many_keep_separate_ledgers() {
     let outcome = Daq::new(&text).run(&[]).ok();
     for i in 0..8_u64 {
         let gaps = vec![("wire_gap", i + 1)];
-        let expected = Ledger {
-            expected: 5000,
-            delivered: 4999 - i,
-            lost: gaps,
-            ..whole()
-        };
+        let expected = counts!(whole(), expected: 5000, delivered: 4999 - i, lost: gaps);
         assert_eq!(Ledger::of(&outcome, &format!("s{i}")), expected);
     }
 }
@@ -319,14 +272,7 @@ fn slow_reader(hold: bool, sink: &str, frames: u64) -> String {
 #[test]
 fn source_with_backpressure_and_slow_reader_loses_nothing() {
     let outcome = Daq::new(&slow_reader(true, "", 200)).run(&[]).ok();
-    assert_eq!(
-        Ledger::of(&outcome, "adc"),
-        Ledger {
-            expected: 1600,
-            delivered: 1600,
-            ..whole()
-        }
-    );
+    assert_eq!(Ledger::of(&outcome, "adc"), Ledger::whole(1600));
     assert_eq!(outcome.count("rings.raw.ring_full"), 0);
     assert_eq!(outcome.count("readers.slow.read"), 200);
     // The ring must have been full.
@@ -343,12 +289,7 @@ fn source_without_backpressure_counts_ring_full_by_reader() {
     assert_counts!(outcome, "readers.slow" => blocked: refused);
     assert_counts!(outcome, "readers.careless" => blocked: 0);
     let ledger = Ledger::of(&outcome, "adc");
-    let expected = Ledger {
-        expected: 16_000,
-        delivered: 16_000 - 8 * refused,
-        lost: vec![("ring_full", 8 * refused)],
-        ..whole()
-    };
+    let expected = counts!(whole(), expected: 16_000, delivered: 16_000 - 8 * refused, lost: vec![("ring_full", 8 * refused)]);
     assert_eq!(ledger, expected);
 }
 
@@ -370,14 +311,7 @@ fn reader_without_guarantee_counts_overrun() {
         assert_eq!(outcome.count("sinks.slow.frames"), read);
         if !hold {
             // A source without backpressure must never be blocked.
-            assert_eq!(
-                Ledger::of(&outcome, "adc"),
-                Ledger {
-                    expected: 16_000,
-                    delivered: 16_000,
-                    ..whole()
-                }
-            );
+            assert_eq!(Ledger::of(&outcome, "adc"), Ledger::whole(16_000));
         }
     }
 }
@@ -404,16 +338,10 @@ fn gap_beyond_window_with_backpressure_loses_nothing_else() {
     // Five complete frames are missing, but only four are open. The ring is always nearly full.
     let text = slow_reader(true, "", 100) + "[source.adc.faults]\nlose = [\"200..240\"]\n";
     let outcome = Daq::new(&text).run(&[]).ok();
-    let expected = Ledger {
-        expected: 800,
-        ..lost("wire_gap", 40)
-    };
+    let expected = counts!(lost("wire_gap", 40), expected: 800);
     assert_eq!(
         Ledger::of(&outcome, "adc"),
-        Ledger {
-            delivered: 760,
-            ..expected
-        }
+        counts!(expected, delivered: 760)
     );
     assert_eq!(outcome.count("rings.raw.ring_full"), 0);
 }

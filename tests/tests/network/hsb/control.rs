@@ -43,11 +43,7 @@ fn run_after_killed_run_rearms_device() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.adc0.delivered", 100);
     let outcome = live.stop();
-    assert!(
-        outcome.stderr.contains("taking over the sensor"),
-        "{}",
-        outcome.stderr
-    );
+    assert_contains!(outcome.stderr => "taking over the sensor");
     let counts = board.stop();
     assert_eq!(counts.sensors[0].arms, 2);
     is_host_correct(&counts);

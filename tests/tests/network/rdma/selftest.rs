@@ -1,6 +1,6 @@
 //! Tests `daq selftest rdma` and `daq bench rdma` with emulated NICs, without a GPU and with the simulated driver.
 
-use daq_testkit::{Daq, Done, Simulated};
+use daq_testkit::{Daq, Done, Simulated, assert_contains};
 use serde_json::{Value, json};
 
 const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "emulated", "--json"];
@@ -222,10 +222,7 @@ fn bench_rdma_saved_result_selects_sink_path() {
     };
     let (input, plan) = planned(None);
     assert_eq!(input, "made@host", "{plan:#}");
-    assert!(
-        plan.to_string().contains("daq bench rdma --keep"),
-        "{plan:#}"
-    );
+    assert_contains!(plan.to_string() => "daq bench rdma --keep");
     assert_eq!(planned(Some(4096.into())).0, "made@host");
     let (input, plan) = planned(Some(8192.into()));
     assert_eq!(input, "made");

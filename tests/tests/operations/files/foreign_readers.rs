@@ -40,19 +40,12 @@ for path in sorted(glob.glob("out/*.sigmf-meta")):
 "#;
 
 fn validate(python: &Python, daq: &Daq) -> Vec<Value> {
-    let reported = python.run(VALIDATE, &[daq.path("")]);
-    reported
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    python.json_lines(VALIDATE, &[daq.path("")])
 }
 
 /// Returns the data of all segments, in order.
 fn data(daq: &Daq) -> Vec<u8> {
-    files(&daq.path("out"), ".sigmf-data")
-        .iter()
-        .flat_map(|path| std::fs::read(path).unwrap())
-        .collect()
+    daq.data("out")
 }
 
 /// Returns `packets` packets of the counter with 64 bytes each. Packets for which `is_missing` is true contain zeros.

@@ -1,7 +1,7 @@
 //! Tests frames with missing packets. Every source must count them, and readers with `incomplete = "drop"` must not
 //! receive them.
 
-use daq_testkit::{Daq, assert_contains, files, ledger};
+use daq_testkit::{Daq, assert_contains, ledger};
 
 const FRAME: usize = 16_384;
 const FILL: u8 = 165;
@@ -19,20 +19,12 @@ fn config(frames: &str) -> String {
     )
 }
 
-fn bytes(daq: &Daq, directory: &str) -> Vec<u8> {
-    let files = files(&daq.path(directory), ".sigmf-data");
-    files
-        .iter()
-        .flat_map(|file| std::fs::read(file).unwrap())
-        .collect()
-}
-
 #[test]
 fn incomplete_drop_delivers_only_complete_frames() {
     const FRAMES: u64 = 1000;
     let daq = Daq::new(&config(&format!("frames = {FRAMES}")));
     let outcome = daq.run(&[]).ok();
-    let all = bytes(&daq, "all");
+    let all = daq.data("all");
     assert_eq!(all.len() as u64, FRAMES * FRAME as u64);
     let is_whole = |frame: &&[u8]| {
         frame
@@ -43,7 +35,7 @@ fn incomplete_drop_delivers_only_complete_frames() {
     let incomplete = FRAMES - whole.len() as u64;
     assert!(incomplete > 0);
     assert!(
-        bytes(&daq, "whole") == whole.concat(),
+        daq.data("whole") == whole.concat(),
         "the file contains other frames"
     );
     let count = |path: &str| outcome.count(path);

@@ -5,7 +5,7 @@ use daq_drivers::sys::send::Sender;
 use daq_testkit::loopback::{self, Queue};
 use daq_testkit::network::{Recording, payload, recording};
 use daq_testkit::{
-    Daq, Outcome, TIMEOUT, assert_counts, binary, free_udp_port, ledger, program, python, skip,
+    Daq, Outcome, TIMEOUT, assert_counts, free_udp_port, ledger, program, python, skip,
 };
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -72,19 +72,8 @@ fn tcpdump(port: u16, packets: usize, to: &Path) -> Result<Child, String> {
     let program = program("tcpdump").ok_or("tcpdump is not installed; tests/run installs it")?;
     let mut command = Command::new(program);
     command
-        .args([
-            "-i",
-            "lo",
-            "-n",
-            "-U",
-            "-B",
-            "32768",
-            "-s",
-            "0",
-            "-c",
-            &packets.to_string(),
-            "-w",
-        ])
+        .args("-i lo -n -U -B 32768 -s 0 -c".split(' '))
+        .args([&packets.to_string(), "-w"])
         .arg(to);
     if rustix::process::geteuid().is_root() {
         // Without this option, tcpdump changes to a user that cannot write the file.
@@ -120,14 +109,6 @@ fn captured(mut tcpdump: Child) {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-}
-
-/// Returns whether the tested binary has the source `replay`.
-fn has_replay() -> bool {
-    let listed = Command::new(binary()).arg("list").output().unwrap();
-    String::from_utf8_lossy(&listed.stdout)
-        .lines()
-        .any(|line| line.trim_start().starts_with("replay "))
 }
 
 /// Runs daq with a `udp` source and [`datagrams`]. Returns what it received and recorded, to compare replays with.
@@ -187,9 +168,6 @@ fn replay_of_tcpdump_capture_delivers_packets() {
         );
     }
     assert!(capture.next().unwrap().is_none());
-    if !has_replay() {
-        skip!("this binary has no source `replay`");
-    }
     let recorded = recording(&daq, "disk");
     for keys in [
         "speed = \"free\"",
@@ -313,9 +291,6 @@ fn replay_of_spead_gso_capture_is_byte_identical() {
 
 #[test]
 fn replay_of_recording_with_gaps_keeps_gaps() {
-    if !has_replay() {
-        skip!("this binary has no source `replay`");
-    }
     let (daq, live) = live_run(free_udp_port());
     let recorded = recording(&daq, "disk");
     assert_eq!(
@@ -335,9 +310,6 @@ fn replay_of_recording_with_gaps_keeps_gaps() {
 /// A recording is replayed again and again, until a signal arrives or the time limit is reached.
 #[test]
 fn replay_loop_ends_on_request() {
-    if !has_replay() {
-        skip!("this binary has no source `replay`");
-    }
     let (daq, _) = live_run(free_udp_port());
     let frame = PAYLOAD * PACKETS_PER_FRAME;
     let again = Daq::new(&format!(
@@ -367,9 +339,6 @@ fn replay_loop_ends_on_request() {
 /// Tests a file that is not a capture.
 #[test]
 fn replay_of_invalid_capture_is_reported() {
-    if !has_replay() {
-        skip!("this binary has no source `replay`");
-    }
     let dir = tempfile::tempdir().unwrap();
     let format = format!("[source.adc.format]\n{FORMAT}");
     let file = dir.path().join("none.pcap");
