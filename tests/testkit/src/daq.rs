@@ -139,6 +139,12 @@ impl Daq {
         self.start(self.command(arguments)).wait()
     }
 
+    /// Runs a command until it exits; spaces separate its arguments.
+    pub fn cli_line(&self, arguments: &str) -> Done {
+        let arguments: Vec<_> = arguments.split_whitespace().collect();
+        self.cli(&arguments)
+    }
+
     /// Runs for a short time, and longer if a source has not delivered anything: a busy machine may not schedule its
     /// threads at first.
     pub fn run_a_while(&self, arguments: &[&str]) -> Outcome {

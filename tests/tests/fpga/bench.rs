@@ -3,22 +3,10 @@
 use daq_testkit::{Daq, Simulated};
 use serde_json::Value;
 
-const SHORT: [&str; 11] = [
-    "bench",
-    "fpga",
-    "--rounds",
-    "1",
-    "--window",
-    "5ms",
-    "--round-trips",
-    "8",
-    "--frames",
-    "64KiB",
-    "--json",
-];
+const SHORT: &str = "bench fpga --rounds 1 --window 5ms --round-trips 8 --frames 64KiB --json";
 
 fn tables(daq: &Daq) -> Vec<Value> {
-    let done = daq.cli(&SHORT).ok();
+    let done = daq.cli_line(SHORT).ok();
     let tables = done.json();
     tables.as_array().unwrap().clone()
 }

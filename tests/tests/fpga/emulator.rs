@@ -12,7 +12,7 @@ use daq_emulators::pattern::{Pattern, verify};
 use daq_testkit::{TIMEOUT, assert_contains, binary, test_name, test_process};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -231,6 +231,20 @@ fn emulator_killed_is_reported_as_removed_device() {
     place.use_card().stop();
     server.signal(Signal::INT);
     assert_eq!(server.end().code(), Some(0));
+}
+
+/// A server that is busy closes a new client's connection. [`Place::open`] depends on this error.
+#[test]
+fn busy_emulator_is_reported() {
+    let place = Place::new();
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.read(&mut [0; 256]).unwrap()
+    });
+    let error = vfio_user::open(&place.socket()).err().unwrap();
+    assert_contains!(error.to_string() => "another process uses the card");
+    assert!(server.join().unwrap() > 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests `daq selftest gpu`, `daq bench doorbell` and `daq bench copy` on the simulated driver.
 
-use daq_testkit::{Daq, Done, Simulated, assert_contains};
+use daq_testkit::{Daq, Simulated, assert_contains};
 use serde_json::Value;
 
 /// The time limit is long, because kernels on a slow machine may need long to stop.
@@ -14,14 +14,10 @@ fn with<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [arguments, more].concat()
 }
 
-fn json(done: &Done) -> Value {
-    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
-}
-
 /// Returns the names that `--list` prints.
 fn names() -> Vec<String> {
     let done = Daq::new("").cli(&["selftest", "gpu", "--list", "--json"]);
-    let list = json(&done.ok());
+    let list = done.ok().json();
     let names = list.as_array().unwrap().iter();
     names
         .map(|check| check["check"].as_str().unwrap().to_owned())
@@ -32,7 +28,7 @@ fn names() -> Vec<String> {
 fn selftest_on_working_memory_passes() {
     let simulated = Simulated::new("").with_gdr("");
     let done = daq(&simulated).cli(&with(&PATIENT, &["--backend", "gdrapi,host", "--json"]));
-    let report = json(&done.ok());
+    let report = done.ok().json();
     assert_eq!(report["failed"], 0, "{report:#}");
     let results = report["results"].as_array().unwrap();
     for (backend, memory) in [
@@ -63,7 +59,7 @@ fn selftest_unmappable_memory_is_skipped_with_reason() {
     let simulated = Simulated::new("");
     let all = with(&PATIENT, &["--check", "edges,fork"]);
     let done = daq(&simulated).cli(&with(&all, &["--json"])).ok();
-    let report = json(&done);
+    let report = done.json();
     let results = report["results"].as_array().unwrap();
     let of = |backend: &str| -> Vec<_> {
         let results = results.iter();
@@ -118,7 +114,7 @@ fn selftest_after_leaked_device_skips_rest() {
     ];
     let done = daq(&simulated).cli(&with(&with(&PATIENT, &checks), &["--json"]));
     assert_eq!(done.code, 1, "{done:?}");
-    let report = json(&done);
+    let report = done.json();
     let results: Vec<_> = report["results"]
         .as_array()
         .unwrap()
@@ -191,7 +187,7 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
     let arguments = ["bench", "doorbell", "--rounds", "2", "--round-trips", "16"];
     let sizes = ["--sizes", "64 B", "--frames", "100 B", "--json"];
     let done = daq(&simulated).cli(&with(&arguments, &sizes));
-    let tables = json(&done.ok());
+    let tables = done.ok().json();
     let figure = |row: &Value, column: &str| {
         row[column]
             .as_f64()
@@ -266,24 +262,13 @@ fn bench_doorbell_reports_round_trips_by_path_and_kernel() {
 }
 
 /// Arguments of a short `bench persistent`.
-const PERSISTENT: [&str; 10] = [
-    "bench",
-    "persistent",
-    "--rounds",
-    "1",
-    "--round-trips",
-    "20",
-    "--window",
-    "20ms",
-    "--frames",
-    "64B",
-];
+const PERSISTENT: &str = "bench persistent --rounds 1 --round-trips 20 --window 20ms --frames 64B";
 
 #[test]
 fn bench_persistent_measures_runtime() {
     let simulated = Simulated::new("memory=1GiB").with_gdr("").with_compiler();
-    let done = daq(&simulated).cli(&with(&PERSISTENT, &["--json"]));
-    let tables = json(&done.ok());
+    let done = daq(&simulated).cli_line(&format!("{PERSISTENT} --json"));
+    let tables = done.ok().json();
     assert_eq!(tables.as_array().unwrap().len(), 4, "{tables:#}");
     let text = |rows: &[Value], column: &str| -> Vec<String> {
         let texts = rows.iter().map(|row| row[column].as_str().unwrap());
@@ -341,7 +326,7 @@ fn bench_persistent_failure_replaces_figures() {
     let simulated = Simulated::new("memory=1GiB,fail-async=persistent@60:700")
         .with_gdr("")
         .with_compiler();
-    let done = daq(&simulated).cli(&PERSISTENT);
+    let done = daq(&simulated).cli_line(PERSISTENT);
     assert_eq!(done.code, 69, "{done:?}");
     assert!(
         done.stderr.contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -357,7 +342,7 @@ fn bench_copy_reports_mapping_cost_by_step() {
         "bench", "copy", "--mode", "mapping", "--rounds", "2", "--json",
     ];
     let done = daq(&simulated).cli(&with(&arguments, &["--sizes", "64 KiB,1 MiB"]));
-    let tables = json(&done.ok());
+    let tables = done.ok().json();
     let made = rows(&tables, "milliseconds to allocate");
     let bytes: Vec<_> = made
         .iter()

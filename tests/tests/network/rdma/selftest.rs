@@ -5,10 +5,6 @@ use serde_json::{Value, json};
 
 const SOFTWARE: [&str; 5] = ["selftest", "rdma", "--nics", "emulated", "--json"];
 
-fn parsed(done: &Done) -> Value {
-    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
-}
-
 /// Returns the result and the details of the check with this name.
 fn outcome<'a>(report: &'a Value, check: &str) -> (&'a str, &'a str) {
     let mut results = report["results"].as_array().unwrap().iter();
@@ -35,12 +31,11 @@ const HOST: [&str; 9] = [
 
 #[test]
 fn selftest_on_emulated_nic_passes() {
-    let report = parsed(
-        &Daq::new("")
-            .env("CUDA_VISIBLE_DEVICES", "")
-            .cli(&SOFTWARE)
-            .ok(),
-    );
+    let report = Daq::new("")
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .cli(&SOFTWARE)
+        .ok()
+        .json();
     for check in HOST {
         assert_eq!(outcome(&report, check).0, "ok", "{report:#}");
     }
@@ -58,17 +53,11 @@ fn selftest_on_emulated_nic_passes() {
 #[test]
 fn selftest_gpu_memory_refused_by_nic_is_reported() {
     let simulated = Simulated::new("").with_gdr("");
-    let nic = "emulated?dma-buf=95";
-    let done = simulated.on(Daq::new("")).cli(&[
-        "selftest",
-        "rdma",
-        "--nics",
-        nic,
-        "--check",
-        "register-gpu,register-dma-buf,write-to-gpu,stream-staged",
-        "--json",
-    ]);
-    let report = parsed(&done.ok());
+    let done = simulated.on(Daq::new("")).cli_line(
+        "selftest rdma --nics emulated?dma-buf=95 \
+         --check register-gpu,register-dma-buf,write-to-gpu,stream-staged --json",
+    );
+    let report = done.ok().json();
     for check in ["register-gpu", "register-dma-buf", "write-to-gpu"] {
         let (outcome, why) = outcome(&report, check);
         assert_eq!(outcome, "skipped", "{report:#}");
@@ -81,17 +70,10 @@ fn selftest_gpu_memory_refused_by_nic_is_reported() {
 
 #[test]
 fn selftest_on_failing_nic_fails() {
-    let done = Daq::new("").cli(&[
-        "selftest",
-        "rdma",
-        "--nics",
-        "emulated?down",
-        "--check",
-        "port,send",
-        "--json",
-    ]);
+    let arguments = "selftest rdma --nics emulated?down --check port,send --json";
+    let done = Daq::new("").cli_line(arguments);
     assert_eq!(done.code, 1, "{done:?}");
-    let report = parsed(&done);
+    let report = done.json();
     for check in ["port", "send"] {
         let (outcome, why) = outcome(&report, check);
         assert_eq!(outcome, "failed", "{report:#}");
@@ -122,32 +104,19 @@ fn refusal<'a>(tables: &'a [Value], method: &str) -> &'a str {
     found["reason"].as_str().unwrap()
 }
 
-const SHORT: [&str; 13] = [
-    "bench",
-    "rdma",
-    "--nics",
-    "emulated",
-    "--rounds",
-    "1",
-    "--window",
-    "5ms",
-    "--round-trips",
-    "8",
-    "--sizes",
-    "64B,64KiB",
-    "--json",
-];
+const SHORT: &str =
+    "bench rdma --nics emulated --rounds 1 --window 5ms --round-trips 8 --sizes 64B,64KiB --json";
 
 /// Returns the tables that were printed.
 fn tables(done: &Done) -> Vec<Value> {
-    parsed(done).as_array().unwrap().clone()
+    done.json().as_array().unwrap().clone()
 }
 
 #[test]
 fn bench_rdma_both_sides_local_measures() {
     let done = Daq::new("")
         .env("CUDA_VISIBLE_DEVICES", "")
-        .cli(&SHORT)
+        .cli_line(SHORT)
         .ok();
     let tables = tables(&done);
     for method in ["queue pair alone, host → host", "ring to ring, host → host"] {
@@ -165,7 +134,7 @@ fn bench_rdma_both_sides_local_measures() {
 #[test]
 fn bench_rdma_gpu_refused_by_nic_is_staged() {
     let simulated = Simulated::new("").with_gdr("");
-    let tables = tables(&simulated.on(Daq::new("")).cli(&SHORT).ok());
+    let tables = tables(&simulated.on(Daq::new("")).cli_line(SHORT).ok());
     for ends in ["host → GPU", "GPU → host", "GPU → GPU"] {
         let row = row(&tables[0], &format!("ring to ring, {ends}, staged"));
         assert!(row["MB/s"].as_f64().unwrap() > 0.0, "{row:#}");
@@ -178,7 +147,7 @@ fn bench_rdma_gpu_refused_by_nic_is_staged() {
 fn bench_rdma_unmeasured_result_is_not_saved() {
     let simulated = Simulated::new("").with_gdr("");
     let daq = simulated.on(Daq::new(""));
-    let kept = daq.cli(&[&SHORT[..], &["--keep"]].concat());
+    let kept = daq.cli_line(&format!("{SHORT} --keep"));
     assert_eq!(kept.code, 69, "{kept:?}");
     assert!(kept.stderr.contains("nothing to keep"), "{kept:?}");
 }
@@ -213,10 +182,10 @@ fn bench_rdma_saved_result_selects_sink_path() {
             profile["cards"] = cards.collect();
         }
         std::fs::write(&file, known.to_string()).unwrap();
-        let plan = parsed(
-            &daq.cli(&["plan", "daq.toml", "--json", "--state-dir", state])
-                .ok(),
-        );
+        let plan = daq
+            .cli(&["plan", "daq.toml", "--json", "--state-dir", state])
+            .ok()
+            .json();
         let sink = &plan["sinks"][0];
         (sink["input"].as_str().unwrap().to_owned(), plan)
     };
