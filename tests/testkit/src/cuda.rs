@@ -157,11 +157,17 @@ impl Simulated {
             .collect()
     }
 
-    /// Panics unless all driver resources were released.
-    pub fn assert_no_leaks(&self) {
-        let report = self.report();
-        let leaks = report["leaks"].as_object().expect("the driver was called");
-        assert!(leaks.values().all(|count| count == 0), "{leaks:#?}");
+    /// Panics unless all driver resources, pinned buffers and mappings of GDRCopy were released.
+    pub fn assert_all_released(&self) {
+        assert_eq!(self.leaks(), [""; 0]);
+        let calls = self.gdr_calls();
+        let count = |call: &str| calls.iter().filter(|line| line.starts_with(call)).count();
+        for (take, release) in [
+            ("gdr_pin_buffer 0", "gdr_unpin_buffer 0"),
+            ("gdr_map 0", "gdr_unmap 0"),
+        ] {
+            assert_eq!(count(take), count(release), "{calls:?}");
+        }
     }
 
     /// The calls of GDRCopy's library in the processes that have ended, as `NAME RESULT`.

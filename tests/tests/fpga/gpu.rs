@@ -61,25 +61,6 @@ fn is_whole(daq: &Daq, outcome: &Outcome, frames: u64) {
     assert_stream(&raw);
 }
 
-/// Checks that everything was freed except for contexts, which live as long as the process.
-fn assert_all_given_back(machine: &Simulated) {
-    let report = machine.report();
-    let leaks = report["leaks"]
-        .as_object()
-        .expect("the simulated driver must have been called");
-    for (what, count) in leaks {
-        assert!(what == "contexts" || *count == 0, "{what}: {report:#}");
-    }
-    let calls = machine.gdr_calls();
-    let count = |call: &str| {
-        calls
-            .iter()
-            .filter(|line| **line == format!("{call} 0"))
-            .count()
-    };
-    assert_eq!(count("gdr_map"), count("gdr_unmap"), "{calls:?}");
-}
-
 const FRAMES: u64 = 100;
 
 #[test]
@@ -97,7 +78,7 @@ fn xdma_direct_writes_into_gpu_ring() {
         assert_contains!(metrics => "daq_path_state{source=\"adc\"} 1");
         // The frames must not be copied.
         assert!(outcome.report["copies"].get("raw").is_none());
-        assert_all_given_back(&machine);
+        machine.assert_all_released();
     }
 }
 
@@ -112,7 +93,7 @@ fn xdma_staged_through_host_fills_gpu_ring() {
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "path"), "verified");
     assert_eq!(outcome.count("copies.raw.frames"), FRAMES);
-    assert_all_given_back(&machine);
+    machine.assert_all_released();
 }
 
 /// A transfer to GPU memory is reported as written, but its data never arrives. Through host memory, all later
@@ -141,7 +122,7 @@ fn direct_path_that_fails_verification_falls_back() {
         assert_eq!(seen, (first..first + frames).collect::<Vec<_>>());
         // The transfer that was reported complete but did not arrive must be counted as lost.
         assert_counts!(outcome, "sources.adc.lost" => bad_packet: 1);
-        assert_all_given_back(&machine);
+        machine.assert_all_released();
     }
 }
 
@@ -195,7 +176,7 @@ fn litepcie_frames_are_copied_within_gpu() {
     is_whole(&daq, &outcome, FRAMES);
     assert_eq!(engine(&outcome, "path"), "verified");
     assert!(outcome.report["copies"].get("raw").is_none());
-    assert_all_given_back(&machine);
+    machine.assert_all_released();
 }
 
 /// An overrun must be counted in the same way as with host memory.
@@ -229,7 +210,7 @@ fn device_doorbell_triggers_persistent_kernel() {
     assert_eq!(machine.report()["persistent"], FRAMES);
     // Three launches for the slots that are verified, and one for the persistent kernel.
     assert_eq!(machine.report()["launches"], 4);
-    assert_all_given_back(&machine);
+    machine.assert_all_released();
 }
 
 /// A device whose sequence restarts cannot use the doorbell any more. The run must end with a message that names the

@@ -28,25 +28,9 @@ const KINDS: [Backing; 2] = [
 fn alone(test: &str, machine: &Simulated, work: impl FnOnce(&'static Device)) -> bool {
     let is_parent = machine.alone(test, work);
     if is_parent {
-        assert_all_given_back(machine);
+        machine.assert_all_released();
     }
     is_parent
-}
-
-/// Panics if a resource was not released.
-fn assert_all_given_back(machine: &Simulated) {
-    let report = machine.report();
-    for what in ["memory", "reservations", "host"] {
-        assert_eq!(report["leaks"][what], 0, "{what}: {report:#}");
-    }
-    let calls = machine.gdr_calls();
-    let count = |call: &str| calls.iter().filter(|line| line.starts_with(call)).count();
-    for (take, give) in [
-        ("gdr_pin_buffer 0", "gdr_unpin_buffer 0"),
-        ("gdr_map 0", "gdr_unmap 0"),
-    ] {
-        assert_eq!(count(take), count(give), "{calls:?}");
-    }
 }
 
 /// Returns a pattern of bytes that depends on `seed`.
@@ -384,7 +368,7 @@ fn mapping_step_failure_is_reported_and_leaks_nothing() {
         });
         if let Some(output) = output {
             assert!(output.status.success(), "{case}: {output:?}");
-            assert_all_given_back(&machine);
+            machine.assert_all_released();
         }
     }
 }

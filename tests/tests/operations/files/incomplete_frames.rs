@@ -1,7 +1,7 @@
 //! Tests frames with missing packets. Every source must count them, and readers with `incomplete = "drop"` must not
 //! receive them.
 
-use daq_testkit::{Daq, assert_contains, ledger};
+use daq_testkit::{Daq, assert_contains};
 
 const FRAME: usize = 16_384;
 const FILL: u8 = 165;
@@ -64,9 +64,8 @@ fn incomplete_drop_ledger_balances_while_running() {
     let mut live = daq.spawn(&[]);
     live.wait_count("readers.whole.dropped_incomplete", 5);
     for _ in 0..50 {
-        let report = live.report();
-        let broken = ledger::violations_while_running(&report);
-        assert!(broken.is_empty(), "{broken:?}\n{report:#}");
+        // Panics if a ledger does not balance.
+        live.report();
     }
     let metrics = live.get("/metrics").body;
     assert_contains!(metrics => "daq_reader_dropped_incomplete_frames_total{");
