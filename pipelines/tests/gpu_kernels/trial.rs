@@ -8,16 +8,8 @@ use daq_core::region::Region;
 use daq_core::ring::RingOptions;
 pub use daq_testkit::ring::Record;
 use daq_testkit::ring::RingFixture;
+pub use daq_testkit::sink::SCALARS;
 use std::time::{Duration, Instant};
-
-pub const SCALARS: [Scalar; 6] = [
-    Scalar::Int8,
-    Scalar::Uint8,
-    Scalar::Int16,
-    Scalar::Int32,
-    Scalar::Float32,
-    Scalar::Float64,
-];
 
 /// The outputs and counts of a kernel.
 #[derive(Debug)]
