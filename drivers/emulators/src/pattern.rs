@@ -61,11 +61,20 @@ pub fn fill(pattern: Pattern, packet: u64, at: u64, into: &mut [u8]) {
 /// assert_eq!(verify(Pattern::Sequence, 64, 1003, &bytes), Some(1010));
 /// ```
 pub fn verify(pattern: Pattern, packet: u64, at: u64, bytes: &[u8]) -> Option<u64> {
+    first_difference(at, bytes, |at, into| fill(pattern, packet, at, into))
+}
+
+/// Returns the position of the first byte in which `bytes`, which start at byte `at`, differ from the bytes that `fill`
+/// writes for a position.
+pub(crate) fn first_difference(
+    mut at: u64,
+    bytes: &[u8],
+    fill: impl Fn(u64, &mut [u8]),
+) -> Option<u64> {
     let mut expected = [0; 4096];
-    let mut at = at;
     for piece in bytes.chunks(expected.len()) {
         let expected = &mut expected[..piece.len()];
-        fill(pattern, packet, at, expected);
+        fill(at, expected);
         if piece != expected {
             let same = piece.iter().zip(&*expected).take_while(|(a, b)| a == b);
             return Some(at + same.count() as u64);

@@ -81,18 +81,7 @@ pub fn fill(pattern: Pattern, sensor: u8, frame: u64, at: u64, into: &mut [u8]) 
 /// assert_eq!(verify(Pattern::Noise, 1, 7, 1003, &bytes), Some(1010));
 /// ```
 pub fn verify(pattern: Pattern, sensor: u8, frame: u64, at: u64, bytes: &[u8]) -> Option<u64> {
-    let mut expected = [0; 4096];
-    let mut at = at;
-    for piece in bytes.chunks(expected.len()) {
-        let expected = &mut expected[..piece.len()];
-        fill(pattern, sensor, frame, at, expected);
-        if piece != expected {
-            let same = piece.iter().zip(&*expected).take_while(|(a, b)| a == b);
-            return Some(at + same.count() as u64);
-        }
-        at += piece.len() as u64;
-    }
-    None
+    crate::pattern::first_difference(at, bytes, |at, into| fill(pattern, sensor, frame, at, into))
 }
 
 /// Returns the sensor and the frame number of a whole word of the pattern `counter`.
