@@ -4,9 +4,9 @@ use crate::spec;
 use daq_core::entry::Registry;
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
-use daq_drivers::packet::datagram::Placer;
-use daq_drivers::packet::spead::{Item, build_packet, item};
-use daq_drivers::packet::{Endian, Field, Format, PacketLayout, Raw, Spead, TimeScale};
+use daq_drivers::packet::datagram::Depacketizer;
+use daq_drivers::packet::spead::{Item, Spead, build_packet, item};
+use daq_drivers::packet::{Endian, Field, Format, PacketLayout, Raw, TimeScale};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
 use daq_drivers::udp::ENTRY;
@@ -86,9 +86,9 @@ fn deliver(fixture: &mut SourceFixture, to: SocketAddr, packets: &[Sent], offloa
 
 /// Places the same packets in a reference window, one at a time.
 fn reference(fixture: &mut SourceFixture, format: &Format, packets: &[Sent]) {
-    let mut placer = Placer::new("reference", format.clone());
+    let mut depacketizer = Depacketizer::new("reference", format.clone());
     for packet in packets {
-        placer.place(
+        depacketizer.place(
             &mut fixture.windows[0],
             [(&packet[..], Timestamp::default())],
         );

@@ -2,7 +2,8 @@
 
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
-use super::shared::{BLOCKED, Epoch, EpochRequest, Record, Shared, state, wait_until};
+use super::record::{Record, state};
+use super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
 use super::{Geometry, PacketId, WriterState};
 use crate::frame::Timestamp;
 use crate::sync::Ordering;

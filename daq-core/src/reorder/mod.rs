@@ -27,8 +27,8 @@
 mod batch;
 mod candidates;
 mod classification;
-mod history;
 mod numbering;
+mod record;
 mod sequencer;
 mod shared;
 mod size;

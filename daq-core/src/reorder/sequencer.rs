@@ -3,7 +3,8 @@
 mod epochs;
 mod skips;
 
-use super::shared::{BLOCKED, Epoch, EpochRequest, Requests, Shared, state};
+use super::record::state;
+use super::shared::{BLOCKED, Epoch, EpochRequest, Requests, Shared};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
@@ -81,9 +82,8 @@ pub(super) struct Sequencer {
     silence: Silence,
     /// Whether a complete frame stays open until it has its time.
     awaits_times: bool,
-    /// Test only: passes gaps frame by frame, for comparison with the single step.
-    #[cfg(test)]
-    pub(super) passes_one_by_one: bool,
+    /// Minimum number of frames without packets that the window passes in one step.
+    pub(super) min_gap_step: u64,
     /// The frame for which a packet last waited, and one past the last frame to publish before it.
     awaited: (u64, u64),
 }
@@ -106,8 +106,7 @@ impl Sequencer {
             flags: Flags::default(),
             silence: Silence::default(),
             awaits_times: false,
-            #[cfg(test)]
-            passes_one_by_one: false,
+            min_gap_step: shared.records.len() as u64,
             awaited: (0, 0),
         }
     }
@@ -337,14 +336,10 @@ impl Sequencer {
     /// number range. The step stops where [`pass`](Self::pass), called frame by frame up to `front`, would not finalise
     /// the frames any more.
     fn skip_gap(&mut self, shared: &Shared, writer: usize, front: u64) {
-        #[cfg(test)]
-        if self.passes_one_by_one {
-            return;
-        }
-        let records = shared.records.len() as u64;
         // Later frames are closed but not finalised, so that their late packets are counted as late.
         let open = front - (shared.geometry.window as u64 + 1);
-        if open < shared.base.load(Ordering::Relaxed) + records {
+        let base = shared.base.load(Ordering::Relaxed);
+        if open < base.saturating_add(self.min_gap_step) {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);

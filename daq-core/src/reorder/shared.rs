@@ -1,13 +1,13 @@
-//! State shared by the threads that fill one window: frame records, pins and the position.
+//! State shared by the threads that fill one window: epochs, pins and the position.
 //!
 //! # How frames are passed to the sequencer
 //! A writer *pins* the position before it reads records, and unpins it when it is done. The sequencer first advances
 //! the position, and then waits for a grace period: until no older pin exists. Afterwards no writer accesses the frames
 //! that were passed, so their records may be read, published and reused.
 
-use super::history::History;
+use super::record::{History, Record};
 use super::{Geometry, PacketId};
-use crate::sync::{Arc, AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -18,183 +18,6 @@ pub(super) const BLOCKED: u64 = u64::MAX - 1;
 
 /// Position, in frames, where the first epoch starts. It leaves room for packets with lower numbers.
 const FIRST: u64 = 1 << 20;
-
-/// The state of a frame's memory.
-pub(super) mod state {
-    /// No packet has requested memory.
-    pub(in super::super) const UNASSIGNED: u32 = 0;
-    /// The frame has a slot.
-    pub(in super::super) const ASSIGNED: u32 = 1;
-    /// A packet arrived and no slot was free.
-    pub(in super::super) const REFUSED: u32 = 2;
-    /// A control packet requested to skip the frame, and no later packet has arrived yet. If payload of the frame
-    /// arrives before payload of a later frame, the request is cancelled.
-    pub(in super::super) const SKIP_REQUESTED: u32 = 3;
-    /// The frame intentionally contains no data, but its unit number is used.
-    pub(in super::super) const SKIPPED: u32 = 4;
-}
-
-/// One frame: open, or closed recently.
-#[derive(Debug)]
-pub(super) struct Record {
-    pub(super) state: AtomicU32,
-    pub(super) memory: AtomicPtr<u8>,
-    pub(super) arrived: AtomicU32,
-    pub(super) time_ns: AtomicU64,
-    pub(super) time_clock: AtomicU32,
-    claimed: Box<[AtomicU64]>,
-    present: Box<[AtomicU64]>,
-    bad: Box<[AtomicU64]>,
-    late: Box<[AtomicU64]>,
-    /// Represents the payload when loom checks the code.
-    #[cfg(loom)]
-    pub(super) canary: Box<[crate::sync::UnsafeCell<u64>]>,
-}
-
-impl Record {
-    fn new(packets_per_frame: u32) -> Self {
-        let words = || {
-            (0..(packets_per_frame as usize).div_ceil(64))
-                .map(|_| AtomicU64::new(0))
-                .collect()
-        };
-        Self {
-            state: AtomicU32::new(state::UNASSIGNED),
-            memory: AtomicPtr::new(std::ptr::null_mut()),
-            arrived: AtomicU32::new(0),
-            time_ns: AtomicU64::new(0),
-            time_clock: AtomicU32::new(0),
-            claimed: words(),
-            present: words(),
-            bad: words(),
-            late: words(),
-            #[cfg(loom)]
-            canary: (0..packets_per_frame)
-                .map(|_| crate::sync::UnsafeCell::new(0))
-                .collect(),
-        }
-    }
-
-    /// Clears the record. Must be called only while no writer can access it.
-    pub(super) fn reset(&self) {
-        self.state.store(state::UNASSIGNED, Ordering::Relaxed);
-        self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
-        self.arrived.store(0, Ordering::Relaxed);
-        self.time_clock.store(0, Ordering::Relaxed);
-        for word in self
-            .claimed
-            .iter()
-            .chain(&self.present)
-            .chain(&self.bad)
-            .chain(&self.late)
-        {
-            word.store(0, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_present(&self, index: u32) -> bool {
-        bit(&self.present, index)
-    }
-
-    pub(super) fn is_bad(&self, index: u32) -> bool {
-        bit(&self.bad, index)
-    }
-
-    /// Returns the bitmap of packets that arrived.
-    pub(super) fn present(&self) -> impl Iterator<Item = u64> {
-        self.present.iter().map(|word| word.load(Ordering::Acquire))
-    }
-
-    /// Claims a packet for writing. Returns false if it was already claimed.
-    #[inline]
-    pub(super) fn claim(&self, index: u32, exclusive: bool) -> bool {
-        if exclusive {
-            !self.is_present(index)
-        } else {
-            set(&self.claimed, index, false)
-        }
-    }
-
-    /// Marks a packet as arrived. Returns false if it had already arrived.
-    #[inline]
-    pub(super) fn mark_present(&self, index: u32, exclusive: bool) -> bool {
-        let fresh = set(&self.present, index, exclusive);
-        if fresh {
-            add(&self.arrived, 1, exclusive);
-        }
-        fresh
-    }
-
-    /// Replaces a pending skip request with `state`.
-    pub(super) fn resolve_skip_request(&self, state: u32) {
-        let _ = self.state.compare_exchange(
-            state::SKIP_REQUESTED,
-            state,
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
-    }
-
-    /// Marks a packet as arrived damaged.
-    pub(super) fn mark_bad(&self, index: u32, exclusive: bool) -> bool {
-        set(&self.bad, index, exclusive)
-    }
-
-    /// Marks a packet as arrived after its frame was closed. Returns false if it was already marked.
-    pub(super) fn mark_late(&self, index: u32, exclusive: bool) -> bool {
-        set(&self.late, index, exclusive)
-    }
-
-    /// Returns whether any packet of the frame has arrived.
-    pub(super) fn has_payload(&self) -> bool {
-        let is_bad = |word: &AtomicU64| word.load(Ordering::Acquire) != 0;
-        self.arrived.load(Ordering::Acquire) > 0 || self.bad.iter().any(is_bad)
-    }
-
-    /// Counts the packets in `range` that did not arrive in time. Returns the number of late packets, and the number of
-    /// packets that were damaged but not late.
-    pub(super) fn dispositions(&self, range: std::ops::Range<u32>) -> (u64, u64) {
-        let (mut late, mut bad) = (0, 0);
-        for index in range.filter(|index| !self.is_present(*index)) {
-            if bit(&self.late, index) {
-                late += 1;
-            } else if self.is_bad(index) {
-                bad += 1;
-            }
-        }
-        (late, bad)
-    }
-}
-
-#[inline]
-fn bit(words: &[AtomicU64], i: u32) -> bool {
-    words[i as usize / 64].load(Ordering::Acquire) >> (i % 64) & 1 == 1
-}
-
-/// Sets a bit. Returns whether it was clear. `exclusive` is true if only this thread writes the words.
-#[inline]
-fn set(words: &[AtomicU64], i: u32, exclusive: bool) -> bool {
-    let word = &words[i as usize / 64];
-    let mask = 1 << (i % 64);
-    let old = if exclusive {
-        let old = word.load(Ordering::Relaxed);
-        word.store(old | mask, Ordering::Release);
-        old
-    } else {
-        word.fetch_or(mask, Ordering::AcqRel)
-    };
-    old & mask == 0
-}
-
-#[inline]
-fn add(word: &AtomicU32, n: u32, exclusive: bool) {
-    if exclusive {
-        word.store(word.load(Ordering::Relaxed) + n, Ordering::Release);
-    } else {
-        word.fetch_add(n, Ordering::AcqRel);
-    }
-}
 
 /// An epoch: maps unit numbers to positions.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,15 +1,21 @@
 //! What a packet format implements, and the registry of formats.
 
-use super::spead::Detector;
-use super::{Numbering, PacketLayout, Parsed, Raw, Reject, Spead, Split, TimeScale, raw, spead};
+use super::{Numbering, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::Registered;
+use daq_core::frame::Timestamp;
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Limits of the datagrams stored during detection: number of frames, bytes in total, and minimum bytes per thread.
+const HOLD_FRAMES: usize = 6;
+const MAX_HOLD: usize = 256 << 20;
+const MIN_HOLD: usize = 4 << 20;
 
 /// A packet format that is ready to parse. Methods must not allocate or panic.
 pub trait PacketFormat: Debug + Send + Sync {
@@ -76,9 +82,34 @@ pub trait PacketFormat: Debug + Send + Sync {
         None
     }
 
+    /// Returns a note for the log that `unit`, of `bytes` bytes, is not a frame; see [`Control::OtherUnit`](super::Control).
+    fn other_unit_note(&self, unit: u64, bytes: u64) -> String {
+        let (key, wanted) = (self.unit_key(), self.packet_layout().unit_bytes);
+        format!(
+            "{key} {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets are counted as `control`"
+        )
+    }
+
+    /// Returns whether packets may be a [`Part`](super::Part), so that frames must be reassembled byte by byte.
+    fn has_parts(&self) -> bool {
+        false
+    }
+
     /// Returns what is known about sizes that are detected at run time, or `None` if all sizes are known. While sizes
     /// are unknown, packets cannot be parsed.
     fn unknown_sizes(&self) -> Option<UnknownSizes> {
+        None
+    }
+
+    /// Returns a clone with a new [detector](Self::detector), or `None` if all sizes are known. Frames have at most the
+    /// size of `geometry`; `threads` threads receive. All clones of the result share the detector.
+    fn start_detection(&self, geometry: &Geometry, threads: usize) -> Option<Format> {
+        let _ = (geometry, threads);
+        None
+    }
+
+    /// Returns the detector of the unknown sizes, if detection was started.
+    fn detector(&self) -> Option<Arc<dyn SizeDetector>> {
         None
     }
 
@@ -92,115 +123,167 @@ pub trait PacketFormat: Debug + Send + Sync {
     fn boxed_clone(&self) -> Box<dyn PacketFormat>;
 }
 
-/// A format whose sizes are detected at run time.
+/// What is unknown about the sizes of a format, for plans and messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownSizes {
     /// Number of payload bytes of a frame; `None` if it is detected too.
     pub frame: Option<usize>,
+    /// The values that are detected, such as `"packet sizes"`.
+    pub values: &'static str,
+    /// The part of the stream from which they are detected, such as `"the first heaps"`.
+    pub from: &'static str,
 }
 
-/// A packet format that is ready to parse. Each receiving thread needs its own clone.
+/// State of the detection of a format's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More packets are needed.
+    Detecting,
+    /// All values are detected.
+    Detected,
+    /// Detection failed, so these packets cannot be received; see [`SizeDetector::restart`].
+    Refused,
+}
+
+/// Detects the sizes of a format from the first packets. All threads of a source share one detector, and each thread
+/// stores its packets until the sizes are known.
+pub trait SizeDetector: Debug + Send + Sync {
+    /// Returns the size in bytes of each thread's buffer for datagrams during detection, see [`hold_bytes`].
+    fn hold_bytes(&self) -> usize;
+
+    /// Examines one datagram, which the caller then stores and places later. Fails if the datagram does not have this
+    /// format.
+    fn observe(&self, datagram: &[u8]) -> Result<Progress, Reject>;
+
+    /// Ends detection with the packets received so far, if `force` is true or the time limit has passed.
+    fn settle(&self, now: Instant, force: bool) -> Progress;
+
+    /// Returns the format with the detected values, for one thread of the source `name`. Returns `None` while they are
+    /// unknown.
+    fn detected(&self, name: &str) -> Option<Format>;
+
+    /// Returns the detected values as text for the log, on the first call only.
+    fn summary(&self) -> Option<String>;
+
+    /// Returns why detection failed, and restarts it, because the stored packets cannot be used.
+    fn restart(&self) -> String;
+
+    /// Returns whether `datagram` contains a message instead of samples.
+    fn is_message(&self, datagram: &[u8]) -> bool;
+}
+
+/// Returns the recommended buffer size in bytes for each of `threads` threads while frames of at most `max_frame` bytes
+/// are detected.
+pub fn hold_bytes(max_frame: usize, threads: usize) -> usize {
+    let total = max_frame.saturating_mul(HOLD_FRAMES).min(MAX_HOLD);
+    (total / threads.max(1)).max(MIN_HOLD)
+}
+
+/// Defines [`Format`] with a variant for each built-in format, and [`FORMATS`].
 ///
-/// The variants of the built-in formats exist because each packet is parsed, and a call through a trait object costs
-/// more than a predicted branch. A format needs no variant of its own.
-#[derive(Debug)]
-pub enum Format {
+/// The variants exist because each packet is parsed, and a call through a trait object costs more than a predicted
+/// branch.
+macro_rules! formats {
+    ($($(#[$comment:meta])* $name:ident: $module:ident,)*) => {
+        /// A packet format that is ready to parse. Each receiving thread needs its own clone.
+        ///
+        /// A format of another crate needs no variant of its own.
+        #[derive(Debug)]
+        pub enum Format {
+            $($(#[$comment])* $name($module::$name),)*
+            /// Any other format.
+            Other(Box<dyn PacketFormat>),
+        }
+
+        /// The built-in formats.
+        pub const FORMATS: &[FormatEntry] = &[$($module::ENTRY),*];
+
+        impl Clone for Format {
+            fn clone(&self) -> Self {
+                match self {
+                    $(Self::$name(format) => Self::$name(format.clone()),)*
+                    Self::Other(format) => Self::Other(format.boxed_clone()),
+                }
+            }
+        }
+
+        impl Deref for Format {
+            type Target = dyn PacketFormat;
+
+            fn deref(&self) -> &Self::Target {
+                match self {
+                    $(Self::$name(format) => format,)*
+                    Self::Other(format) => &**format,
+                }
+            }
+        }
+
+        impl Format {
+            /// Parses one whole datagram, see [`PacketFormat::parse`].
+            #[inline]
+            pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
+                match self {
+                    $(Self::$name(format) => format.parse(packet),)*
+                    Self::Other(format) => format.parse(packet),
+                }
+            }
+
+            /// Parses the start of a datagram, see [`PacketFormat::parse_split`].
+            #[inline]
+            pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+                match self {
+                    $(Self::$name(format) => format.parse_split(header, rest),)*
+                    Self::Other(format) => format.parse_split(header, rest),
+                }
+            }
+
+            /// Returns the expected header size of packet `sub`, see [`PacketFormat::header_len`].
+            #[inline]
+            pub fn header_len(&self, sub: u32) -> usize {
+                match self {
+                    $(Self::$name(format) => format.header_len(sub),)*
+                    Self::Other(format) => format.header_len(sub),
+                }
+            }
+
+            /// Returns the time scale of packet timestamps, see [`PacketFormat::time_scale`].
+            #[inline]
+            pub fn time_scale(&self) -> Option<TimeScale> {
+                match self {
+                    $(Self::$name(format) => format.time_scale(),)*
+                    Self::Other(format) => format.time_scale(),
+                }
+            }
+        }
+    };
+}
+
+formats! {
     /// Packets with a fixed header and a sequence number at a configured offset.
-    Raw(Raw),
+    Raw: raw,
     /// SPEAD heaps.
-    Spead(Spead),
-    /// Any other format.
-    Other(Box<dyn PacketFormat>),
-}
-
-impl Clone for Format {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Raw(raw) => Self::Raw(raw.clone()),
-            Self::Spead(spead) => Self::Spead(spead.clone()),
-            Self::Other(other) => Self::Other(other.boxed_clone()),
-        }
-    }
-}
-
-impl Deref for Format {
-    type Target = dyn PacketFormat;
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Raw(raw) => raw,
-            Self::Spead(spead) => spead,
-            Self::Other(other) => &**other,
-        }
-    }
+    Spead: spead,
 }
 
 impl Format {
-    /// Parses one whole datagram, see [`PacketFormat::parse`].
+    /// Returns the timestamp of a packet that contains `ticks` and was received at `received`.
+    ///
+    /// If the format contains timestamps, the receive time is not used, even for a packet without a timestamp.
     #[inline]
-    pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
-        match self {
-            Self::Raw(raw) => raw.parse(packet),
-            Self::Spead(spead) => spead.parse(packet),
-            Self::Other(other) => other.parse(packet),
-        }
-    }
-
-    /// Parses the start of a datagram, see [`PacketFormat::parse_split`].
-    #[inline]
-    pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        match self {
-            Self::Raw(raw) => raw.parse_split(header, rest),
-            Self::Spead(spead) => spead.parse_split(header, rest),
-            Self::Other(other) => other.parse_split(header, rest),
-        }
-    }
-
-    /// Returns the expected header size of packet `sub`, see [`PacketFormat::header_len`].
-    #[inline]
-    pub fn header_len(&self, sub: u32) -> usize {
-        match self {
-            Self::Raw(raw) => raw.header_len(sub),
-            Self::Spead(spead) => spead.header_len(sub),
-            Self::Other(other) => other.header_len(sub),
-        }
-    }
-
-    /// Returns the time scale of packet timestamps, see [`PacketFormat::time_scale`].
-    #[inline]
-    pub fn time_scale(&self) -> Option<TimeScale> {
-        match self {
-            Self::Raw(raw) => raw.time_scale(),
-            Self::Spead(spead) => spead.time_scale(),
-            Self::Other(other) => other.time_scale(),
+    pub fn time(&self, ticks: Option<u64>, received: Timestamp) -> Timestamp {
+        match (self.time_scale(), ticks) {
+            (None, _) => received,
+            (Some(scale), Some(ticks)) => Timestamp {
+                ns: scale.ns(ticks),
+                clock: scale.clock(),
+            },
+            (Some(_), None) => Timestamp::default(),
         }
     }
 
     /// Returns whether sizes are not detected yet, so that packets cannot be parsed.
     pub fn is_detecting(&self) -> bool {
         self.unknown_sizes().is_some()
-    }
-
-    /// Returns a clone that detects the unknown sizes. Frames have at most the size of `geometry`. All clones of the
-    /// result detect the sizes together.
-    #[must_use]
-    pub fn start_detection(&self, geometry: &Geometry, threads: usize) -> Self {
-        match self {
-            Self::Spead(spead) if spead.given().is_some() => Self::Spead(spead.start_detection(
-                geometry.frame_bytes,
-                geometry.packets_per_frame,
-                threads,
-            )),
-            other => other.clone(),
-        }
-    }
-
-    /// Returns the detector that the clones of this format share while sizes are unknown.
-    pub(super) fn detector(&self) -> Option<&Arc<Detector>> {
-        match self {
-            Self::Spead(spead) => spead.detector(),
-            Self::Raw(_) | Self::Other(_) => None,
-        }
     }
 
     /// Returns the mask of the bits that the sequence number of a unit can have.
@@ -256,6 +339,3 @@ impl Registered for FormatEntry {
         self.summary
     }
 }
-
-/// The built-in formats.
-pub const FORMATS: &[FormatEntry] = &[raw::ENTRY, spead::ENTRY];

@@ -1,7 +1,7 @@
 //! Assembles packets of a format into frames.
 
 use super::keys::PacketKeys;
-use super::{Format, PacketLayout, datagram};
+use super::{Format, PacketLayout};
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::reorder::{Arrival, Geometry};
@@ -89,12 +89,14 @@ impl Frames {
 
     /// Returns the format for the receiving threads, which detect its unknown sizes together.
     pub fn start_detection(&self, geometry: &Geometry) -> Format {
-        self.format.start_detection(geometry, self.threads)
+        let detecting = self.format.start_detection(geometry, self.threads);
+        detecting.unwrap_or_else(|| self.format.clone())
     }
 
     /// Returns the number of bytes that each thread needs to store packets while the format is detected.
     pub fn hold_bytes(&self, geometry: &Geometry) -> usize {
-        datagram::hold_bytes(&self.format, geometry, self.threads)
+        let detector = self.start_detection(geometry).detector();
+        detector.map_or(0, |detector| detector.hold_bytes())
     }
 
     /// Returns the preferred number of payload bytes in a slot.
@@ -117,19 +119,21 @@ impl Frames {
 
     /// Returns a note if the sizes of the format are detected at run time.
     fn detection_note(&self) -> Option<String> {
-        let limit = match self.format.unknown_sizes()?.frame {
+        let unknown = self.format.unknown_sizes()?;
+        let limit = match unknown.frame {
             Some(_) => String::new(),
-            None => "; kernels that read the ring need heaps of the same size as the ring's slots"
-                .to_owned(),
+            None => format!(
+                "; kernels that read the ring need {}s of the same size as the ring's slots",
+                self.format.unit_key()
+            ),
         };
-        Some(format!(
-            "packet sizes and the step of heap counters are detected from the first heaps{limit}"
-        ))
+        let (values, from) = (unknown.values, unknown.from);
+        Some(format!("{values} are detected from {from}{limit}"))
     }
 
     /// Returns what the frame geometry is detected from, or `None` if the geometry is known.
     pub fn detected_from(&self) -> Option<&'static str> {
-        self.format.is_detecting().then_some("the first heaps")
+        self.format.unknown_sizes().map(|unknown| unknown.from)
     }
 
     /// Returns whether the frame size is also detected at run time.
@@ -300,7 +304,7 @@ const fn gcd(mut a: usize, mut b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::{Endian, Field, Raw, Spead};
+    use crate::packet::{Endian, Field, Raw};
     use daq_core::layout::Scalar;
 
     fn frames(format: &Format, samples: &Samples) -> Frames {
@@ -348,39 +352,6 @@ mod tests {
                 .key
                 .as_deref(),
             Some("format.payload")
-        );
-    }
-
-    #[test]
-    fn spead_heap_is_one_frame() {
-        let layout = PacketLayout {
-            unit_bytes: 4000,
-            first: 1416,
-            rest: 1432,
-        };
-        let format = Format::Spead(Spead::new(40, layout, 1));
-        let samples = Samples::default();
-        let geometry = frames(&format, &samples).geometry(8192).unwrap();
-        assert_eq!(
-            (
-                geometry.packets_per_frame,
-                geometry.first_bytes,
-                geometry.frame_bytes
-            ),
-            (3, 1416, 4000)
-        );
-        assert_eq!(
-            (0..3).map(|i| geometry.extent(i)).collect::<Vec<_>>(),
-            [0..1416, 1416..2848, 2848..4000]
-        );
-        assert_eq!(frames(&format, &samples).preferred_slot(), 4000);
-        assert_eq!(
-            frames(&format, &samples)
-                .geometry(3999)
-                .unwrap_err()
-                .key
-                .as_deref(),
-            Some("format.heap")
         );
     }
 }

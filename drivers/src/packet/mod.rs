@@ -1,7 +1,7 @@
 //! Packet formats: which unit a datagram belongs to, and which packet of the unit it is.
 //!
 //! ```text
-//!   datagram ──▶ PacketFormat::parse ──▶ Data    { unit, sub, offset, payload, timestamp }
+//!   datagram ──▶ PacketFormat::parse ──▶ Data    { unit, sub, payload, timestamp }
 //!                                    ├─▶ Control   end of stream, or a unit that is not a frame
 //!                                    └─▶ Reject    reason why the packet is invalid
 //! ```
@@ -9,7 +9,7 @@
 //! consists of one or more packets. Parsers do not allocate, never panic, and read only the header, so the payload may
 //! already be stored somewhere else ([`PacketFormat::parse_split`]).
 //!
-//! The units and packets of a format mean the same for sockets, AF_XDP and captures: [`datagram::Placer`] places them in
+//! The units and packets of a format mean the same for sockets, AF_XDP and captures: [`datagram::Depacketizer`] places them in
 //! the reorder window. A new format is one file with its keys and its [`PacketFormat`], and one line in [`FORMATS`].
 //!
 //! A [`Format`] stores the header lengths of the sender's last packets, so each receiving thread has its own clone.
@@ -21,20 +21,21 @@ pub mod section;
 pub mod spead;
 
 mod checks;
-mod field;
 mod format;
 pub(crate) mod frames;
 pub(crate) mod keys;
 mod layout;
+mod time;
 
 pub use daq_core::reorder::Numbering;
-pub use field::{Endian, Field, TimeScale};
-pub use format::{FORMATS, Format, FormatEntry, PacketFormat};
+pub use format::{
+    FORMATS, Format, FormatEntry, PacketFormat, Progress, SizeDetector, UnknownSizes, hold_bytes,
+};
 pub use frames::Frames;
 pub use keys::PacketKeys;
 pub use layout::PacketLayout;
-pub use raw::{Raw, RawConfig};
-pub use spead::{Spead, SpeadConfig};
+pub use raw::{Endian, Field, Raw, RawConfig};
+pub use time::TimeScale;
 
 use daq_core::reorder::PacketId;
 use std::ops::Range;
@@ -46,8 +47,6 @@ pub struct Packet {
     pub unit: u64,
     /// Index of the packet in its unit, below [`Numbering::packets_per_unit`].
     pub sub: u32,
-    /// Offset of the payload in the unit, in bytes.
-    pub offset: usize,
     /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
     /// The sender's timestamp in ticks, if the packet contains one; see [`PacketFormat::time_scale`].
@@ -73,15 +72,15 @@ pub enum Control {
         /// The sequence number that the message used.
         unit: u64,
     },
-    /// The number `unit` belongs to a heap that is not a frame: a descriptor or a start of stream. Its packets do not
+    /// The number `unit` belongs to a unit that is not a frame: a descriptor or a start of stream. Its packets do not
     /// count as lost.
-    OtherHeap {
-        /// The sequence number of that heap.
+    OtherUnit {
+        /// The sequence number of that unit.
         unit: u64,
-        /// Heap size in bytes as stated in the packet; 0 for a start of stream.
+        /// Size of the unit in bytes as stated in the packet; 0 for a start of stream.
         bytes: u64,
     },
-    /// The packet contains bytes of a frame's heap that are not part of the frame, such as descriptors.
+    /// The packet contains bytes of a frame's unit that are not part of the frame, such as descriptors.
     Beside,
 }
 

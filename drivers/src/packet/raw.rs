@@ -7,8 +7,8 @@
 
 use super::checks::{Check, LARGEST_PACKET};
 use super::{
-    Endian, Field, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed,
-    Reject, Split, TimeScale, section,
+    Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
+    TimeScale, section,
 };
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
@@ -159,6 +159,97 @@ impl RawConfig {
     }
 }
 
+/// Byte order of a number in a header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Endian {
+    /// Most significant byte first: network order.
+    #[default]
+    Big,
+    /// Least significant byte first.
+    Little,
+}
+
+/// An unsigned number of 1 to 8 bytes in a header. Only the `bits` bits above bit `shift` belong to the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    offset: usize,
+    bytes: usize,
+    endian: Endian,
+    shift: u32,
+    bits: u32,
+}
+
+impl Field {
+    /// Creates a field of `bytes` bytes (1 to 8) at `offset`. Its value consists of the `bits` bits above bit `shift`.
+    /// Arguments out of range are clamped.
+    pub fn new(offset: usize, bytes: usize, endian: Endian, shift: u32, bits: u32) -> Self {
+        let bytes = bytes.clamp(1, 8);
+        let shift = shift.min(63);
+        Self {
+            offset,
+            bytes,
+            endian,
+            shift,
+            bits: bits.clamp(1, 64),
+        }
+    }
+
+    /// Returns the offset of the first byte after the field.
+    pub const fn end(&self) -> usize {
+        self.offset + self.bytes
+    }
+
+    /// Returns the number of significant bits.
+    pub const fn bits(&self) -> u32 {
+        self.bits
+    }
+
+    const fn mask(&self) -> u64 {
+        if self.bits >= 64 {
+            u64::MAX
+        } else {
+            (1 << self.bits) - 1
+        }
+    }
+
+    /// Returns the number in `header`, or `None` if `header` ends before the end of the field.
+    #[inline]
+    pub fn read(&self, header: &[u8]) -> Option<u64> {
+        Some((self.word(header)? >> self.shift) & self.mask())
+    }
+
+    #[inline]
+    fn word(&self, header: &[u8]) -> Option<u64> {
+        let bytes = header.get(self.offset..self.end())?;
+        if let Ok(whole) = <[u8; 8]>::try_from(bytes) {
+            return Some(match self.endian {
+                Endian::Big => u64::from_be_bytes(whole),
+                Endian::Little => u64::from_le_bytes(whole),
+            });
+        }
+        let push = |value: u64, byte: &u8| (value << 8) | u64::from(*byte);
+        Some(match self.endian {
+            Endian::Big => bytes.iter().fold(0, push),
+            Endian::Little => bytes.iter().rev().fold(0, push),
+        })
+    }
+
+    /// Writes `value` into `header`. Bits outside the field are unchanged. If `header` is too short, nothing is
+    /// written.
+    pub fn write(&self, header: &mut [u8], value: u64) {
+        let Some(old) = self.word(header) else { return };
+        let kept = old & !(self.mask() << self.shift);
+        let word = kept | ((value & self.mask()) << self.shift);
+        let (big, little) = (word.to_be_bytes(), word.to_le_bytes());
+        let bytes = match self.endian {
+            Endian::Big => &big[8 - self.bytes..],
+            Endian::Little => &little[..self.bytes],
+        };
+        header[self.offset..self.offset + self.bytes].copy_from_slice(bytes);
+    }
+}
+
 /// A packet format whose fields are all at fixed offsets.
 #[derive(Clone, Debug)]
 pub struct Raw {
@@ -225,7 +316,6 @@ impl Raw {
         Ok(Parsed::Data(Packet {
             unit,
             sub: 0,
-            offset: 0,
             payload,
             timestamp,
         }))
@@ -319,76 +409,4 @@ impl PacketFormat for Raw {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn format() -> Raw {
-        let scale = TimeScale {
-            nanoseconds: 8,
-            ticks: 1,
-            origin_ns: None,
-        };
-        Raw::new(16, 32, 4, Field::new(2, 6, Endian::Big, 0, 48), 2)
-            .timestamped(Field::new(8, 4, Endian::Little, 0, 32), scale)
-    }
-
-    #[test]
-    fn raw_packet_written_by_hand_is_parsed() {
-        let mut packet = [0u8; 52];
-        packet[..12].copy_from_slice(&[0xab, 0xcd, 0, 0, 0, 0, 1, 2, 0x10, 0x20, 0, 0]);
-        let expected = Packet {
-            unit: 258,
-            sub: 0,
-            offset: 0,
-            payload: 16..48,
-            timestamp: Some(0x2010),
-        };
-        assert_eq!(format().parse(&packet), Ok(Parsed::Data(expected)));
-        assert_eq!(
-            format().numbering(),
-            Numbering {
-                width: 48,
-                step: 2,
-                packets_per_unit: 1
-            }
-        );
-    }
-
-    #[test]
-    fn raw_packet_of_other_length_is_rejected() {
-        for length in (0..200).filter(|length| *length != 52) {
-            let expected = Err(Reject::Length {
-                expected: 52,
-                got: length,
-            });
-            assert_eq!(format().parse(&vec![0; length]), expected);
-        }
-    }
-
-    #[test]
-    fn raw_field_outside_header_does_not_panic() {
-        let mut raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
-        assert_eq!(raw.parse(&[0; 8]), Err(Reject::Short { need: 4, got: 8 }));
-        let mut out = Vec::new();
-        raw.build(1, 0, None, &[0; 4], &mut out);
-        assert_eq!(out, [0; 8]);
-    }
-
-    proptest! {
-        #[test]
-        fn raw_packet_round_trips(unit: u64, ticks: u32, payload in proptest::collection::vec(any::<u8>(), 32), cut in 0usize..=52) {
-            let mut format = Format::Raw(format());
-            let unit = unit & format.unit_mask();
-            let mut packet = Vec::new();
-            format.build(unit, 0, Some(ticks.into()), &payload, &mut packet);
-            let parsed = format.parse(&packet);
-            let expected = Packet { unit, sub: 0, offset: 0, payload: 16..48, timestamp: Some(ticks.into()) };
-            prop_assert_eq!(&parsed, &Ok(Parsed::Data(expected.clone())));
-            prop_assert_eq!(&packet[16..48], &payload[..]);
-            let split = format.parse_split(&packet[..cut], packet.len() - cut);
-            let whole = if cut < 16 { Split::Longer { header: 16 } } else { Split::Whole(Parsed::Data(expected)) };
-            prop_assert_eq!(split, Ok(whole));
-        }
-    }
-}
+mod tests;

@@ -114,16 +114,33 @@ mod tests {
         ..raw::ENTRY
     };
 
+    fn parse(registry: &Registry, keys: &str) -> Format {
+        let mut diagnostics = Diagnostics::new();
+        let text = format!("[source.adc.format]\n{keys}");
+        let document = Document::from_text("daq.toml", &text, &mut diagnostics);
+        let mut section = document.sections("source").remove(0);
+        let format = take(&mut section, registry, &mut diagnostics);
+        format
+            .ok_or_else(|| diagnostics.render(document.sources(), false))
+            .unwrap()
+    }
+
+    #[test]
+    fn format_examples_are_valid() {
+        for entry in FORMATS {
+            let kind = format!("kind={:?}", entry.name);
+            let first = entry.example.lines().next().unwrap_or_default();
+            assert_eq!(first.replace(' ', ""), kind);
+            parse(&Registry::default().with_all(FORMATS), entry.example);
+        }
+    }
+
     #[test]
     fn format_of_another_crate_is_parsed() {
         let registry = Registry::default().with_all(FORMATS).with(&OWN);
-        let mut diagnostics = Diagnostics::new();
-        let text = "[source.adc.format]\nkind = \"own\"\nheader = 8\npayload = 2\nsequence = { offset = 0, bytes = 8 }\n";
-        let document = Document::from_text("daq.toml", text, &mut diagnostics);
-        let mut section = document.sections("source").remove(0);
-        let format = take(&mut section, &registry, &mut diagnostics);
-        let mut format = format.ok_or_else(|| diagnostics.render(document.sources(), false));
-        let format = format.as_mut().unwrap();
+        let keys =
+            "kind = \"own\"\nheader = 8\npayload = 2\nsequence = { offset = 0, bytes = 8 }\n";
+        let mut format = parse(&registry, keys);
         assert_eq!(
             (format.header_len(0), format.packet_layout().count()),
             (8, 1)

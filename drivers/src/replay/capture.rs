@@ -4,7 +4,7 @@ use super::config::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
 use crate::packet::Format;
-use crate::packet::datagram::{Placer, split_message};
+use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::pcap::{Capture, Datagram};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::ReorderWindow;
@@ -35,7 +35,7 @@ pub(super) struct CapturePlayer {
     repeats: bool,
     is_first_pass: bool,
     timetable: Timetable,
-    packet_placer: PacketPlacer,
+    splitter: Splitter,
     /// Part of a record that waits until it is due or a slot is free.
     held: WaitingRecord,
 }
@@ -64,8 +64,8 @@ struct WaitingRecord {
     segment: usize,
 }
 
-struct PacketPlacer {
-    placer: Placer,
+struct Splitter {
+    depacketizer: Depacketizer,
     /// Whether the replay waits for free slots.
     backpressure: bool,
 }
@@ -98,8 +98,8 @@ impl CapturePlayer {
             repeats: config.repeats,
             is_first_pass: true,
             timetable: Timetable::new(config.speed),
-            packet_placer: PacketPlacer {
-                placer: Placer::new(name, format),
+            splitter: Splitter {
+                depacketizer: Depacketizer::new(name, format),
                 backpressure: config.backpressure,
             },
             held: WaitingRecord {
@@ -113,8 +113,8 @@ impl CapturePlayer {
 
     /// Places the packets stored during format detection. Returns false if some packets must wait for a free slot.
     fn flush(&mut self, window: &mut ReorderWindow) -> bool {
-        let backpressure = self.packet_placer.backpressure;
-        self.packet_placer.placer.flush(window, backpressure)
+        let backpressure = self.splitter.backpressure;
+        self.splitter.depacketizer.flush(window, backpressure)
     }
 
     /// Continues with the next capture or the next pass. Returns false at the end.
@@ -170,19 +170,22 @@ impl CapturePlayer {
     }
 }
 
-impl PacketPlacer {
+impl Splitter {
     /// Places the datagrams of a record, each of `segment` bytes except the last. Returns the number of bytes that must
     /// wait for a slot.
     fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
         let received = recorded(ns);
         if !self.backpressure {
             let datagrams = split_message(bytes, segment).map(|datagram| (datagram, received));
-            self.placer.place(window, datagrams);
+            self.depacketizer.place(window, datagrams);
             return 0;
         }
         let mut rest = bytes.len();
         for datagram in split_message(bytes, segment) {
-            if !self.placer.place_with_room(window, datagram, received) {
+            if !self
+                .depacketizer
+                .place_with_room(window, datagram, received)
+            {
                 return rest;
             }
             rest -= datagram.len();
@@ -221,7 +224,7 @@ impl Filler for CapturePlayer {
             let WaitingRecord {
                 payload, segment, ..
             } = &mut self.held;
-            let rest = self.packet_placer.put(window, payload, *segment, ns);
+            let rest = self.splitter.put(window, payload, *segment, ns);
             payload.drain(..payload.len() - rest);
             if rest > 0 {
                 return Ok(Polled::Full);
@@ -250,7 +253,7 @@ impl Filler for CapturePlayer {
             }
             self.matched += 1;
             let payload = datagram.payload;
-            let split = offload::segment(self.packet_placer.placer.format(), &datagram);
+            let split = offload::segment(self.splitter.depacketizer.format(), &datagram);
             let segment = match split {
                 Ok(segment) => segment,
                 Err(why) => {
@@ -267,7 +270,7 @@ impl Filler for CapturePlayer {
                 self.timetable.wait(ns, now)
             };
             let rest = match wait {
-                None => self.packet_placer.put(window, payload, segment, ns),
+                None => self.splitter.put(window, payload, segment, ns),
                 Some(_) => payload.len(),
             };
             if rest == 0 && wait.is_none() {
@@ -285,6 +288,6 @@ impl Filler for CapturePlayer {
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {
-        self.packet_placer.placer.flush(window, false);
+        self.splitter.depacketizer.flush(window, false);
     }
 }

@@ -6,8 +6,7 @@
 //! non-temporal stores. (Measured: Linux needs 70 ns more for each packet that it scatters from a coalesced message,
 //! about as long as copying 4 KiB.)
 
-use super::tune::{self, MAX_BATCH_PACKETS, MESSAGES, Seen, Tune};
-use crate::packet::datagram::{Placer, split_message};
+use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::{Format, Parsed, Split};
 use crate::sender::message_of;
 use crate::socket::SourceSocket;
@@ -20,6 +19,19 @@ use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
 use std::time::Duration;
 
+/// Maximum number of messages per system call.
+const MESSAGES: usize = 64;
+/// Maximum number of coalesced messages per system call, if their payload is copied.
+const COALESCED: usize = 8;
+/// Maximum number of packet slots predicted for one system call.
+const MAX_BATCH_PACKETS: usize = 512;
+/// Number of mispredicted batches in a row after which prediction pauses.
+const BAD: u32 = 3;
+/// Length of a prediction pause in batches: initial value and maximum.
+const REST: (u32, u32) = (32, 2048);
+/// Number of batches in a row with smaller messages after which fewer packets per message are predicted.
+const SMALLER: u32 = 16;
+
 /// Maximum header size in bytes that is predicted, if the format does not fix it.
 const HEADER: usize = 512;
 /// Maximum number of bytes of all predicted headers.
@@ -30,7 +42,7 @@ const MIN_SCATTER_PAYLOAD: usize = 4096;
 /// Receives from one socket.
 pub(super) struct Receiver {
     socket: SourceSocket,
-    placer: Placer,
+    depacketizer: Depacketizer,
     plain: RecvBatch,
     scatter: Option<Scatter>,
     tune: Tune,
@@ -68,7 +80,7 @@ pub(super) fn batch(payload: usize, threads: usize) -> usize {
         return MESSAGES;
     }
     let coalesced = MESSAGE_BYTES / payload.max(1);
-    MESSAGES.max(tune::COALESCED * coalesced)
+    MESSAGES.max(COALESCED * coalesced)
 }
 
 /// The result of one receive call.
@@ -90,7 +102,8 @@ impl Receiver {
     ) -> Self {
         let mut receiver = Self {
             socket,
-            placer: Placer::new(&context.name, format).with_rejections(context.rejections.clone()),
+            depacketizer: Depacketizer::new(&context.name, format)
+                .with_rejections(context.rejections.clone()),
             plain: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             scatter: None,
             tune: Tune::default(),
@@ -105,7 +118,7 @@ impl Receiver {
 
     /// Prepares to receive into predicted packet slots if the packets are large enough, once the format is known.
     fn prepare(&mut self) {
-        let format = self.placer.format();
+        let format = self.depacketizer.format();
         if format.is_detecting() {
             return;
         }
@@ -121,11 +134,11 @@ impl Receiver {
 
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<Got> {
         if !self.is_prepared {
-            self.placer.poll(window);
+            self.depacketizer.poll(window);
             self.prepare();
         }
         let guesses = self.scatter.is_some()
-            && !self.placer.is_catching_up()
+            && !self.depacketizer.is_catching_up()
             && window.is_exclusive()
             && self.tune.guesses();
         if guesses && let Some(got) = self.receive_into_slots(window)? {
@@ -149,7 +162,7 @@ impl Receiver {
             split_message(plain.bytes(message), about.segment)
                 .map(move |bytes| (bytes, received_at(about.timestamp_ns)))
         });
-        let duplicate = self.placer.place(window, datagrams);
+        let duplicate = self.depacketizer.place(window, datagrams);
         self.socket.saw(plain, count, duplicate);
         Ok(Got::Something)
     }
@@ -160,10 +173,10 @@ impl Receiver {
             return Ok(None);
         };
         let (messages, segments) = self.tune.guess();
-        let placer = &mut self.placer;
+        let format = self.depacketizer.format_mut();
         scatter.name_all(self.socket.senders.wants_all());
         let mut batch = window.batch();
-        let header = |id: PacketId| placer.format().header_len(id.sub);
+        let header = |id: PacketId| format.header_len(id.sub);
         let Some(mut received) =
             scatter.receive(&mut batch, &self.socket.socket, messages, segments, header)?
         else {
@@ -196,12 +209,10 @@ impl Receiver {
                     if length != received.packet_bytes(slot) {
                         break;
                     }
-                    let parsed = placer
-                        .format_mut()
-                        .parse_split(header, length - header.len());
+                    let parsed = format.parse_split(header, length - header.len());
                     if let Ok(Split::Whole(Parsed::Data(packet))) = &parsed
                         && packet.payload.start == header.len()
-                        && received.accept(packet.id(), slot, placer.time(packet.timestamp, time))
+                        && received.accept(packet.id(), slot, format.time(packet.timestamp, time))
                     {
                         matched += 1;
                     } else {
@@ -234,7 +245,8 @@ impl Receiver {
                 split_message(&bytes[..moved.bytes], moved.segment)
                     .map(move |bytes| (bytes, moved.time))
             });
-        let duplicate = (seen.moved > 0).then(|| self.placer.place_rest(window, mismatched, moved));
+        let duplicate =
+            (seen.moved > 0).then(|| self.depacketizer.place_rest(window, mismatched, moved));
         if let Some(duplicate) = duplicate.flatten() {
             let packets = |moved: &Moved| moved.bytes.div_ceil(moved.segment.max(1)).max(1);
             let moved = message_of(self.rest.iter().map(packets), duplicate);
@@ -280,6 +292,135 @@ impl Filler for Receiver {
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {
-        self.placer.flush(window, false);
+        self.depacketizer.flush(window, false);
     }
 }
+
+/// Result of a batch that was received into predicted packet slots.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Number of messages received.
+    messages: usize,
+    /// Number of packets in the largest message.
+    fullest: usize,
+    /// Whether a message other than the last had a different number of packets than predicted.
+    uneven: bool,
+    /// Number of packets that were predicted correctly.
+    matched: u64,
+    /// Number of packets that must be moved to another packet slot.
+    moved: u64,
+}
+
+/// The current prediction and its history.
+#[derive(Clone, Debug)]
+struct Tune {
+    /// Number of messages to predict.
+    messages: usize,
+    /// Number of packets per message to predict.
+    segments: usize,
+    /// Number of batches in a row whose largest message was smaller than predicted.
+    smaller: u32,
+    /// Number of even batches since the number of messages last changed. In an even batch, all messages but the last
+    /// have the predicted size.
+    even: u32,
+    /// Number of even batches required before more messages are predicted.
+    trust: u32,
+    /// Number of mispredicted batches in a row.
+    bad: u32,
+    /// Number of batches until prediction resumes.
+    rest: u32,
+    /// Number of batches of the next pause.
+    next_rest: u32,
+}
+
+impl Default for Tune {
+    fn default() -> Self {
+        Self {
+            messages: 4,
+            segments: 1,
+            smaller: 0,
+            even: 0,
+            trust: 1,
+            bad: 0,
+            rest: 0,
+            next_rest: REST.0,
+        }
+    }
+}
+
+impl Tune {
+    /// Returns whether to receive the next batch into predicted packet slots.
+    fn guesses(&mut self) -> bool {
+        let rests = self.rest > 0;
+        self.rest = self.rest.saturating_sub(1);
+        !rests
+    }
+
+    /// Returns the number of messages and the number of packets per message to predict.
+    fn guess(&self) -> (usize, usize) {
+        (
+            self.messages
+                .min((MAX_BATCH_PACKETS / self.segments).max(1)),
+            self.segments,
+        )
+    }
+
+    /// Returns the number of messages to receive without prediction. `is_rule` is false if a prediction was due but not
+    /// possible; then the batch is small, so that the next prediction follows soon.
+    fn plain(&self, is_rule: bool) -> usize {
+        // The messages are read immediately, so they should still fit into a CPU cache.
+        let cached = if self.segments > 1 {
+            COALESCED
+        } else {
+            MESSAGES
+        };
+        if is_rule { cached } else { cached / 4 }
+    }
+
+    /// Updates the prediction after a batch that was received without prediction.
+    fn saw_plain(&mut self, fullest: usize) {
+        self.segments = self.segments.max(fullest);
+    }
+
+    /// Updates the prediction after a batch that was received into predicted packet slots.
+    fn saw(&mut self, seen: Seen) {
+        if seen.messages == 0 {
+            return;
+        }
+        self.size(seen.fullest);
+        if seen.uneven {
+            // A single message can have any size without affecting later messages.
+            (self.messages, self.even) = (1, 0);
+            self.trust = (self.trust * 2).min(1024);
+        } else {
+            self.even += 1;
+            if self.even >= self.trust {
+                self.even = 0;
+                self.messages = (self.messages * 2).min(MESSAGES);
+            }
+        }
+        if seen.moved <= seen.matched {
+            (self.bad, self.next_rest) = (0, REST.0);
+            return;
+        }
+        self.bad += 1;
+        if self.bad >= BAD {
+            (self.bad, self.rest) = (0, self.next_rest);
+            self.next_rest = (self.next_rest * 2).min(REST.1);
+        }
+    }
+
+    fn size(&mut self, fullest: usize) {
+        if fullest >= self.segments {
+            (self.segments, self.smaller) = (fullest, 0);
+            return;
+        }
+        self.smaller += 1;
+        if self.smaller >= SMALLER {
+            (self.segments, self.smaller) = (fullest.max(1), 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

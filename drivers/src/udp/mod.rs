@@ -20,7 +20,6 @@
 
 mod config;
 mod filler;
-mod tune;
 
 pub use config::{Listen, UdpConfig};
 

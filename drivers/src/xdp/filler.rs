@@ -3,7 +3,7 @@
 use super::headers;
 use super::link::{Attached, BATCH};
 use crate::packet::Format;
-use crate::packet::datagram::Placer;
+use crate::packet::datagram::Depacketizer;
 use crate::sender::SenderWatch;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
@@ -117,7 +117,7 @@ pub(super) struct Receiver {
     socket: XdpSocket,
     /// The sockets for packets from the network stack; only the first thread has these sockets.
     stack: Option<Stack>,
-    placer: Placer,
+    depacketizer: Depacketizer,
     rejections: Rejections,
     senders: SenderWatch,
     /// Buffer in which packets of several pieces are reassembled.
@@ -159,7 +159,7 @@ pub(super) struct Parts {
 impl Receiver {
     pub(super) fn new(parts: Parts) -> Self {
         Self {
-            placer: Placer::new(&parts.name, parts.format)
+            depacketizer: Depacketizer::new(&parts.name, parts.format)
                 .with_rejections(parts.rejections.clone()),
             rejections: parts.rejections,
             senders: parts.senders,
@@ -201,7 +201,7 @@ impl Receiver {
                 }
             }
         });
-        let duplicate = self.placer.place(window, datagrams);
+        let duplicate = self.depacketizer.place(window, datagrams);
         let packet = |i: usize| {
             let packet = self.packets.get(i)?;
             Some(match packet.whole {
@@ -270,7 +270,7 @@ impl Receiver {
         let Some(stack) = &mut self.stack else {
             return Ok(Got::default());
         };
-        let placer = &mut self.placer;
+        let depacketizer = &mut self.depacketizer;
         let got = stack.take(|batch, count| {
             let datagrams = (0..count).map(|i| {
                 let ns = batch.message(i).timestamp_ns;
@@ -280,7 +280,7 @@ impl Receiver {
                 });
                 (batch.bytes(i), time)
             });
-            placer.place(window, datagrams);
+            depacketizer.place(window, datagrams);
         })?;
         if got.any && !std::mem::replace(&mut stack.is_reported, true) {
             tracing::warn!(
@@ -403,7 +403,7 @@ impl Filler for Receiver {
         window: &mut ReorderWindow,
         timeout: Duration,
     ) -> Result<Polled, SourceError> {
-        self.placer.poll(window);
+        self.depacketizer.poll(window);
         let mut any = self.receive(window);
         if self.socket.needs_wakeup() || (self.polls && !any) {
             self.wake()?;
@@ -438,7 +438,7 @@ impl Filler for Receiver {
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {
-        self.placer.flush(window, false);
+        self.depacketizer.flush(window, false);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Skips units that a control packet marks as containing no data.
 
 use super::super::PacketId;
-use super::super::shared::{BLOCKED, Epoch, Shared, state};
+use super::super::record::state;
+use super::super::shared::{BLOCKED, Epoch, Shared};
 use super::Sequencer;
 use crate::sync::Ordering;
 

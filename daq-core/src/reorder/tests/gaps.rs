@@ -6,7 +6,7 @@ use super::*;
 fn one_by_one(slots: usize, geometry: Geometry) -> Bench {
     let mut bench = bench(slots, geometry);
     if let Some(sequencer) = &mut bench.window.state.sequencer {
-        sequencer.passes_one_by_one = true;
+        sequencer.min_gap_step = u64::MAX;
     }
     bench
 }

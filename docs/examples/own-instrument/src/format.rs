@@ -42,7 +42,6 @@ impl PacketFormat for Counted {
         Ok(Split::Whole(Parsed::Data(Packet {
             unit: u32::from_be_bytes([a, b, c, d]).into(),
             sub: 0,
-            offset: 0,
             payload: HEADER..PACKET,
             timestamp: None,
         })))

@@ -8,30 +8,19 @@
 //! Datagrams that arrive meanwhile are queued behind them. Datagrams that do not fit into the buffer and cannot be
 //! placed are counted as `rejected`.
 
-use super::Placer;
+use super::Depacketizer;
 use super::pending::PendingDatagrams;
-use crate::packet::spead::{Detector, Progress, Spead, hold_bytes as spead_hold_bytes};
-use crate::packet::{Format, frames};
+use crate::packet::{Format, Progress, SizeDetector, frames};
 use daq_core::frame::Timestamp;
-use daq_core::reorder::{Geometry, ReorderWindow};
+use daq_core::reorder::ReorderWindow;
 use daq_core::units::counted;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Returns the buffer size in bytes that each of `threads` threads needs while `format` is detected, for frames of at most the
-/// size of `geometry`.
-pub(crate) fn hold_bytes(format: &Format, geometry: &Geometry, threads: usize) -> usize {
-    if format.is_detecting() {
-        spead_hold_bytes(geometry.frame_bytes, threads)
-    } else {
-        0
-    }
-}
-
 /// The state of one thread while the format is detected.
 #[derive(Debug)]
 pub(super) struct Detection {
-    detector: Arc<Detector>,
+    detector: Arc<dyn SizeDetector>,
     pending: PendingDatagrams,
     is_pinned: bool,
 }
@@ -39,7 +28,7 @@ pub(super) struct Detection {
 impl Detection {
     /// Returns the state for a format that must be detected, or `None` for a known format.
     pub(super) fn new(format: &Format) -> Option<Self> {
-        let detector = format.detector()?.clone();
+        let detector = format.detector()?;
         Some(Self {
             pending: PendingDatagrams::new(detector.hold_bytes()),
             detector,
@@ -48,7 +37,7 @@ impl Detection {
     }
 }
 
-impl Placer {
+impl Depacketizer {
     /// Returns whether stored datagrams have not been placed yet.
     pub fn is_catching_up(&self) -> bool {
         self.detection.is_some()
@@ -169,7 +158,7 @@ impl Placer {
         match progress {
             Progress::Detecting => {}
             Progress::Detected => self.pin(detection, window),
-            Progress::Refused => self.give_up(detection, window),
+            Progress::Refused => self.discard_pending(detection, window),
         }
     }
 
@@ -180,47 +169,43 @@ impl Placer {
         }
         match detection.detector.settle(Instant::now(), true) {
             Progress::Detected => self.pin(detection, window),
-            Progress::Detecting | Progress::Refused => self.give_up(detection, window),
+            Progress::Detecting | Progress::Refused => self.discard_pending(detection, window),
         }
     }
 
     /// Applies the detected sizes to the format and the window.
     fn pin(&mut self, detection: &mut Detection, window: &mut ReorderWindow) {
-        let Format::Spead(spead) = &mut self.format else {
+        let Some(format) = detection.detector.detected(&self.name) else {
             return;
         };
-        if !spead.pin(&self.name) {
-            return;
-        }
-        self.recut = spead.recut().map(Box::new);
-        window.pin(frames::pinned(window.geometry(), &self.format));
+        window.pin(frames::pinned(window.geometry(), &format));
+        self.use_format(format);
         detection.is_pinned = true;
-        if detection.detector.is_first_to_log()
-            && let Some(detected) = detection.detector.summary()
-        {
+        if let Some(detected) = detection.detector.summary() {
             tracing::info!("source {}: {detected}", self.name);
         }
     }
 
     /// Counts and discards the stored datagrams, which cannot be placed, and restarts detection.
-    fn give_up(&mut self, detection: &mut Detection, window: &mut ReorderWindow) {
-        let why = detection.detector.give_up();
+    fn discard_pending(&mut self, detection: &mut Detection, window: &mut ReorderWindow) {
+        let why = detection.detector.restart();
         let (mut messages, mut rejected) = (0, 0);
         while let Some((datagram, _)) = detection.pending.front() {
-            *(if Spead::is_message(datagram) {
-                &mut messages
+            if detection.detector.is_message(datagram) {
+                messages += 1;
             } else {
-                &mut rejected
-            }) += 1;
+                rejected += 1;
+            }
             detection.pending.pop();
         }
         window.control(messages);
         window.reject(rejected);
         if rejected > 0 && self.rejections.count("unknown_sizes", rejected, &why) {
             tracing::warn!(
-                "source {}: cannot detect the sizes of heaps and packets: {why}. Rejected: {}; further rejected \
+                "source {}: cannot detect the sizes of {}s and packets: {why}. Rejected: {}; further rejected \
                  packets are only counted",
                 self.name,
+                self.format.unit_key(),
                 counted(rejected, "packet"),
             );
         }

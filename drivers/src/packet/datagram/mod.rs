@@ -2,32 +2,32 @@
 
 mod detection;
 pub(crate) mod pending;
+mod reassembly;
 
-pub(crate) use detection::hold_bytes;
-
-use crate::packet::spead::Recut;
 use crate::packet::{Control, Format, Parsed, Part, Reject, Split};
 use daq_core::frame::Timestamp;
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 use detection::Detection;
+pub(crate) use reassembly::Reassembly;
 use std::fmt::Display;
 
 /// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
-pub struct Placer {
+pub struct Depacketizer {
     /// The source's name, for messages.
     name: String,
     format: Format,
+    /// Whether the format contains timestamps.
     has_time: bool,
     rejections: Rejections,
-    /// Whether a heap of another length was logged. Only the first such heap is logged, because there may be many.
-    is_other_heap_logged: bool,
+    /// Whether a unit of another length was logged. Only the first such unit is logged, because there may be many.
+    is_other_unit_logged: bool,
     /// Whether a missing timestamp was logged.
     is_missing_time_logged: bool,
     /// Set while the format is detected, and until the packets stored meanwhile are placed.
     detection: Option<Box<Detection>>,
-    recut: Option<Box<Recut>>,
+    reassembly: Option<Box<Reassembly>>,
 }
 
 /// The result of placing a datagram.
@@ -42,20 +42,25 @@ enum Put {
     PendingDatagrams,
 }
 
-impl Placer {
-    /// Creates a placer for the source `name`. Each thread needs its own placer.
+impl Depacketizer {
+    /// Creates a depacketizer for the source `name`. Each thread needs its own depacketizer.
     pub fn new(name: &str, format: Format) -> Self {
-        let has_time = format.time_scale().is_some();
         Self {
             name: name.to_owned(),
             detection: Detection::new(&format).map(Box::new),
-            recut: None,
+            reassembly: Reassembly::of(&format),
+            has_time: format.time_scale().is_some(),
             format,
-            has_time,
             rejections: Rejections::default(),
-            is_other_heap_logged: false,
+            is_other_unit_logged: false,
             is_missing_time_logged: false,
         }
+    }
+
+    /// Continues with the detected `format`.
+    fn use_format(&mut self, format: Format) {
+        self.reassembly = Reassembly::of(&format);
+        self.format = format;
     }
 
     /// Counts rejected packets by reason in `rejections`, which all threads of the source share.
@@ -73,23 +78,6 @@ impl Placer {
     /// Returns the format, including the sizes detected so far.
     pub fn format_mut(&mut self) -> &mut Format {
         &mut self.format
-    }
-
-    /// Returns the timestamp of a packet that contains `ticks` and was received at `received`.
-    ///
-    /// If the format contains timestamps, the receive time is not used, even for a packet without a timestamp.
-    #[inline]
-    pub fn time(&self, ticks: Option<u64>, received: Timestamp) -> Timestamp {
-        if !self.has_time {
-            return received;
-        }
-        match (ticks, self.format.time_scale()) {
-            (Some(ticks), Some(scale)) => Timestamp {
-                ns: scale.ns(ticks),
-                clock: scale.clock(),
-            },
-            _ => Timestamp::default(),
-        }
     }
 
     /// Places datagrams, each with its receive time. Returns the index of the last duplicate datagram, or `None` if there was
@@ -154,9 +142,9 @@ impl Placer {
         let unit = match control {
             Control::Beside => return,
             Control::EndOfStream { unit } => unit,
-            Control::OtherHeap { unit, bytes } => {
-                if bytes > 0 && !self.is_other_heap_logged {
-                    self.log_other_heap(unit, bytes);
+            Control::OtherUnit { unit, bytes } => {
+                if bytes > 0 && !self.is_other_unit_logged {
+                    self.log_other_unit(unit, bytes);
                 }
                 unit
             }
@@ -195,7 +183,7 @@ impl Placer {
     }
 
     /// Parses one datagram and places its payload. If `holds` is true and there is no room for the payload, returns
-    /// [`Put::Held`] instead.
+    /// [`Put::PendingDatagrams`] instead.
     #[inline]
     fn put(
         &mut self,
@@ -227,7 +215,7 @@ impl Placer {
                 if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
                     self.log_missing_time(bytes);
                 }
-                let time = self.time(packet.timestamp, received);
+                let time = self.format.time(packet.timestamp, received);
                 // The range is inside the datagram, because the parser checked its length.
                 let outcome = batch.place(id, &bytes[packet.payload], time);
                 match outcome {
@@ -257,12 +245,12 @@ impl Placer {
         received: Timestamp,
         holds: bool,
     ) -> Put {
-        let time = self.time(part.timestamp, received);
-        let Some(recut) = &mut self.recut else {
+        let time = self.format.time(part.timestamp, received);
+        let Some(reassembly) = &mut self.reassembly else {
             return Put::Done;
         };
         let (mut far, mut is_duplicate) = (None, false);
-        let placed = recut.add(part, &bytes[part.payload.clone()], |sub, payload| {
+        let placed = reassembly.add(part, &bytes[part.payload.clone()], |sub, payload| {
             let id = PacketId {
                 unit: part.unit,
                 sub,
@@ -292,15 +280,10 @@ impl Placer {
     }
 
     #[cold]
-    fn log_other_heap(&mut self, unit: u64, bytes: u64) {
-        self.is_other_heap_logged = true;
-        let wanted = self.format.packet_layout().unit_bytes;
-        tracing::info!(
-            "source {}: heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of \
-             further such heaps are counted as `control`, like the packets of descriptors. If the heap contains \
-             samples, configure the sender to send descriptors in separate heaps, or set `heap = {bytes}`",
-            self.name,
-        );
+    fn log_other_unit(&mut self, unit: u64, bytes: u64) {
+        self.is_other_unit_logged = true;
+        let note = self.format.other_unit_note(unit, bytes);
+        tracing::info!("source {}: {note}", self.name);
     }
 
     #[cold]

@@ -13,20 +13,17 @@
 
 mod config;
 mod detect;
-mod recut;
 mod step;
 
 pub use config::SpeadConfig;
-pub(crate) use detect::hold_bytes;
-pub use detect::{Detector, Given, Progress};
-pub use recut::Recut;
+pub use detect::Given;
 
-use super::format::UnknownSizes;
 use super::{
-    Control, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part, Reject,
-    Split, TimeScale, section,
+    Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part,
+    Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
 };
-use detect::{Detected, Extent};
+use daq_core::reorder::Geometry;
+use detect::{Detector, Extent};
 use schemars::JsonSchema;
 use std::sync::Arc;
 use step::StepCheck;
@@ -135,66 +132,8 @@ impl Spead {
         }
     }
 
-    /// Returns the configured values while the other values are not detected, or `None` if all values are known.
-    pub fn given(&self) -> Option<&Given> {
-        self.given.as_ref()
-    }
-
-    /// Returns a clone that detects the unknown values. All clones of the result detect them together.
-    ///
-    /// Frames have at most `max_frame` bytes and `max_packets` packets; `threads` threads receive.
-    #[must_use]
-    pub fn start_detection(&self, max_frame: usize, max_packets: u32, threads: usize) -> Self {
-        let detector = self
-            .given
-            .map(|given| Arc::new(Detector::new(given, max_frame, max_packets, threads)));
-        Self {
-            detector,
-            ..self.clone()
-        }
-    }
-
-    /// Returns the shared detector of this format and its clones, until the format is [pinned](Self::pin).
-    pub fn detector(&self) -> Option<&Arc<Detector>> {
-        self.detector.as_ref()
-    }
-
-    /// Applies the detected values for the source `name`. Returns false if they are not detected yet.
-    pub fn pin(&mut self, name: &str) -> bool {
-        let Some(detector) = self.detector.take() else {
-            return false;
-        };
-        let Some(detected) = detector.detected().copied() else {
-            self.detector = Some(detector);
-            return false;
-        };
-        let Detected {
-            address_bits,
-            regular,
-            described,
-            layout,
-            step,
-            ..
-        } = detected;
-        let pinned = Self::new(address_bits, layout, step);
-        *self = Self {
-            timestamp: self.timestamp,
-            scale: self.scale,
-            regular,
-            described,
-            step_check: detector.step_check(name).map(Box::new),
-            ..pinned
-        };
-        true
-    }
-
-    /// Returns the reassembly buffer for heaps with descriptors, if such heaps were detected.
-    pub fn recut(&self) -> Option<Recut> {
-        self.described.map(|_| Recut::new(self.layout))
-    }
-
     /// Returns whether the packet is a stream control message: the start or the end of the stream.
-    pub fn is_message(packet: &[u8]) -> bool {
+    fn is_message(packet: &[u8]) -> bool {
         Self::flavour(packet)
             .zip(Self::item_words(packet))
             .is_some_and(|(bits, items)| Fields::read(items, bits, None).control.is_some())
@@ -243,11 +182,6 @@ impl Spead {
         }
     }
 
-    /// Returns the number of bits of an immediate value. Heap counter and timestamp have this width.
-    pub fn address_bits(&self) -> u32 {
-        self.address_bits
-    }
-
     #[inline]
     fn place(&mut self, items: &Fields, header: usize, length: usize) -> Result<Parsed, Reject> {
         let missing = |item| Reject::MissingItem { item };
@@ -256,7 +190,7 @@ impl Spead {
             return Ok(Parsed::Control(if value == STREAM_STOP {
                 Control::EndOfStream { unit }
             } else {
-                Control::OtherHeap { unit, bytes: 0 }
+                Control::OtherUnit { unit, bytes: 0 }
             }));
         }
         // Heap length 0 means "not known yet". Such a heap cannot be placed before it has ended, so it is not
@@ -268,7 +202,7 @@ impl Spead {
         let (extent, is_regular) = match self.described {
             _ if heap == self.regular.heap => (self.regular, true),
             Some(described) if heap == described.heap => (described, false),
-            _ => return Ok(Parsed::Control(Control::OtherHeap { unit, bytes: heap })),
+            _ => return Ok(Parsed::Control(Control::OtherUnit { unit, bytes: heap })),
         };
         let offset = items.offset.ok_or(missing("heap offset (item 3)"))?;
         let got = items
@@ -277,7 +211,7 @@ impl Spead {
         let begin = offset.max(extent.start);
         let end = offset.saturating_add(got);
         let is_beside = begin >= end.min(extent.end);
-        let mut at = usize::try_from(begin.saturating_sub(extent.start)).unwrap_or(usize::MAX);
+        let at = usize::try_from(begin.saturating_sub(extent.start)).unwrap_or(usize::MAX);
         let mut sub = 0;
         if is_regular && (!is_beside || offset >= heap) {
             sub = self
@@ -292,7 +226,6 @@ impl Spead {
                     got,
                 });
             }
-            at = range.start;
         } else if end > heap {
             return Err(Reject::Misplaced { offset });
         }
@@ -338,7 +271,6 @@ impl Spead {
         Ok(Parsed::Data(Packet {
             unit,
             sub,
-            offset: at,
             payload,
             timestamp: items.timestamp,
         }))
@@ -476,8 +408,38 @@ impl PacketFormat for Spead {
         true
     }
 
+    fn other_unit_note(&self, unit: u64, bytes: u64) -> String {
+        let wanted = self.layout.unit_bytes;
+        format!(
+            "heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
+             heaps are counted as `control`, like the packets of descriptors. If the heap contains samples, configure \
+             the sender to send descriptors in separate heaps, or set `heap = {bytes}`"
+        )
+    }
+
+    fn has_parts(&self) -> bool {
+        self.described.is_some()
+    }
+
     fn unknown_sizes(&self) -> Option<UnknownSizes> {
-        self.given.map(|given| UnknownSizes { frame: given.heap })
+        self.given.map(|given| UnknownSizes {
+            frame: given.heap,
+            values: "packet sizes and the step of heap counters",
+            from: "the first heaps",
+        })
+    }
+
+    fn start_detection(&self, geometry: &Geometry, threads: usize) -> Option<Format> {
+        self.given?;
+        let detector = Detector::new(self, geometry, threads);
+        Some(Format::Spead(Self {
+            detector: Some(Arc::new(detector)),
+            ..self.clone()
+        }))
+    }
+
+    fn detector(&self) -> Option<Arc<dyn SizeDetector>> {
+        Some(self.detector.clone()?)
     }
 
     /// Only the first packet of a heap contains the timestamp and the pointer to the samples.

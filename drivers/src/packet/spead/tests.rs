@@ -1,5 +1,7 @@
 use super::*;
-use crate::packet::Format;
+use crate::packet::{Frames, PacketKeys};
+use daq_core::config::Problem;
+use daq_core::layout::Samples;
 use proptest::prelude::*;
 
 const SCALE: TimeScale = TimeScale {
@@ -38,7 +40,7 @@ fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>)
                     heaps.push((data.unit, vec![0xee; spead.layout.unit_bytes], None));
                 }
                 let heap = heaps.last_mut().unwrap();
-                heap.1[data.offset..][..data.payload.len()].copy_from_slice(&packet[data.payload]);
+                heap.1[spead.layout.range(data.sub)].copy_from_slice(&packet[data.payload]);
                 heap.2 = heap.2.or(data.timestamp);
             }
         }
@@ -63,7 +65,7 @@ fn recorded_heap_with_descriptors_differs() {
     let (heaps, messages) = assemble(&mut spead, &recorded("64-40 descriptors"));
     assert_eq!(heaps, [(2, sent(1), Some(1001))]);
     let mut expected = vec![
-        Control::OtherHeap {
+        Control::OtherUnit {
             unit: 1,
             bytes: 653
         };
@@ -86,7 +88,7 @@ fn recorded_repeated_pointers_give_equal_packets() {
     assert_eq!(
         messages,
         [
-            Control::OtherHeap { unit: 1, bytes: 0 },
+            Control::OtherUnit { unit: 1, bytes: 0 },
             Control::EndOfStream { unit: 4 }
         ]
     );
@@ -298,7 +300,7 @@ proptest! {
             let expected = Parsed::Data(Packet {
                 unit: unit & mask,
                 sub,
-                offset: layout.range(sub).start,
+
                 payload: header..packet.len(),
                 timestamp: (sub == 0).then_some(ticks & mask),
             });
@@ -312,4 +314,62 @@ proptest! {
             }
         }
     }
+}
+
+fn configured(text: &str) -> Result<Format, Vec<Problem>> {
+    toml::from_str::<SpeadConfig>(text).unwrap().build()
+}
+
+#[test]
+fn all_problems_of_keys_are_reported_together() {
+    let found = configured(
+        r#"
+        heap = 0
+        packet = "70 kB"
+        address_bits = 44
+        heap_step = 0
+        timestamp = { item = 3, rate = "1.5 Hz" }
+    "#,
+    );
+    let found = found.unwrap_err();
+    let keys: Vec<_> = found
+        .iter()
+        .filter_map(|problem| problem.key.clone())
+        .collect();
+    let expected = [
+        "packet",
+        "heap",
+        "address_bits",
+        "heap_step",
+        "timestamp.item",
+        "timestamp.rate",
+    ];
+    assert_eq!(keys, expected.map(|key| format!("format.{key}")));
+    assert!(toml::from_str::<SpeadConfig>("heap = 4000\npacket = 1432\npackets = 3").is_err());
+}
+
+#[test]
+fn configured_heap_is_one_frame() {
+    let text = "heap = 4000\npacket = 1432\nfirst = 1416\naddress_bits = 48";
+    let format = configured(text).unwrap();
+    assert_eq!(format.numbering().packets_per_unit, 3);
+    let keys = PacketKeys {
+        window: None,
+        max_gap: None,
+        resync_after: 4,
+        samples: Some(Samples::default()),
+    };
+    let frames = Frames::new(format, &keys, 1, 64);
+    let geometry = frames.geometry(8192).unwrap();
+    assert_eq!(
+        (geometry.packets_per_frame, geometry.frame_bytes),
+        (3, 4000)
+    );
+    assert_eq!(
+        (0..3).map(|i| geometry.extent(i)).collect::<Vec<_>>(),
+        [0..1416, 1416..2848, 2848..4000]
+    );
+    assert_eq!(frames.preferred_slot(), 4000);
+    let problem = frames.geometry(3999).unwrap_err();
+    assert_eq!(problem.key.as_deref(), Some("format.heap"));
 }

@@ -1,8 +1,8 @@
 //! Builds the packets of cases, and compares the result of a run with the expectation.
 
 use super::cases::{Case, Ledger, PACKETS_PER_FRAME, Shot, Wrong};
-use daq_drivers::packet::spead::{Item, build_packet, item};
-use daq_drivers::packet::{Format, RawConfig, SpeadConfig};
+use daq_drivers::packet::spead::{Item, SpeadConfig, build_packet, item};
+use daq_drivers::packet::{Format, RawConfig};
 use daq_drivers::sys::send::Sender;
 use daq_testkit::loopback::{self, Queue};
 use daq_testkit::network::{payload, recording};

@@ -6,10 +6,12 @@
 //!
 //! A frame is the whole payload of a heap. If one item contains nearly all of the payload except descriptors, that item is the
 //! frame. So heaps that also contain descriptors yield the same frames as heaps without descriptors. Their packet boundaries
-//! differ, so [`super::recut`] reassembles them.
+//! differ, so their packets are [parts](super::Part).
 
 use super::step::{Counters, StepCheck};
-use super::{Fields, IMMEDIATE, PacketLayout, Reject, Spead, WORD, item};
+use super::{Fields, Format, IMMEDIATE, PacketLayout, Reject, SizeDetector, Spead, WORD, item};
+use crate::packet::{Progress, hold_bytes};
+use daq_core::reorder::Geometry;
 use daq_core::units::{ByteSize, counted};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,10 +30,6 @@ const MIN_PACKETS: usize = 16;
 const MIN_PACKETS_PER_THREAD: usize = 128;
 /// Maximum duration of detection, from the first packet on. Detection then ends with the packets received so far.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Limits of the datagrams stored during detection: number of frames, bytes in total, and minimum bytes per thread.
-const HOLD_FRAMES: usize = 6;
-const MAX_HOLD: usize = 256 << 20;
-const MIN_HOLD: usize = 4 << 20;
 /// Maximum number of items that are examined per packet, because the examination time grows with the square of the number of
 /// items.
 const MAX_ITEMS: usize = 1024;
@@ -142,6 +140,7 @@ struct Heap {
 #[derive(Debug, Default)]
 struct State {
     address_bits: Option<u32>,
+    /// At most [`MAX_HEAPS`] heaps.
     heaps: Vec<Heap>,
     packets: usize,
     counters: Counters,
@@ -151,27 +150,11 @@ struct State {
     refusal: Option<String>,
 }
 
-/// State of the detection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// More heaps are needed.
-    Detecting,
-    /// All values are detected.
-    Detected,
-    /// Detection failed, so these heaps cannot be received; see [`Detector::give_up`].
-    Refused,
-}
-
-/// Returns the buffer size in bytes that each of `threads` threads needs while frames of at most `max_frame` bytes are
-/// detected.
-pub(crate) fn hold_bytes(max_frame: usize, threads: usize) -> usize {
-    let total = max_frame.saturating_mul(HOLD_FRAMES).min(MAX_HOLD);
-    (total / threads.max(1)).max(MIN_HOLD)
-}
-
 /// Detection state shared by all threads of a source.
 #[derive(Debug)]
-pub struct Detector {
+pub(super) struct Detector {
+    /// The format, of which only the values `given` are known.
+    spead: Spead,
     given: Given,
     /// Maximum size in bytes and maximum number of packets of a frame.
     max_frame: usize,
@@ -183,107 +166,44 @@ pub struct Detector {
 }
 
 impl Detector {
-    pub(super) fn new(given: Given, max_frame: usize, max_packets: u32, threads: usize) -> Self {
-        let state = State {
-            heaps: Vec::with_capacity(MAX_HEAPS),
-            ..State::default()
-        };
+    pub(super) fn new(spead: &Spead, geometry: &Geometry, threads: usize) -> Self {
         Self {
-            given,
-            max_frame,
-            max_packets,
+            spead: spead.clone(),
+            given: spead.given.unwrap_or_default(),
+            max_frame: geometry.frame_bytes,
+            max_packets: geometry.packets_per_frame,
             threads,
-            state: Mutex::new(state),
+            state: Mutex::default(),
             detected: OnceLock::new(),
             is_logged: AtomicBool::new(false),
         }
-    }
-
-    pub(super) fn detected(&self) -> Option<&Detected> {
-        self.detected.get()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the size in bytes of each thread's buffer for datagrams during detection.
-    pub fn hold_bytes(&self) -> usize {
-        hold_bytes(self.max_frame, self.threads)
-    }
-
-    /// Returns a check that compares later heaps of the source `name` with the detected step, or `None` if the step is
-    /// configured.
-    pub(super) fn step_check(&self, name: &str) -> Option<StepCheck> {
-        let detected = self.detected.get().filter(|_| self.given.step.is_none())?;
+    /// Returns the format with the detected values, for one thread of the source `name`. Later heaps are compared with
+    /// the detected step, unless the step is configured.
+    fn detected_spead(&self, name: &str) -> Option<Spead> {
         let Detected {
-            step, address_bits, ..
-        } = *detected;
-        Some(StepCheck::new(name, step, address_bits, self.threads))
-    }
-
-    /// Returns true on the first call only, so that the detected values are logged once.
-    pub fn is_first_to_log(&self) -> bool {
-        !self.is_logged.swap(true, Ordering::Relaxed)
-    }
-
-    /// Returns the detected values as text for the log.
-    pub fn summary(&self) -> Option<String> {
-        self.detected.get().map(Detected::to_string)
-    }
-
-    /// Examines one datagram, which the caller then stores and places later. Fails if the datagram is not a SPEAD
-    /// packet.
-    pub fn observe(&self, datagram: &[u8]) -> Result<Progress, Reject> {
-        let bits = Spead::flavour(datagram).ok_or_else(|| Spead::refuse(datagram))?;
-        let items = Spead::item_words(datagram).ok_or(Reject::Short {
-            need: WORD + 1,
-            got: datagram.len(),
-        })?;
-        if self.detected.get().is_some() {
-            return Ok(Progress::Detected);
-        }
-        let mut state = self.state();
-        let wanted = self.given.address_bits.or(state.address_bits);
-        if let Some(expected) = wanted.filter(|expected| *expected != bits) {
-            return Err(Reject::Flavour {
-                pointer: u16::from(datagram[2]) * 8,
-                found: u16::from(datagram[3]) * 8,
-                expected,
-            });
-        }
-        state.observe(items, bits, self.given);
-        Ok(self.conclude(&mut state, false))
-    }
-
-    /// Ends detection with the packets received so far, if `force` is true or the time limit has passed.
-    pub fn settle(&self, now: Instant, force: bool) -> Progress {
-        if self.detected.get().is_some() {
-            return Progress::Detected;
-        }
-        let mut state = self.state();
-        let is_late = state
-            .since
-            .is_some_and(|since| now.saturating_duration_since(since) >= MAX_WAIT);
-        if force || is_late {
-            self.conclude(&mut state, true)
-        } else {
-            Progress::Detecting
-        }
-    }
-
-    /// Returns why detection failed, and restarts it, because the stored packets cannot be used.
-    pub fn give_up(&self) -> String {
-        let mut state = self.state();
-        let why = state
-            .refusal
-            .take()
-            .unwrap_or_else(|| "no packet of a heap with samples arrived".to_owned());
-        state.heaps.clear();
-        state.counters.clear();
-        (state.packets, state.since) = (0, None);
-        (state.is_ended, state.address_bits) = (false, None);
-        why
+            address_bits,
+            regular,
+            described,
+            layout,
+            step,
+            ..
+        } = *self.detected.get()?;
+        let is_step_detected = self.given.step.is_none();
+        Some(Spead {
+            timestamp: self.spead.timestamp,
+            scale: self.spead.scale,
+            regular,
+            described,
+            step_check: is_step_detected
+                .then(|| Box::new(StepCheck::new(name, step, address_bits, self.threads))),
+            ..Spead::new(address_bits, layout, step)
+        })
     }
 
     fn conclude(&self, state: &mut State, force: bool) -> Progress {
@@ -308,6 +228,69 @@ impl Detector {
                 Progress::Refused
             }
         }
+    }
+}
+
+impl SizeDetector for Detector {
+    fn hold_bytes(&self) -> usize {
+        hold_bytes(self.max_frame, self.threads)
+    }
+
+    fn observe(&self, datagram: &[u8]) -> Result<Progress, Reject> {
+        let bits = Spead::flavour(datagram).ok_or_else(|| Spead::refuse(datagram))?;
+        let items = Spead::item_words(datagram).ok_or(Reject::Short {
+            need: WORD + 1,
+            got: datagram.len(),
+        })?;
+        if self.detected.get().is_some() {
+            return Ok(Progress::Detected);
+        }
+        let mut state = self.state();
+        let wanted = self.given.address_bits.or(state.address_bits);
+        if let Some(expected) = wanted.filter(|expected| *expected != bits) {
+            return Err(Reject::Flavour {
+                pointer: u16::from(datagram[2]) * 8,
+                found: u16::from(datagram[3]) * 8,
+                expected,
+            });
+        }
+        state.observe(items, bits, self.given);
+        Ok(self.conclude(&mut state, false))
+    }
+
+    fn settle(&self, now: Instant, force: bool) -> Progress {
+        if self.detected.get().is_some() {
+            return Progress::Detected;
+        }
+        let mut state = self.state();
+        let is_late = state
+            .since
+            .is_some_and(|since| now.saturating_duration_since(since) >= MAX_WAIT);
+        if force || is_late {
+            self.conclude(&mut state, true)
+        } else {
+            Progress::Detecting
+        }
+    }
+
+    fn detected(&self, name: &str) -> Option<Format> {
+        self.detected_spead(name).map(Format::Spead)
+    }
+
+    fn summary(&self) -> Option<String> {
+        let is_first = !self.is_logged.swap(true, Ordering::Relaxed);
+        let detected = self.detected.get().filter(|_| is_first)?;
+        Some(detected.to_string())
+    }
+
+    fn restart(&self) -> String {
+        std::mem::take(&mut *self.state())
+            .refusal
+            .unwrap_or_else(|| "no packet of a heap with samples arrived".to_owned())
+    }
+
+    fn is_message(&self, datagram: &[u8]) -> bool {
+        Spead::is_message(datagram)
     }
 }
 

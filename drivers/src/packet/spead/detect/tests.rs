@@ -1,5 +1,7 @@
+use super::super::{Item, build_packet};
 use super::*;
-use crate::packet::{Control, Format, PacketFormat, Parsed, Part};
+use crate::packet::datagram::Reassembly;
+use crate::packet::{Control, Format, PacketFormat, Parsed};
 use daq_testkit::assert_fields;
 
 /// Builds the datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet`
@@ -10,11 +12,11 @@ fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -
     let mut offset = 0;
     while offset < length {
         let mut items = vec![
-            super::super::Item::immediate(item::HEAP_COUNTER, unit),
-            super::super::Item::immediate(item::HEAP_LENGTH, length as u64),
-            super::super::Item::immediate(item::HEAP_OFFSET, offset as u64),
+            Item::immediate(item::HEAP_COUNTER, unit),
+            Item::immediate(item::HEAP_LENGTH, length as u64),
+            Item::immediate(item::HEAP_OFFSET, offset as u64),
         ];
-        let addressed = |id, at: usize| super::super::Item {
+        let addressed = |id, at: usize| Item {
             id,
             value: at as u64,
             immediate: false,
@@ -28,48 +30,45 @@ fn heap(bits: u32, unit: u64, described: usize, samples: usize, packet: usize) -
         }
         let room = packet - WORD - (items.len() + 1 + pointers.len()) * WORD;
         let end = (offset + room).min(length);
-        items.push(super::super::Item::immediate(
-            item::PAYLOAD_LENGTH,
-            (end - offset) as u64,
-        ));
+        items.push(Item::immediate(item::PAYLOAD_LENGTH, (end - offset) as u64));
         items.extend(pointers);
         let payload: Vec<u8> = (offset..end)
             .map(|at| u8::try_from((at as u64 + unit) % 251).unwrap())
             .collect();
         let mut datagram = Vec::new();
-        super::super::build_packet(bits, &items, &payload, &mut datagram);
+        build_packet(bits, &items, &payload, &mut datagram);
         datagrams.push(datagram);
         offset = end;
     }
     datagrams
 }
 
-fn detector(given: Given) -> Spead {
-    Spead::detecting(given).start_detection(65_536, 4096, 1)
+fn detector(given: Given) -> Detector {
+    let geometry = Geometry::new(4096, 16);
+    Detector::new(&Spead::detecting(given), &geometry, 1)
 }
 
-/// Passes `datagrams` to the detector until it has detected the values.
-fn detect(spead: &mut Spead, datagrams: impl IntoIterator<Item = Vec<u8>>) -> Detected {
-    let detector = spead.detector().unwrap().clone();
+/// Passes `datagrams` to the detector until it has detected the values. Returns the values and the format.
+fn detect(given: Given, datagrams: impl IntoIterator<Item = Vec<u8>>) -> (Detected, Spead) {
+    let detector = detector(given);
     for datagram in datagrams {
         if detector.observe(&datagram).unwrap() == Progress::Detected {
             break;
         }
     }
     assert_eq!(detector.settle(Instant::now(), true), Progress::Detected);
-    assert!(spead.pin("adc"));
-    *detector.detected().unwrap()
+    let spead = detector.detected_spead("adc").unwrap();
+    (*detector.detected.get().unwrap(), spead)
 }
 
 #[test]
 fn sizes_step_and_flavour_are_detected_from_default_heaps() {
     for (bits, step) in [(40, 1), (48, 2), (40, 24)] {
-        let mut spead = detector(Given::default());
         let heaps = (0..8).flat_map(|i| {
             let described = if i == 0 { 172 } else { 0 };
             heap(bits, 3 + i * step, described, 60_000, 1472)
         });
-        let detected = detect(&mut spead, heaps);
+        let (detected, _) = detect(Given::default(), heaps);
         let layout = PacketLayout {
             unit_bytes: 60_000,
             first: 1424,
@@ -82,10 +81,9 @@ fn sizes_step_and_flavour_are_detected_from_default_heaps() {
 
 #[test]
 fn heaps_with_descriptors_equal_heaps_without() {
-    let mut spead = detector(Given::default());
     let heaps = (0..6).flat_map(|i| heap(40, i, if i == 0 { 172 } else { 0 }, 60_000, 1472));
-    detect(&mut spead, heaps);
-    let mut recut = spead.recut().unwrap();
+    let (_, mut spead) = detect(Given::default(), heaps);
+    let mut reassembly = Reassembly::of(&Format::Spead(spead.clone())).unwrap();
     let mut frame = vec![0; 60_000];
     let mut placed = 0;
     let layout = spead.packet_layout();
@@ -94,13 +92,12 @@ fn heaps_with_descriptors_equal_heaps_without() {
             panic!("no part");
         };
         let payload = &datagram[part.payload.clone()];
-        assert!(recut.add(&part, payload, |sub, bytes| {
+        assert!(reassembly.add(&part, payload, |sub, bytes| {
             frame[layout.range(sub)].copy_from_slice(bytes);
             placed += 1;
             true
         }));
-        let again: Part = part.clone();
-        assert!(recut.add(&again, payload, |_, _| panic!("placed twice")));
+        assert!(reassembly.add(&part, payload, |_, _| panic!("placed twice")));
     }
     assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
@@ -109,19 +106,17 @@ fn heaps_with_descriptors_equal_heaps_without() {
 
 #[test]
 fn packets_with_descriptors_only_are_control() {
-    let mut spead = detector(Given::default());
-    detect(
-        &mut spead,
-        (0..6).flat_map(|i| heap(40, i, 3000, 60_000, 1472)),
-    );
+    let heaps = (0..6).flat_map(|i| heap(40, i, 3000, 60_000, 1472));
+    let (_, spead) = detect(Given::default(), heaps);
     let datagrams = heap(40, 7, 3000, 60_000, 1472);
+    let layout = spead.packet_layout();
     let mut format = Format::Spead(spead);
     let first = format.parse(&datagrams[0]).unwrap();
     assert_eq!(first, Parsed::Control(Control::Beside));
     let mut bytes = 0;
     for datagram in &datagrams {
         if let Parsed::Data(data) = format.parse(datagram).unwrap() {
-            assert_eq!(data.offset, bytes);
+            assert_eq!(layout.range(data.sub).start, bytes);
             bytes += data.payload.len();
         }
     }
@@ -130,10 +125,9 @@ fn packets_with_descriptors_only_are_control() {
 
 #[test]
 fn one_wrong_packet_does_not_change_detected_sizes() {
-    let mut spead = detector(Given::default());
     let wrong = heap(40, 1 << 30, 0, 64, 1472);
     let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
-    let detected = detect(&mut spead, wrong.into_iter().chain(heaps));
+    let (detected, _) = detect(Given::default(), wrong.into_iter().chain(heaps));
     assert_fields!(detected.layout => unit_bytes: 60_000, first: 1424);
 }
 
@@ -146,26 +140,24 @@ fn off_grid_counters_do_not_change_step() {
         &forged as &dyn Fn(u64) -> Option<Vec<Vec<u8>>>,
         &descriptors,
     ] {
-        let mut spead = detector(Given::default());
         let heaps = (0..8).flat_map(|i| {
             let mut datagrams = heap(40, 8 * i, 0, 60_000, 1472);
             datagrams.extend(others(i).into_iter().flatten());
             datagrams
         });
-        assert_eq!(detect(&mut spead, heaps).step, 8);
+        assert_eq!(detect(Given::default(), heaps).0.step, 8);
     }
 }
 
 #[test]
 fn heap_longer_than_slot_is_rejected_with_fix() {
-    let spead = detector(Given::default());
-    let detector = spead.detector().unwrap();
+    let detector = detector(Given::default());
     let datagrams: Vec<_> = (0..6).flat_map(|i| heap(40, i, 0, 70_000, 1472)).collect();
     let refused = datagrams
         .iter()
         .any(|datagram| detector.observe(datagram).unwrap() == Progress::Refused);
     assert!(refused);
-    let why = detector.give_up();
+    let why = detector.restart();
     assert!(why.contains("set `slot = "), "{why}");
 }
 
@@ -176,21 +168,15 @@ fn given_keys_are_kept() {
         step: Some(1),
         ..Given::default()
     };
-    let mut spead = detector(given);
-    let detected = detect(
-        &mut spead,
-        (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472)),
-    );
+    let heaps = (0..6).flat_map(|i| heap(40, 2 * i, 0, 60_000, 1472));
+    let (detected, _) = detect(given, heaps);
     assert_eq!((detected.step, detected.layout.unit_bytes), (1, 60_000));
 }
 
 #[test]
 fn datagram_longer_than_its_header_states_is_rejected() {
-    let mut spead = detector(Given::default());
-    detect(
-        &mut spead,
-        (0..6).flat_map(|i| heap(40, i, 0, 60_000, 1472)),
-    );
+    let heaps = (0..6).flat_map(|i| heap(40, i, 0, 60_000, 1472));
+    let (_, mut spead) = detect(Given::default(), heaps);
     for mut datagram in heap(40, 7, 0, 60_000, 1472) {
         let expected = datagram.len();
         assert_eq!(spead.packet_len(&datagram), Some(expected));
@@ -212,7 +198,7 @@ fn packet_with_thousands_of_items_is_observed() {
     let count = u16::try_from(words.len()).unwrap().to_be_bytes();
     let mut datagram = vec![0x53, 4, 2, 6, 0, 0, count[0], count[1]];
     datagram.extend(words.concat());
-    let detector = Detector::new(Given::default(), 1 << 20, 4096, 1);
+    let detector = detector(Given::default());
     assert_eq!(detector.observe(&datagram), Ok(Progress::Detecting));
     assert!(matches!(
         detector.settle(Instant::now(), true),

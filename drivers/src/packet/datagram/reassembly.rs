@@ -1,24 +1,24 @@
-//! Reassembles heaps whose packet boundaries differ from the regular layout because they also contain descriptors.
+//! Reassembles units whose packet boundaries differ from the regular layout, such as SPEAD heaps with descriptors.
 
-use super::super::{PacketLayout, Part};
+use crate::packet::{Format, PacketLayout, Part};
 use std::ops::Range;
 
-/// Number of heaps that are reassembled at the same time.
-const HEAPS: usize = 2;
+/// Number of units that are reassembled at the same time.
+const UNITS: usize = 2;
 
-/// Collects the bytes of heaps with other packet boundaries, and outputs the bytes in the packet slots of the regular layout.
+/// Collects the bytes of units with other packet boundaries, and outputs the bytes in the packet slots of the regular layout.
 ///
-/// The two most recently started heaps are kept. Incomplete packet slots of an older heap count as missing.
+/// The two most recently started units are kept. Incomplete packet slots of an older unit count as missing.
 #[derive(Debug)]
-pub struct Recut {
+pub(crate) struct Reassembly {
     layout: PacketLayout,
-    heaps: [Heap; HEAPS],
-    /// Index of the most recently started heap.
+    units: [PartialUnit; UNITS],
+    /// Index of the most recently started unit.
     newest: usize,
 }
 
 #[derive(Debug)]
-struct Heap {
+struct PartialUnit {
     unit: Option<u64>,
     bytes: Box<[u8]>,
     /// One bit per byte: set if the byte has arrived.
@@ -28,7 +28,7 @@ struct Heap {
     is_placed: Box<[bool]>,
 }
 
-impl Heap {
+impl PartialUnit {
     fn new(layout: PacketLayout) -> Self {
         let count = layout.count() as usize;
         Self {
@@ -61,11 +61,18 @@ impl Heap {
     }
 }
 
-impl Recut {
-    pub(super) fn new(layout: PacketLayout) -> Self {
+impl Reassembly {
+    /// Returns the reassembly buffer for `format`, if its packets may be parts.
+    pub(crate) fn of(format: &Format) -> Option<Box<Self>> {
+        format
+            .has_parts()
+            .then(|| Box::new(Self::new(format.packet_layout())))
+    }
+
+    fn new(layout: PacketLayout) -> Self {
         Self {
             layout,
-            heaps: [Heap::new(layout), Heap::new(layout)],
+            units: [PartialUnit::new(layout), PartialUnit::new(layout)],
             newest: 0,
         }
     }
@@ -73,41 +80,41 @@ impl Recut {
     /// Adds `payload`, the bytes of `part`, and calls `place` for each packet slot that is complete and was not accepted
     /// before. `place` returns whether it accepted the slot. If `place` returns false, this function does not call it again and
     /// returns false.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         part: &Part,
         payload: &[u8],
         mut place: impl FnMut(u32, &[u8]) -> bool,
     ) -> bool {
         let known = self
-            .heaps
+            .units
             .iter()
-            .position(|heap| heap.unit == Some(part.unit));
-        let index = known.unwrap_or((self.newest + 1) % HEAPS);
-        let heap = &mut self.heaps[index];
+            .position(|other| other.unit == Some(part.unit));
+        let index = known.unwrap_or((self.newest + 1) % UNITS);
+        let partial = &mut self.units[index];
         if known.is_none() {
-            heap.begin(part.unit, self.layout);
+            partial.begin(part.unit, self.layout);
             self.newest = index;
         }
         let end = part.offset.saturating_add(payload.len());
-        let Some(into) = heap.bytes.get_mut(part.offset..end) else {
+        let Some(into) = partial.bytes.get_mut(part.offset..end) else {
             return true;
         };
         into.copy_from_slice(payload);
         let PacketLayout { first, rest, .. } = self.layout;
         let from = part.offset.checked_sub(first);
         let from = from.map_or(0, |after| after / rest.max(1) + 1);
-        for (sub, number) in (from..heap.lacking.len()).zip((0..).skip(from)) {
+        for (sub, number) in (from..partial.lacking.len()).zip((0..).skip(from)) {
             let extent = self.layout.range(number);
             if extent.start >= end {
                 break;
             }
-            heap.note(sub, extent.start.max(part.offset)..extent.end.min(end));
-            if heap.lacking[sub] == 0 && !heap.is_placed[sub] {
-                if !place(number, &heap.bytes[extent]) {
+            partial.note(sub, extent.start.max(part.offset)..extent.end.min(end));
+            if partial.lacking[sub] == 0 && !partial.is_placed[sub] {
+                if !place(number, &partial.bytes[extent]) {
                     return false;
                 }
-                heap.is_placed[sub] = true;
+                partial.is_placed[sub] = true;
             }
         }
         true

@@ -1,0 +1,96 @@
+use super::*;
+use proptest::prelude::*;
+
+fn format() -> Raw {
+    let scale = TimeScale {
+        nanoseconds: 8,
+        ticks: 1,
+        origin_ns: None,
+    };
+    Raw::new(16, 32, 4, Field::new(2, 6, Endian::Big, 0, 48), 2)
+        .timestamped(Field::new(8, 4, Endian::Little, 0, 32), scale)
+}
+
+#[test]
+fn raw_packet_written_by_hand_is_parsed() {
+    let mut packet = [0u8; 52];
+    packet[..12].copy_from_slice(&[0xab, 0xcd, 0, 0, 0, 0, 1, 2, 0x10, 0x20, 0, 0]);
+    let expected = Packet {
+        unit: 258,
+        sub: 0,
+        payload: 16..48,
+        timestamp: Some(0x2010),
+    };
+    assert_eq!(format().parse(&packet), Ok(Parsed::Data(expected)));
+    assert_eq!(
+        format().numbering(),
+        Numbering {
+            width: 48,
+            step: 2,
+            packets_per_unit: 1
+        }
+    );
+}
+
+#[test]
+fn raw_packet_of_other_length_is_rejected() {
+    for length in (0..200).filter(|length| *length != 52) {
+        let expected = Err(Reject::Length {
+            expected: 52,
+            got: length,
+        });
+        assert_eq!(format().parse(&vec![0; length]), expected);
+    }
+}
+
+#[test]
+fn raw_field_outside_header_does_not_panic() {
+    let mut raw = Raw::new(4, 4, 0, Field::new(6, 8, Endian::Big, 0, 64), 1);
+    assert_eq!(raw.parse(&[0; 8]), Err(Reject::Short { need: 4, got: 8 }));
+    let mut out = Vec::new();
+    raw.build(1, 0, None, &[0; 4], &mut out);
+    assert_eq!(out, [0; 8]);
+}
+
+proptest! {
+    #[test]
+    fn raw_packet_round_trips(unit: u64, ticks: u32, payload in proptest::collection::vec(any::<u8>(), 32), cut in 0usize..=52) {
+        let mut format = Format::Raw(format());
+        let unit = unit & format.unit_mask();
+        let mut packet = Vec::new();
+        format.build(unit, 0, Some(ticks.into()), &payload, &mut packet);
+        let parsed = format.parse(&packet);
+        let expected = Packet { unit, sub: 0, payload: 16..48, timestamp: Some(ticks.into()) };
+        prop_assert_eq!(&parsed, &Ok(Parsed::Data(expected.clone())));
+        prop_assert_eq!(&packet[16..48], &payload[..]);
+        let split = format.parse_split(&packet[..cut], packet.len() - cut);
+        let whole = if cut < 16 { Split::Longer { header: 16 } } else { Split::Whole(Parsed::Data(expected)) };
+        prop_assert_eq!(split, Ok(whole));
+    }
+}
+
+#[test]
+fn field_write_keeps_adjacent_bits() {
+    let field = Field::new(1, 2, Endian::Big, 4, 8);
+    let mut header = [0xff; 4];
+    field.write(&mut header, 0x1ab);
+    assert_eq!(header, [0xff, 0xfa, 0xbf, 0xff]);
+    assert_eq!(field.read(&header), Some(0xab));
+    assert_eq!(field.read(&header[..2]), None);
+}
+
+proptest! {
+    #[test]
+    fn field_round_trips(
+        offset in 0usize..20, bytes in 1usize..=8, little: bool, shift in 0u32..8, value: u64, noise: [u8; 32],
+    ) {
+        let endian = if little { Endian::Little } else { Endian::Big };
+        let bits = u32::try_from(bytes * 8).unwrap() - shift;
+        let field = Field::new(offset, bytes, endian, shift, bits);
+        let mut header = noise;
+        field.write(&mut header, value);
+        prop_assert_eq!(field.read(&header), Some(value & field.mask()));
+        prop_assert_eq!(&header[..offset], &noise[..offset]);
+        prop_assert_eq!(&header[field.end()..], &noise[field.end()..]);
+    }
+}

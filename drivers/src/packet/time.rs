@@ -1,0 +1,59 @@
+//! The time scale of timestamps in ticks.
+
+use daq_core::frame::Clock;
+
+/// Conversion of a sender's timestamp in ticks to nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeScale {
+    /// Duration of `ticks` ticks in nanoseconds, at least 1.
+    pub nanoseconds: u64,
+    /// Number of ticks in `nanoseconds`, at least 1.
+    pub ticks: u64,
+    /// Nanoseconds from 1970-01-01T00:00:00Z to tick 0; `None` if unknown.
+    pub origin_ns: Option<u64>,
+}
+
+impl TimeScale {
+    /// Converts `ticks` to nanoseconds, rounded down. Times beyond the year 2554 saturate.
+    #[inline]
+    pub fn ns(&self, ticks: u64) -> u64 {
+        let scaled =
+            u128::from(ticks) * u128::from(self.nanoseconds) / u128::from(self.ticks.max(1));
+        u64::try_from(scaled)
+            .unwrap_or(u64::MAX)
+            .saturating_add(self.origin_ns.unwrap_or(0))
+    }
+
+    /// Returns the clock that the converted timestamps refer to.
+    pub const fn clock(&self) -> Clock {
+        match self.origin_ns {
+            Some(_) => Clock::SensorUtc,
+            None => Clock::Sensor,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fast_clock_ticks_do_not_drift() {
+        let scale = TimeScale {
+            nanoseconds: 1_000_000_000,
+            ticks: 1_712_000_000,
+            origin_ns: Some(5),
+        };
+        assert_eq!(scale.ns(1_712_000_000 * 1000), 1_000_000_000_005);
+        assert_eq!(scale.ns(u64::MAX), 10_774_967_332_774_270_803 + 5);
+        assert_eq!(
+            TimeScale {
+                nanoseconds: 1000,
+                ticks: 1,
+                origin_ns: None
+            }
+            .ns(u64::MAX),
+            u64::MAX
+        );
+    }
+}
