@@ -1,15 +1,17 @@
 //! Data sources of daq.
 
+#![warn(unreachable_pub)]
+
 pub mod fpga;
 pub mod hsb;
-pub mod list;
+mod list;
 pub mod packet;
-pub mod rdma;
+mod rdma;
 pub mod replay;
-pub mod sender;
-pub mod silence;
+mod sender;
+mod silence;
 pub mod sim;
-pub mod socket;
+mod socket;
 pub mod sys;
 pub mod udp;
 pub mod xdp;

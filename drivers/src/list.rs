@@ -11,17 +11,17 @@ use std::str::FromStr;
 
 /// One or several values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct List<T>(pub Vec<T>);
+pub(crate) struct List<T>(pub Vec<T>);
 
 impl<T> List<T> {
     /// Returns the values of `list`, or an empty slice if the key is absent.
-    pub fn or_none(list: Option<&Self>) -> &[T] {
+    pub(crate) fn or_none(list: Option<&Self>) -> &[T] {
         list.map_or(&[], |list| &list.0)
     }
 }
 
 /// A value of a key that accepts one value or several values. The value is written as a string.
-pub trait Listed: FromStr<Err: fmt::Display> {
+pub(crate) trait Listed: FromStr<Err: fmt::Display> {
     /// Name of the list in the schema.
     const NAME: &'static str;
     /// Description of a value, with an example.

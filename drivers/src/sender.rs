@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum number of entries of a list, because a Linux filter compares each packet with every entry.
-pub const MAX_ALLOWED: usize = 64;
+pub(crate) const MAX_ALLOWED: usize = 64;
 /// Maximum number of senders that are remembered for log messages.
 const MAX_KNOWN: usize = 16;
 /// Number of batches after a duplicate packet in which the addresses of all senders are read.
@@ -37,7 +37,7 @@ pub struct Allowed {
 }
 
 /// Returns the 32-bit words of an address for comparison: one for IPv4, four for IPv6.
-pub fn words(address: IpAddr) -> Vec<u32> {
+pub(crate) fn words(address: IpAddr) -> Vec<u32> {
     match address {
         IpAddr::V4(address) => vec![address.to_bits()],
         IpAddr::V6(address) => {
@@ -156,7 +156,7 @@ impl Listed for Allowed {
 }
 
 /// Returns the problems of the key `from` of a source that listens on `listen`.
-pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Problem> {
+pub(crate) fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Problem> {
     let Some(List(allowed)) = from else {
         return Vec::new();
     };
@@ -184,7 +184,7 @@ pub fn problems(from: Option<&List<Allowed>>, listen: &[SocketAddr]) -> Vec<Prob
 }
 
 /// Returns a description of the allowed senders for the plan, or `None` if every sender is allowed.
-pub fn note(from: Option<&List<Allowed>>) -> Option<String> {
+pub(crate) fn note(from: Option<&List<Allowed>>) -> Option<String> {
     let names: Vec<_> = from?.0.iter().map(Allowed::to_string).collect();
     Some(format!(
         "packets from senders other than {} are dropped",
@@ -224,7 +224,7 @@ struct Seen {
 
 /// The senders that one thread of a source has observed.
 #[derive(Clone, Debug)]
-pub struct SenderWatch {
+pub(crate) struct SenderWatch {
     shared: Arc<Shared>,
     local: SocketAddr,
     last: Option<SocketAddr>,
@@ -237,7 +237,7 @@ pub struct SenderWatch {
 
 impl SenderWatch {
     /// Creates the state for the first thread of `source`, which receives on `local`.
-    pub fn new(source: &str, local: SocketAddr) -> Self {
+    pub(crate) fn new(source: &str, local: SocketAddr) -> Self {
         let seen = Seen {
             flows: Vec::with_capacity(MAX_KNOWN),
             ..Seen::default()
@@ -258,7 +258,7 @@ impl SenderWatch {
 
     /// Creates the state for another thread of the same source, which receives on `local`.
     #[must_use]
-    pub fn another(&self, local: SocketAddr) -> Self {
+    pub(crate) fn another(&self, local: SocketAddr) -> Self {
         Self {
             local,
             last: None,
@@ -269,7 +269,7 @@ impl SenderWatch {
 
     /// Returns whether the addresses of all messages of the next batch are needed, instead of only the first.
     #[inline]
-    pub fn wants_all(&mut self) -> bool {
+    pub(crate) fn wants_all(&mut self) -> bool {
         let wants = self.attentive > 0;
         self.attentive = self.attentive.saturating_sub(1);
         wants
@@ -277,7 +277,7 @@ impl SenderWatch {
 
     /// Records that a message arrived from `sender`.
     #[inline]
-    pub fn saw(&mut self, sender: Option<SocketAddr>) {
+    pub(crate) fn saw(&mut self, sender: Option<SocketAddr>) {
         if sender.is_some() && sender != self.last {
             self.last = sender;
             self.meet(sender);
@@ -319,7 +319,7 @@ impl SenderWatch {
 
     /// Records that a duplicate packet arrived from `sender`, if its address is known.
     #[cold]
-    pub fn duplicate(&mut self, sender: Option<SocketAddr>) {
+    pub(crate) fn duplicate(&mut self, sender: Option<SocketAddr>) {
         if self.is_duplicate_logged {
             return;
         }

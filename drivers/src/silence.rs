@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Returns a log hint on why no packets arrive at sockets that listen on `listen` and join `groups`. `is_filtered` is true
 /// if the source accepts only packets from the senders in `from`.
-pub fn hint(
+pub(crate) fn hint(
     listen: &[SocketAddr],
     groups: &[IpAddr],
     interface: Option<&str>,

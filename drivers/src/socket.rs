@@ -22,7 +22,7 @@ const DROPS_INTERVAL: Duration = Duration::from_millis(1);
 /// A group of keys of each source that receives from Linux sockets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SocketKeys {
+pub(crate) struct SocketKeys {
     /// Senders whose packets are accepted: addresses, networks, or addresses with a port, such as `["10.0.0.5",
     /// "10.1.0.0/16", "10.0.0.7:4000"]`; by default every sender. Linux drops the other packets and counts them among the drops
     /// of the socket, not among `rejected`; the XDP program of a source `xdp` drops them without counting them. Not for queue
@@ -41,22 +41,22 @@ pub struct SocketKeys {
 
 impl SocketKeys {
     /// Returns the senders whose packets are accepted; empty for every sender.
-    pub fn from(&self) -> &[Allowed] {
+    pub(crate) fn from(&self) -> &[Allowed] {
         List::or_none(self.from.as_ref())
     }
 
     /// Returns every problem of the keys for sockets that are bound to `listen`.
-    pub fn problems(&self, listen: &[SocketAddr]) -> Vec<Problem> {
+    pub(crate) fn problems(&self, listen: &[SocketAddr]) -> Vec<Problem> {
         sender::problems(self.from.as_ref(), listen)
     }
 
     /// Returns a note for `daq plan` if only some senders are accepted.
-    pub fn note(&self) -> Option<String> {
+    pub(crate) fn note(&self) -> Option<String> {
         sender::note(self.from.as_ref())
     }
 
     /// Returns the options of a socket whose receive buffer has `default` bytes unless the keys set another size.
-    pub fn options(&self, default: ByteSize) -> Options {
+    pub(crate) fn options(&self, default: ByteSize) -> Options {
         let receive_buffer = self.receive_buffer.unwrap_or(default);
         Options {
             receive_buffer: receive_buffer.bytes().unwrap_or(usize::MAX),

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The built-in engines, and emulated devices for tests of the configuration: their names are valid, but `open` always
 /// returns an error.
-pub fn registry() -> Registry {
+pub(super) fn registry() -> Registry {
     const DEVICES: &[EmulatedDeviceEntry] = &[named("xdma"), named("litepcie")];
     Registry::default().with_all(ENGINES).with_all(DEVICES)
 }
@@ -36,9 +36,9 @@ const fn named(name: &'static str) -> EmulatedDeviceEntry {
 }
 
 /// Called for each register write. Returns whether the value is stored.
-pub type OnWrite = fn(&mut BTreeMap<u64, u32>, u64, u32) -> bool;
+pub(super) type OnWrite = fn(&mut BTreeMap<u64, u32>, u64, u32) -> bool;
 
-pub struct MockRegisters {
+pub(super) struct MockRegisters {
     bytes: u64,
     on_write: OnWrite,
     values: Mutex<BTreeMap<u64, u32>>,
@@ -49,16 +49,16 @@ pub struct MockRegisters {
 
 impl MockRegisters {
     /// Sets the value of a register.
-    pub fn set(&self, offset: u64, value: u32) {
+    pub(super) fn set(&self, offset: u64, value: u32) {
         self.values.lock().unwrap().insert(offset, value);
     }
 
     /// Fixes the value of a register, so that writes have no effect.
-    pub fn hold(&self, offset: u64, value: u32) {
+    pub(super) fn hold(&self, offset: u64, value: u32) {
         *self.held.lock().unwrap() = Some((offset, value));
     }
 
-    pub fn get(&self, offset: u64) -> u32 {
+    pub(super) fn get(&self, offset: u64) -> u32 {
         if let Some((at, value)) = *self.held.lock().unwrap()
             && at == offset
         {
@@ -68,12 +68,12 @@ impl MockRegisters {
     }
 
     /// Returns the register writes since the last call, in order.
-    pub fn writes(&self) -> Vec<(u64, u32)> {
+    pub(super) fn writes(&self) -> Vec<(u64, u32)> {
         std::mem::take(&mut self.writes.lock().unwrap())
     }
 
     /// Makes every register read as all ones.
-    pub fn remove(&self) {
+    pub(super) fn remove(&self) {
         self.set(u64::MAX, GONE);
     }
 }
@@ -102,7 +102,7 @@ impl Registers for MockRegisters {
 }
 
 /// A device with one BAR.
-pub struct Mock {
+pub(super) struct Mock {
     pub registers: Arc<MockRegisters>,
     identity: Identity,
     next: AtomicU64,
@@ -115,7 +115,7 @@ pub struct Mock {
 }
 
 impl Mock {
-    pub fn new(bytes: u64, identity: Identity, on_write: OnWrite) -> Arc<Self> {
+    pub(super) fn new(bytes: u64, identity: Identity, on_write: OnWrite) -> Arc<Self> {
         Arc::new(Self {
             registers: Arc::new(MockRegisters {
                 bytes,
@@ -134,7 +134,7 @@ impl Mock {
     }
 
     /// Opens an engine on this device with additional `keys`.
-    pub fn open<E: FpgaEngine>(
+    pub(super) fn open<E: FpgaEngine>(
         self: &Arc<Self>,
         keys: &str,
         directory: &Path,
@@ -144,34 +144,34 @@ impl Mock {
     }
 
     /// Raises an interrupt.
-    pub fn interrupt(&self, vector: usize) {
+    pub(super) fn interrupt(&self, vector: usize) {
         rustix::io::write(&self.events.lock().unwrap()[vector], &1_u64.to_ne_bytes()).unwrap();
     }
 }
 
 /// An engine whose methods are called in the right state, as [`Running`](daq_core::dma::Running) does, but with slots
 /// of arbitrary addresses.
-pub struct Driven<E: Engine + ?Sized> {
+pub(super) struct Driven<E: Engine + ?Sized> {
     pub engine: Box<E>,
     is_running: bool,
 }
 
 impl<E: Engine + ?Sized> Driven<E> {
-    pub const fn new(engine: Box<E>) -> Self {
+    pub(super) const fn new(engine: Box<E>) -> Self {
         Self {
             engine,
             is_running: false,
         }
     }
 
-    pub fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
+    pub(super) fn arm(&mut self, slots: &Slots) -> Result<(), EngineError> {
         // SAFETY: the mock device writes nothing.
         let armed = unsafe { self.engine.arm(slots) };
         self.is_running = !matches!(armed, Err(ArmError::Stopped(_)));
         armed.map_err(ArmError::into_reason)
     }
 
-    pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+    pub(super) fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         if self.is_running {
             self.engine.poll(done)
         } else {
@@ -179,7 +179,7 @@ impl<E: Engine + ?Sized> Driven<E> {
         }
     }
 
-    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
+    pub(super) fn overwritten(&mut self) -> Result<u64, EngineError> {
         if self.is_running {
             self.engine.overwritten()
         } else {
@@ -187,7 +187,7 @@ impl<E: Engine + ?Sized> Driven<E> {
         }
     }
 
-    pub fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
+    pub(super) fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
         if std::mem::take(&mut self.is_running) {
             self.engine.quiesce(timeout)
         } else {
@@ -211,7 +211,7 @@ impl<E: Engine + ?Sized> DerefMut for Driven<E> {
 }
 
 /// A source with an engine.
-pub fn source<E: FpgaEngine>(keys: &str) -> FpgaSource<E> {
+pub(super) fn source<E: FpgaEngine>(keys: &str) -> FpgaSource<E> {
     let text = format!(
         "device = \"3b:00.0\"\nengine = \"{}\"\n{keys}",
         E::INFO.name
@@ -220,7 +220,7 @@ pub fn source<E: FpgaEngine>(keys: &str) -> FpgaSource<E> {
 }
 
 /// Returns the keys of `text` that have problems.
-pub fn problem_keys<E: FpgaEngine>(text: &str) -> Vec<String> {
+pub(super) fn problem_keys<E: FpgaEngine>(text: &str) -> Vec<String> {
     let mut common: toml::Table = toml::from_str(text).unwrap();
     let (mut own, mut foreign) = (toml::Table::new(), Vec::new());
     let registry = registry();

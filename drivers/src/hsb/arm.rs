@@ -58,15 +58,15 @@ const HOST: u32 = 0x28;
 const HOST_PORT: u32 = 0x2c;
 
 /// Source UDP port of sensors.
-pub const SENSOR_PORT: u32 = 12_288;
+pub(super) const SENSOR_PORT: u32 = 12_288;
 /// Maximum number of sensors per device: the number of bits of the enable mask.
-pub const MAX_SENSORS: u32 = 32;
+pub(super) const MAX_SENSORS: u32 = 32;
 /// Maximum number of planes per device.
-pub const MAX_PLANES: u32 = 32;
+pub(super) const MAX_PLANES: u32 = 32;
 
 /// Why a sensor cannot be armed.
 #[derive(Debug, thiserror::Error)]
-pub enum ArmError {
+pub(super) enum ArmError {
     /// A register could not be read or written.
     #[error(transparent)]
     Ecb(#[from] EcbError),
@@ -95,7 +95,7 @@ pub enum ArmError {
 
 /// The parameters for arming a sensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArmParameters {
+pub(super) struct ArmParameters {
     /// Number of the sensor.
     pub sensor: u32,
     /// The plane through which the sensor sends.
@@ -155,7 +155,7 @@ impl ArmParameters {
 
 /// The state of a sensor's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registers {
+pub(super) enum Registers {
     /// Unchanged since arming.
     Unchanged,
     /// The sensor does not send, or its registers have other values. Its device has restarted, or another process has
@@ -167,7 +167,7 @@ pub enum Registers {
 
 /// An armed sensor; dropping it disarms the sensor.
 #[derive(Debug)]
-pub struct Armed {
+pub(super) struct Armed {
     ecb: Arc<Mutex<Ecb>>,
     parameters: ArmParameters,
     /// Whether dropping this value must disarm the sensor.
@@ -180,7 +180,7 @@ pub struct Armed {
 impl Armed {
     /// Arms the sensor. If that fails, the sensor is disarmed as far as possible. Failed register requests of this
     /// function, and of disarming later, are added to `errors`.
-    pub fn arm(
+    pub(super) fn arm(
         ecb: Arc<Mutex<Ecb>>,
         parameters: ArmParameters,
         errors: Counter,
@@ -204,17 +204,17 @@ impl Armed {
     }
 
     /// Drops the value without disarming the sensor, because the device has lost its registers or cannot be reached.
-    pub fn forget(mut self) {
+    pub(super) fn forget(mut self) {
         self.is_started = false;
     }
 
     /// Returns the arming parameters.
-    pub const fn parameters(&self) -> &ArmParameters {
+    pub(super) const fn parameters(&self) -> &ArmParameters {
         &self.parameters
     }
 
     /// Reads the registers back and compares them with the written values.
-    pub fn check(&self) -> Result<Registers, EcbError> {
+    pub(super) fn check(&self) -> Result<Registers, EcbError> {
         self.ask(Self::read_back)
     }
 

@@ -27,7 +27,7 @@ const QUEUE_PAIR_BITS: u32 = 24;
 /// The keys of an `hsb` source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct HsbConfig {
+pub(super) struct HsbConfig {
     /// How frames are received: `"socket"`, as packets through a UDP socket on any NIC; `"queue-pair"`, written to memory by an
     /// RDMA NIC, see `nics`.
     #[serde(default)]
@@ -103,7 +103,7 @@ pub struct HsbConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "HsbMode")]
-pub enum Mode {
+pub(super) enum Mode {
     /// As packets through a UDP socket.
     #[default]
     Socket,
@@ -143,14 +143,14 @@ fn bytes(size: ByteSize) -> usize {
 
 impl HsbConfig {
     /// Returns the control port of the device, or `None` for `"auto"` or if `device` is not an address.
-    pub fn device(&self) -> Option<SocketAddr> {
+    pub(super) fn device(&self) -> Option<SocketAddr> {
         let text = self.device.as_str();
         let with_port = || Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, ecb::PORT));
         text.parse().ok().or_else(with_port)
     }
 
     /// Returns every problem of the configuration.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub(super) fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
@@ -408,12 +408,12 @@ impl HsbConfig {
     }
 
     /// Returns the number of frames open at the same time.
-    pub fn window(&self) -> usize {
+    pub(super) fn window(&self) -> usize {
         self.packet_keys.window.unwrap_or(WINDOW)
     }
 
     /// Returns the maximum number of packets missing in a row.
-    pub fn max_gap(&self) -> u64 {
+    pub(super) fn max_gap(&self) -> u64 {
         self.packet_keys.max_gap.unwrap_or(MAX_GAP)
     }
 
@@ -428,7 +428,7 @@ impl HsbConfig {
     }
 
     /// Returns the pages that the sensor writes to. `rkey` is used unless the configuration sets a key.
-    pub fn pages(&self, rkey: u32) -> Pages {
+    pub(super) fn pages(&self, rkey: u32) -> Pages {
         Pages {
             base: self.base,
             stride: self.stride(),

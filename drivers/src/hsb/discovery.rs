@@ -11,9 +11,9 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Destination port of announcements.
-pub const PORT: u16 = 12_267;
+pub(super) const PORT: u16 = 12_267;
 /// Listening time: the interval of two announcements, with some margin.
-pub const TIMEOUT: Duration = Duration::from_millis(2_500);
+pub(super) const TIMEOUT: Duration = Duration::from_millis(2_500);
 
 /// Minimum bytes of an announcement.
 const BYTES: usize = 300;
@@ -28,7 +28,7 @@ const NAME: &[u8] = b"NVDA";
 
 /// The announcement of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Announcement {
+pub(super) struct Announcement {
     /// MAC address of the device.
     pub mac: [u8; 6],
     /// The data plane that sends the announcement, if the vendor area names it.
@@ -37,7 +37,7 @@ pub struct Announcement {
 
 /// A discovered device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub(super) struct Found {
     /// Address of the device.
     pub address: IpAddr,
     /// The device's announcement.
@@ -63,7 +63,7 @@ impl fmt::Display for Found {
 }
 
 /// Parses an announcement; `None` if the message is not one.
-pub fn parse(message: &[u8]) -> Option<Announcement> {
+pub(super) fn parse(message: &[u8]) -> Option<Announcement> {
     // A BOOTP request over Ethernet with six-byte addresses.
     if message.len() < BYTES || message[..3] != [1, 1, 6] {
         return None;
@@ -78,7 +78,7 @@ pub fn parse(message: &[u8]) -> Option<Announcement> {
 }
 
 /// Listens on `listen` for `timeout`. Returns each device once.
-pub fn listen(listen: SocketAddr, timeout: Duration) -> io::Result<Vec<Found>> {
+pub(super) fn listen(listen: SocketAddr, timeout: Duration) -> io::Result<Vec<Found>> {
     let socket = open(listen)?;
     let deadline = Instant::now() + timeout;
     let mut found = BTreeMap::new();

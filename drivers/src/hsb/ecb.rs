@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The port that devices listen on.
-pub const PORT: u16 = 8192;
+pub(super) const PORT: u16 = 8192;
 
 /// Command: write a word.
 const WRITE: u8 = 0x04;
@@ -42,7 +42,7 @@ const TRIES: u32 = 4;
 
 /// Reason why a register access failed.
 #[derive(Debug, thiserror::Error)]
-pub enum EcbError {
+pub(super) enum EcbError {
     /// The socket failed.
     #[error("cannot reach the control port {device}: {source}; `ip route get {}` shows the route", device.ip())]
     Socket {
@@ -90,7 +90,7 @@ const NEWEST: u32 = 0x2606;
 
 /// The gateware version of a device, in BCD: 0x2602 is February 2026. All fields are 0 if the device does not report a version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Version {
+pub(super) struct Version {
     /// Year and month.
     pub number: u32,
     /// Year, month and day.
@@ -99,7 +99,7 @@ pub struct Version {
 
 impl Version {
     /// Returns why a device with this version may not work, or `None` for a known version.
-    pub fn problem(self) -> Option<String> {
+    pub(super) fn problem(self) -> Option<String> {
         match self.number {
             0 => Some(
                 "the version is unknown; if no frames arrive, check that the device is a Holoscan Sensor Bridge"
@@ -169,7 +169,7 @@ fn parse(bytes: &[u8]) -> Option<Reply> {
 
 /// Access to the registers of a device.
 #[derive(Debug)]
-pub struct Ecb {
+pub(super) struct Ecb {
     socket: UdpSocket,
     device: SocketAddr,
     sequence: u16,
@@ -186,14 +186,14 @@ pub struct Ecb {
 
 /// Reserves a sensor of a device for one source of this process, until it is dropped.
 #[derive(Debug)]
-pub struct Reservation {
+pub(super) struct Reservation {
     ecb: Arc<Mutex<Ecb>>,
     sensor: u32,
 }
 
 impl Reservation {
     /// Reserves sensor `sensor`, 0 to 31; `None` if another source uses it.
-    pub fn new(ecb: &Arc<Mutex<Ecb>>, sensor: u32) -> Option<Self> {
+    pub(super) fn new(ecb: &Arc<Mutex<Ecb>>, sensor: u32) -> Option<Self> {
         let reserved = &mut ecb.lock().unwrap_or_else(PoisonError::into_inner).reserved;
         let bit = 1 << sensor;
         if *reserved & bit != 0 {
@@ -219,7 +219,7 @@ static SHARED: Mutex<Option<HashMap<SocketAddr, Weak<Mutex<Ecb>>>>> = Mutex::new
 
 impl Ecb {
     /// Returns the registers of `device`, shared by all users in this process.
-    pub fn shared(device: SocketAddr) -> Result<Arc<Mutex<Self>>, EcbError> {
+    pub(super) fn shared(device: SocketAddr) -> Result<Arc<Mutex<Self>>, EcbError> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = shared.get_or_insert_default();
         if let Some(ecb) = shared.get(&device).and_then(Weak::upgrade) {
@@ -247,21 +247,21 @@ impl Ecb {
     }
 
     /// Returns the number of requests so far that were refused or not answered in time.
-    pub const fn failures(&self) -> u64 {
+    pub(super) const fn failures(&self) -> u64 {
         self.failures
     }
 
-    pub const fn device(&self) -> SocketAddr {
+    pub(super) const fn device(&self) -> SocketAddr {
         self.device
     }
 
     /// Returns this host's address as the device sees it.
-    pub fn host(&self) -> Result<IpAddr, EcbError> {
+    pub(super) fn host(&self) -> Result<IpAddr, EcbError> {
         local_address_to(self.device).map_err(|source| self.failed(source))
     }
 
     /// Reads the gateware version of the device, and logs the version if it changed.
-    pub fn read_version(&mut self) -> Result<Version, EcbError> {
+    pub(super) fn read_version(&mut self) -> Result<Version, EcbError> {
         let mut read = || {
             let number = self.read(VERSION)?;
             let date = self.read(DATE)?;
@@ -282,12 +282,12 @@ impl Ecb {
     }
 
     /// Reads the register at `address`.
-    pub fn read(&mut self, address: u32) -> Result<u32, EcbError> {
+    pub(super) fn read(&mut self, address: u32) -> Result<u32, EcbError> {
         self.ask(READ, address, 0)
     }
 
     /// Writes `data` to the register at `address`.
-    pub fn write(&mut self, address: u32, data: u32) -> Result<(), EcbError> {
+    pub(super) fn write(&mut self, address: u32, data: u32) -> Result<(), EcbError> {
         self.ask(WRITE, address, data).map(drop)
     }
 
@@ -390,7 +390,7 @@ fn unbound(device: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// Returns the local address from which packets to `device` leave. Sends nothing.
-pub fn local_address_to(device: SocketAddr) -> io::Result<IpAddr> {
+pub(super) fn local_address_to(device: SocketAddr) -> io::Result<IpAddr> {
     let socket = unbound(device)?;
     socket.connect(device)?;
     Ok(socket.local_addr()?.ip())

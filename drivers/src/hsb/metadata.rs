@@ -9,11 +9,11 @@
 use daq_core::frame::{Clock, Timestamp};
 
 /// Size in bytes of a frame's metadata.
-pub const BYTES: usize = 128;
+pub(super) const BYTES: usize = 128;
 
 /// A frame's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metadata {
+pub(super) struct Metadata {
     /// Flags that the sensor sets; daq does not interpret them.
     pub flags: u32,
     /// Packet sequence number at the end of the frame.
@@ -36,7 +36,7 @@ pub struct Metadata {
 
 impl Metadata {
     /// Parses the metadata.
-    pub fn parse(bytes: &[u8; BYTES]) -> Self {
+    pub(super) fn parse(bytes: &[u8; BYTES]) -> Self {
         fn at<const N: usize>(bytes: &[u8; BYTES], from: usize) -> [u8; N] {
             std::array::from_fn(|i| bytes[from + i])
         }
@@ -57,7 +57,7 @@ impl Metadata {
     ///
     /// The clock follows PTP if the network has a grandmaster; otherwise it counts from power-on. The packet does not show
     /// which, nor the offset from UTC, so the timestamp is marked as sensor time.
-    pub fn time(&self) -> Timestamp {
+    pub(super) fn time(&self) -> Timestamp {
         let whole = self.seconds.checked_mul(1_000_000_000);
         let ns = whole.and_then(|ns| ns.checked_add(u64::from(self.nanoseconds)));
         match ns {

@@ -83,17 +83,17 @@ mod config;
 mod discovery;
 mod ecb;
 mod filler;
-pub mod metadata;
+mod metadata;
 mod nic;
 pub mod pages;
 pub mod placer;
-pub mod psn;
+mod psn;
 mod queue_pair;
 pub mod roce;
 mod statistics;
 mod supervisor;
 
-pub use config::{HsbConfig, Mode};
+use config::{HsbConfig, Mode};
 
 use crate::packet::frames::sample_layout;
 use crate::silence;

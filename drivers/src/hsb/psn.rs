@@ -14,7 +14,7 @@ const SHORT_PSN_BITS: u32 = 20;
 
 /// The frame of a write, or the reason why it cannot be assigned to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PsnMatch {
+pub(super) enum PsnMatch {
     /// The packet belongs to the frame with this number.
     Frame(u64),
     /// The packet belongs to a frame that is no longer tracked, so it is a duplicate.
@@ -47,7 +47,7 @@ struct Candidate {
 
 /// Tracks the PSNs of a stream of writes.
 #[derive(Clone, Debug)]
-pub struct PsnTracker {
+pub(super) struct PsnTracker {
     pages: u32,
     /// Number of packets per frame, including a separate metadata packet.
     stride: i64,
@@ -72,7 +72,7 @@ pub struct PsnTracker {
 impl PsnTracker {
     /// Creates a tracker for frames of `packets` packets over `pages` pages. Packets of the last `memory` frames before
     /// the newest are accepted. `resync_after` consecutive consistent packets confirm a restart.
-    pub fn new(pages: u32, packets: u32, memory: u64, resync_after: u32) -> Self {
+    pub(super) fn new(pages: u32, packets: u32, memory: u64, resync_after: u32) -> Self {
         Self {
             pages: pages.max(1),
             stride: i64::from(packets),
@@ -91,18 +91,18 @@ impl PsnTracker {
     /// Always treats packets of old frames as duplicates. Use it if the sender gets a new key before it restarts its PSNs,
     /// because a restarted sender then uses another key.
     #[must_use]
-    pub const fn ignore_old_restarts(mut self) -> Self {
+    pub(super) const fn ignore_old_restarts(mut self) -> Self {
         self.old_can_restart = false;
         self
     }
 
     /// Returns whether consecutive old packets can confirm a restart.
-    pub const fn restarts_with_old(&self) -> bool {
+    pub(super) const fn restarts_with_old(&self) -> bool {
         self.old_can_restart
     }
 
     /// Returns the maximum number of packets before the one that confirms a restart.
-    pub const fn max_unconfirmed(
+    pub(super) const fn max_unconfirmed(
         packets: usize,
         resync_after: usize,
         restarts_with_old: bool,
@@ -119,7 +119,7 @@ impl PsnTracker {
     /// [`follow`](Self::follow) advances the tracker; this function only records packets that do not continue the
     /// stream.
     #[inline]
-    pub fn find(&mut self, psn: u32, position: &PacketPosition) -> PsnMatch {
+    pub(super) fn find(&mut self, psn: u32, position: &PacketPosition) -> PsnMatch {
         let newest = self.newest.map_or(0, |newest| newest.frame);
         let oldest = newest.saturating_sub(self.memory);
         self.find_tracked(psn, position, |frame| frame >= oldest)
@@ -128,7 +128,7 @@ impl PsnTracker {
     /// Finds the frame as [`find`](Self::find) does. `is_known` returns whether a frame before the newest is still
     /// tracked.
     #[inline]
-    pub fn find_tracked(
+    pub(super) fn find_tracked(
         &mut self,
         psn: u32,
         position: &PacketPosition,
@@ -148,7 +148,7 @@ impl PsnTracker {
 
     /// Advances the tracker, because the write with `psn` was placed in frame `frame`.
     #[inline]
-    pub fn follow(&mut self, frame: u64, psn: u32, position: &PacketPosition) {
+    pub(super) fn follow(&mut self, frame: u64, psn: u32, position: &PacketPosition) {
         let point = Point {
             frame,
             page: position.page,
@@ -172,23 +172,23 @@ impl PsnTracker {
     }
 
     /// Discards the position of the stream, so that the next write starts again with frame 0.
-    pub const fn forget(&mut self) {
+    pub(super) const fn forget(&mut self) {
         (self.newest, self.candidate, self.old_in_row) = (None, None, 0);
     }
 
     /// Returns whether `frame` follows the newest frame so closely that a single packet is sufficient evidence.
-    pub fn is_near(&self, frame: u64) -> bool {
+    pub(super) fn is_near(&self, frame: u64) -> bool {
         self.newest.is_none_or(|newest| frame <= newest.frame + 1)
     }
 
     /// Starts again with frame 0 at this write. The detected number of packets per frame and the PSN width are kept.
-    pub fn begin(&mut self, psn: u32, position: &PacketPosition) {
+    pub(super) fn begin(&mut self, psn: u32, position: &PacketPosition) {
         self.newest = None;
         self.follow(0, psn, position);
     }
 
     /// Sets whether each frame ends with a separate metadata packet, as seen in an end packet.
-    pub fn set_separate_metadata(&mut self, is_separate: bool) {
+    pub(super) fn set_separate_metadata(&mut self, is_separate: bool) {
         self.stride = i64::from(self.packets) + i64::from(is_separate);
         self.is_stride_known = true;
     }

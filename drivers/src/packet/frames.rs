@@ -20,7 +20,7 @@ const WINDOW: usize = 8;
 
 /// The packets of a source, and how they form frames.
 #[derive(Clone, Debug)]
-pub struct Frames {
+pub(crate) struct Frames {
     format: Format,
     keys: PacketKeys,
     samples: Samples,
@@ -68,7 +68,7 @@ pub(crate) use frame_methods;
 
 impl Frames {
     /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once.
-    pub fn new(format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
+    pub(crate) fn new(format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
         Self {
             format,
             samples: keys.samples(),
@@ -79,7 +79,7 @@ impl Frames {
     }
 
     /// Returns how packets arrive.
-    pub const fn arrival(&self) -> Arrival {
+    pub(crate) const fn arrival(&self) -> Arrival {
         Arrival {
             declared: self.keys.window,
             threads: self.threads,
@@ -88,19 +88,19 @@ impl Frames {
     }
 
     /// Returns the format for the receiving threads, which detect its unknown sizes together.
-    pub fn start_detection(&self, geometry: &Geometry) -> Format {
+    pub(crate) fn start_detection(&self, geometry: &Geometry) -> Format {
         let detecting = self.format.start_detection(geometry, self.threads);
         detecting.unwrap_or_else(|| self.format.clone())
     }
 
     /// Returns the number of bytes that each thread needs to store packets while the format is detected.
-    pub fn hold_bytes(&self, geometry: &Geometry) -> usize {
+    pub(crate) fn hold_bytes(&self, geometry: &Geometry) -> usize {
         let detector = self.start_detection(geometry).detector();
         detector.map_or(0, |detector| detector.hold_bytes())
     }
 
     /// Returns the preferred number of payload bytes in a slot.
-    pub fn preferred_slot(&self) -> usize {
+    pub(crate) fn preferred_slot(&self) -> usize {
         let unit = self.format.packet_layout().unit_bytes;
         match self.format.unknown_sizes() {
             Some(known) => known.frame.unwrap_or(SLOT),
@@ -110,7 +110,7 @@ impl Frames {
     }
 
     /// Returns notes for `daq plan`.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         self.detection_note()
             .into_iter()
             .chain(self.keys.note())
@@ -132,12 +132,12 @@ impl Frames {
     }
 
     /// Returns what the frame geometry is detected from, or `None` if the geometry is known.
-    pub fn detected_from(&self) -> Option<&'static str> {
+    pub(crate) fn detected_from(&self) -> Option<&'static str> {
         self.format.unknown_sizes().map(|unknown| unknown.from)
     }
 
     /// Returns whether the frame size is also detected at run time.
-    pub fn detects_frame_size(&self) -> bool {
+    pub(crate) fn detects_frame_size(&self) -> bool {
         let unknown = self.format.unknown_sizes();
         unknown.is_some_and(|known| known.frame.is_none())
     }
@@ -170,7 +170,7 @@ impl Frames {
     }
 
     /// Returns the frame geometry for slots of `slot` bytes.
-    pub fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
+    pub(crate) fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
         let format = &self.format;
         let layout = match format.unknown_sizes() {
             Some(known) => largest(known.frame.unwrap_or(slot)),
@@ -240,7 +240,7 @@ impl Frames {
     }
 
     /// Returns the sample layout of frames with `geometry`.
-    pub fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+    pub(crate) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let mut bytes = geometry.frame_bytes;
         if self.detects_frame_size() {
             // A slot may be longer than a heap, so it need not contain whole points.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// How packets form frames: a group of keys of each source of packets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PacketKeys {
+pub(crate) struct PacketKeys {
     /// Number of frames open at the same time, at least 1. This number limits how far packets may arrive out of order, and how
     /// long a frame with a gap stays open. The default is large enough for several receive batches of each thread, at least 8,
     /// and limited by the number of slots of the ring; `daq plan` prints the number and the reason. The default of a source
@@ -40,23 +40,23 @@ pub(crate) const fn default_resync_after() -> u32 {
 
 impl PacketKeys {
     /// Returns the maximum number of packets missing in a row.
-    pub fn max_gap(&self) -> u64 {
+    pub(crate) fn max_gap(&self) -> u64 {
         self.max_gap.unwrap_or(default_max_gap())
     }
 
     /// Returns the type and layout of the samples.
-    pub fn samples(&self) -> Samples {
+    pub(crate) fn samples(&self) -> Samples {
         self.samples.clone().unwrap_or_default()
     }
 
     /// Returns a note for `daq plan` if the type of the samples is not declared.
-    pub fn note(&self) -> Option<String> {
+    pub(crate) fn note(&self) -> Option<String> {
         let is_assumed = self.samples.is_none();
         is_assumed.then(|| "the sample type is not declared, so int8 is assumed".to_owned())
     }
 
     /// Returns every problem of the keys.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub(crate) fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if self.window == Some(0) {
             found.push(

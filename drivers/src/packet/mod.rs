@@ -16,7 +16,7 @@
 
 pub mod datagram;
 pub mod pcap;
-pub mod raw;
+mod raw;
 pub mod section;
 pub mod spead;
 
@@ -31,8 +31,7 @@ pub use daq_core::reorder::Numbering;
 pub use format::{
     FORMATS, Format, FormatEntry, PacketFormat, Progress, SizeDetector, UnknownSizes, hold_bytes,
 };
-pub use frames::Frames;
-pub use keys::PacketKeys;
+pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
 pub use raw::{Endian, Field, Raw, RawConfig};
 pub use time::TimeScale;

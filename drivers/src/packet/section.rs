@@ -21,6 +21,41 @@ pub fn take(
     (entry.parse)(&mut table, diagnostics)
 }
 
+/// Reads a source's section with a table `format`. Returns the format and the other keys, or `None` after reporting an
+/// error.
+pub(crate) fn read<T: DeserializeOwned>(
+    section: &mut Section,
+    registry: &Registry,
+    diagnostics: &mut Diagnostics,
+    problems: impl Fn(&T) -> Vec<Problem>,
+) -> Option<(Format, T)> {
+    let format = take(section, registry, diagnostics);
+    let keys = section.finish_checked(&[], diagnostics, problems)?;
+    Some((format?, keys))
+}
+
+/// Adds the keys of packets, and the table `format` with packets of `$payload`, to the example `$keys` of a source.
+macro_rules! example {
+    ($keys:literal, $payload:literal) => {
+        concat!(
+            $keys,
+            r#"# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
+# max_gap = 65536             # maximum number of packets missing in a row
+# resync_after = 4            # packets in a row that confirm a restart of the sender
+
+[source.NAME.format]
+kind     = "raw"              # or "spead"
+header   = "16 B"             # size of the header before the payload
+payload  = "#,
+            $payload,
+            r#"            # payload size of each packet
+sequence = { offset = 0, bytes = 8, endian = "big" }
+"#
+        )
+    };
+}
+pub(crate) use example;
+
 /// Reads the keys of one format, and builds the format from them. The problems of `build` name their keys relative to
 /// the source's section. Returns `None` after reporting an error.
 pub fn finish<T: DeserializeOwned>(

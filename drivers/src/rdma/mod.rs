@@ -75,7 +75,7 @@ counts! {
 }
 
 /// The registry entry of the source.
-pub const ENTRY: SourceEntry = SourceEntry {
+pub(crate) const ENTRY: SourceEntry = SourceEntry {
     name: "rdma",
     summary: "Frames from an rdma sink on another host, written into the ring by an RDMA network card",
     example: r#"[source.NAME]
@@ -103,7 +103,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 /// The keys of an `rdma` source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RdmaConfig {
+pub(crate) struct RdmaConfig {
     /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach this address may send, unless
     /// `from` or a token excludes the host.
     pub listen: SocketAddr,

@@ -12,11 +12,11 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// One file or several.
-pub type Paths = List<PathBuf>;
+pub(super) type Paths = List<PathBuf>;
 
 /// The speed of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Speed {
+pub(super) enum Speed {
     /// This many times the recorded speed.
     Times(f64),
     /// As fast as the data can be read.
@@ -74,7 +74,7 @@ impl JsonSchema for Speed {
 /// The keys of a `replay` source, without the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ReplayConfig {
+pub(super) struct ReplayConfig {
     /// The recording, or an array of recordings replayed one after another: a capture (`.pcap` or `.pcapng`), a SigMF
     /// recording (its `.sigmf-meta` or `.sigmf-data` file), or a directory, whose SigMF recording is replayed
     /// segment by segment in the order of the names. The keys `window`, `max_gap`, `resync_after` and `samples` apply only to
@@ -125,7 +125,7 @@ fn extension_is_capture(path: &Path) -> Option<bool> {
 impl ReplayConfig {
     /// Returns whether the paths are captures, whose packets need a format. The extensions of the file names decide; if they
     /// are unknown, the paths are captures if a format is set.
-    pub fn is_capture(&self, has_format: bool) -> bool {
+    pub(super) fn is_capture(&self, has_format: bool) -> bool {
         let paths = &self.path.0;
         paths
             .iter()
@@ -134,7 +134,7 @@ impl ReplayConfig {
     }
 
     /// Returns every problem of the configuration.
-    pub fn problems(&self, has_format: bool) -> Vec<Problem> {
+    pub(super) fn problems(&self, has_format: bool) -> Vec<Problem> {
         let mut found = self.packet_keys.problems();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {

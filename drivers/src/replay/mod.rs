@@ -27,7 +27,7 @@ mod player;
 mod recording;
 mod timetable;
 
-pub use config::{Paths, ReplayConfig, Speed};
+use config::ReplayConfig;
 
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
@@ -52,7 +52,8 @@ pub const ENTRY: SourceEntry = SourceEntry {
     parse,
 };
 
-const EXAMPLE: &str = r#"[source.NAME]
+const EXAMPLE: &str = section::example!(
+    r#"[source.NAME]
 driver  = "replay"
 ring    = "OUTPUT"
 path    = "recording.pcap"    # or several: ["first.pcap", "second.pcap"]
@@ -64,16 +65,9 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # backpressure = false        # do not wait for free slots: drop frames and count `ring_full`, like an instrument
 # port  = 4950                # captures: only datagrams to this UDP port
 # destination = "239.1.2.3"   # captures: only datagrams to this address
-# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
-# max_gap = 65536             # maximum number of packets missing in a row
-# resync_after = 4            # packets in a row that confirm a restart of the sender
-
-[source.NAME.format]
-kind     = "raw"              # or "spead"
-header   = "16 B"             # size of the header before the payload
-payload  = "8 KiB"            # payload size of each packet
-sequence = { offset = 0, bytes = 8, endian = "big" }
-"#;
+"#,
+    r#""8 KiB""#
+);
 
 /// Assumed maximum number of packets that one receive call returned during the capture.
 const RECORDED_BATCH: usize = 64;

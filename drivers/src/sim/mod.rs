@@ -33,15 +33,12 @@ mod signal;
 
 pub use config::SimConfig;
 pub use counter::{expected_byte, verify};
-pub use faults::{Disposition, FaultGenerator, Faults, Numbers};
-pub use pace::{Pace, Pacer};
-pub use pulses::Pulses;
-pub use schedule::{Arrival, Arrivals, Count, Jump, Packet, Schedule, State};
-pub use signal::{Pattern, Signal, SignalConfig, Tone};
+pub use pace::Pacer;
+pub use schedule::State;
 
 use crate::packet::frames::sample_layout;
-use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
+use daq_core::config::Problem;
+use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::Layout;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
@@ -52,7 +49,10 @@ pub const ENTRY: SourceEntry = SourceEntry {
     summary: "A simulated sensor: tones, pulses, noise or patterns, at any rate, with faults on request",
     example: EXAMPLE,
     schema: |_| schemars::schema_for!(SimConfig),
-    parse,
+    parse: |section, _, diagnostics| {
+        let config: SimConfig = section.finish_checked(&[], diagnostics, SimConfig::problems)?;
+        Some(Box::new(config))
+    },
 };
 
 const EXAMPLE: &str = r#"[source.NAME]
@@ -75,45 +75,30 @@ tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
 # duplicate_at = [5, "100..120"]
 "#;
 
-/// A source whose configuration was checked as far as possible without a ring.
-#[derive(Debug)]
-struct Sim {
-    config: SimConfig,
-}
-
-fn parse(
-    section: &mut Section,
-    _: &Registry,
-    diagnostics: &mut Diagnostics,
-) -> Option<Box<dyn SourceSpec>> {
-    let config: SimConfig = section.finish_checked(&[], diagnostics, SimConfig::problems)?;
-    Some(Box::new(Sim { config }))
-}
-
-impl SourceSpec for Sim {
+impl SourceSpec for SimConfig {
     fn preferred_slot(&self) -> Option<usize> {
-        Some(self.config.preferred_slot())
+        Some(self.preferred_slot())
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.config.geometry(slot_bytes)
+        self.geometry(slot_bytes)
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         let help = "choose a slot that holds whole samples of all channels";
-        sample_layout(&self.config.samples, geometry.frame_bytes, help)
+        sample_layout(&self.samples, geometry.frame_bytes, help)
     }
 
     fn supports_backpressure(&self) -> bool {
-        self.config.backpressure()
+        self.backpressure()
     }
 
     fn notes(&self) -> Vec<String> {
-        self.config.signal_config().notes()
+        self.signal_config().notes()
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let simulator = filler::Simulator::new(&self.config, context.geometry);
+        let simulator = filler::Simulator::new(self, context.geometry);
         Ok(Producers::Fillers(vec![Box::new(simulator)]))
     }
 }

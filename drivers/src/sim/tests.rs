@@ -1,7 +1,11 @@
 //! Runs the source through a window and a ring, and compares the ledger with the prediction for every fault.
 
+use super::faults::Disposition;
+use super::schedule::Packet;
+use super::signal::Pattern;
 use super::*;
-use daq_core::config::Document;
+use daq_core::config::{Diagnostics, Document};
+use daq_core::entry::Registry;
 use daq_core::frame::{Clock, FrameMeta};
 use daq_core::ledger::SourceReport;
 use daq_core::source::Polled;

@@ -24,7 +24,7 @@ const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 /// One instruction, with the layout that Linux expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Instruction {
+pub(crate) struct Instruction {
     /// Operation code.
     pub code: u8,
     /// Destination register in the low half, source register in the high half.
@@ -37,7 +37,7 @@ pub struct Instruction {
 
 /// The point at which a program receives packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
+pub(crate) enum Hook {
     /// In the interface's driver, before Linux creates its own packet structure.
     Driver,
     /// In the network stack, after the driver: works with every driver, but is slower.
@@ -81,7 +81,7 @@ const fn name(text: &str) -> [u8; 16] {
 }
 
 /// Creates a map from queue numbers below `queues` to sockets.
-pub fn socket_map(queues: u32) -> io::Result<OwnedFd> {
+pub(crate) fn socket_map(queues: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Create {
         map_type: u32,
@@ -109,7 +109,11 @@ pub fn socket_map(queues: u32) -> io::Result<OwnedFd> {
 }
 
 /// Stores `socket` in `map` for `queue`.
-pub fn map_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn map_socket(
+    map: BorrowedFd<'_>,
+    queue: u32,
+    socket: BorrowedFd<'_>,
+) -> io::Result<()> {
     #[repr(C)]
     struct Update {
         map_fd: u32,
@@ -135,7 +139,7 @@ pub fn map_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io
 /// pieces.
 ///
 /// If Linux rejects the program, `log` contains the verifier's message, terminated by a zero byte.
-pub fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result<OwnedFd> {
+pub(crate) fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Load {
         prog_type: u32,
@@ -189,7 +193,7 @@ pub fn load(program: &[Instruction], pieces: bool, log: &mut [u8]) -> io::Result
 
 /// Attaches a program to the interface with number `interface`. The program stays attached until the returned
 /// descriptor is closed, also if the process is killed.
-pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result<OwnedFd> {
+pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Link {
         prog_fd: u32,
@@ -214,7 +218,7 @@ pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result
 /// Runs a program on `packet`, as if the packet had arrived in queue 0 of the loopback interface, and returns the
 /// program's result.
 #[cfg(test)]
-pub fn try_out(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
+pub(crate) fn try_out(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
     #[repr(C)]
     struct Run {
         prog_fd: u32,

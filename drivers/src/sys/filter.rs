@@ -24,7 +24,7 @@ const fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 
 /// Returns the program that accepts packets from `allowed` senders of one IP version. Packet offset 0 is the UDP
 /// header.
-pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
+pub(crate) fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
     let load = |size, offset: i32| {
         instruction(
             libc::BPF_LD | size | libc::BPF_ABS,
@@ -79,7 +79,7 @@ pub fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filter> {
 }
 
 /// Makes Linux drop packets to `socket` from senders that are not `allowed`. The socket must not be bound yet.
-pub fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io::Result<()> {
+pub(crate) fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io::Result<()> {
     let mut program = program(allowed, is_ipv4);
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,

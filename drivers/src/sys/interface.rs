@@ -23,7 +23,7 @@ struct Channels {
 
 /// An interface that exists.
 #[derive(Clone, Debug)]
-pub struct Interface {
+pub(crate) struct Interface {
     name: String,
     index: u32,
 }
@@ -106,7 +106,7 @@ fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
 
 impl Interface {
     /// Returns the interface `name`.
-    pub fn find(name: &str) -> Result<Self, Errno> {
+    pub(crate) fn find(name: &str) -> Result<Self, Errno> {
         let index = rustix::net::netdevice::name_to_index(any_socket()?, name)?;
         Ok(Self {
             name: name.to_owned(),
@@ -115,23 +115,23 @@ impl Interface {
     }
 
     /// Returns the interface that has the IPv4 address `address`, or `None` if no interface has this address.
-    pub fn with_address(address: Ipv4Addr) -> io::Result<Option<Self>> {
+    pub(crate) fn with_address(address: Ipv4Addr) -> io::Result<Option<Self>> {
         let name = name_of(address)?;
         Ok(name.map(|name| Self::find(&name)).transpose()?)
     }
 
     /// Returns the name of the interface.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the index of the interface.
-    pub fn index(&self) -> u32 {
+    pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
     /// Returns the MTU: the maximum size in bytes of a packet after the Ethernet header.
-    pub fn mtu(&self) -> Result<usize, Errno> {
+    pub(crate) fn mtu(&self) -> Result<usize, Errno> {
         let mut request = request(&self.name)?;
         // SAFETY: the request contains a zero-terminated name and no pointer. Linux writes an int into it.
         unsafe { ask(any_socket()?.as_fd(), libc::SIOCGIFMTU, &mut request) }?;
@@ -141,7 +141,7 @@ impl Interface {
     }
 
     /// Returns the MAC address; all zero if the interface has none, such as the loopback interface.
-    pub fn mac(&self) -> Result<[u8; 6], Errno> {
+    pub(crate) fn mac(&self) -> Result<[u8; 6], Errno> {
         let mut request = request(&self.name)?;
         // SAFETY: the request contains a zero-terminated name and no pointer. Linux writes an address into it.
         unsafe { ask(any_socket()?.as_fd(), libc::SIOCGIFHWADDR, &mut request) }?;
@@ -151,7 +151,7 @@ impl Interface {
     }
 
     /// Returns the number of receive queues, if the driver reports it.
-    pub fn queues(&self) -> Option<u32> {
+    pub(crate) fn queues(&self) -> Option<u32> {
         let mut channels = Channels {
             command: ETHTOOL_GCHANNELS,
             ..Channels::default()
@@ -166,7 +166,7 @@ impl Interface {
     }
 
     /// Returns the NUMA node of the interface, if it has one.
-    pub fn node(&self) -> Option<u32> {
+    pub(crate) fn node(&self) -> Option<u32> {
         let read = |file: &str| {
             std::fs::read_to_string(format!("/sys/class/net/{}/{file}", self.name)).ok()
         };

@@ -1,21 +1,21 @@
 //! Linux system calls of the sources, one thin function or type per call. Only these modules contain `unsafe` code of
 //! this crate.
 
-pub mod bpf;
+pub(crate) mod bpf;
 pub mod dmabuf;
-pub mod filter;
-pub mod interface;
+pub(crate) mod filter;
+pub(crate) mod interface;
 #[cfg(test)]
-pub mod own_network;
-pub mod payload;
+pub(crate) mod own_network;
+pub(crate) mod payload;
 pub mod recv;
-pub mod scatter;
+pub(crate) mod scatter;
 pub mod send;
 pub mod socket;
-pub mod vfio;
+pub(crate) mod vfio;
 pub mod vfio_bar;
-pub mod vfio_map;
-pub mod xdp;
+pub(crate) mod vfio_map;
+pub(crate) mod xdp;
 
 #[cfg(test)]
 mod tests;

@@ -5,19 +5,14 @@ use daq_core::reorder::{Batch, Outcome, PacketId};
 
 /// Writer for the memory of one packet slot, from front to back.
 #[derive(Debug)]
-pub struct PayloadWriter {
+pub(crate) struct PayloadWriter {
     next: *mut u8,
     left: usize,
 }
 
 impl PayloadWriter {
-    /// Returns the number of bytes not written yet.
-    pub const fn left(&self) -> usize {
-        self.left
-    }
-
     /// Appends `bytes`, truncated to the remaining space.
-    pub fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         let n = bytes.len().min(self.left);
         // SAFETY:
         // - `next` is valid for writes of `left` bytes. `put` set both from the start and the size of a packet slot
@@ -35,7 +30,7 @@ impl PayloadWriter {
 /// zeroed.
 ///
 /// `write` is called only if the outcome is [`Outcome::Placed`].
-pub fn put(
+pub(crate) fn put(
     batch: &mut Batch<'_>,
     id: PacketId,
     bytes: usize,

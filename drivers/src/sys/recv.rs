@@ -158,18 +158,8 @@ impl RecvBatch {
     }
 
     /// Returns the maximum number of messages of the batch.
-    pub fn len(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.messages
-    }
-
-    /// Returns false, because a batch has at least one message.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// Returns the number of pieces that can still be added to `message`.
-    pub fn room(&self, message: usize) -> usize {
-        self.pieces_each - self.used[message]
     }
 
     /// Removes all pieces of `message`.

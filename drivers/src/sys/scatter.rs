@@ -17,10 +17,10 @@ use std::io;
 use std::net::SocketAddr;
 
 /// Maximum number of packets that Linux coalesces into one message: `UDP_GRO_CNT_MAX`.
-pub const SEGMENTS: usize = 64;
+pub(crate) const SEGMENTS: usize = 64;
 
 /// Memory for batches of messages that are received into packet slots.
-pub struct Scatter {
+pub(crate) struct Scatter {
     recv: RecvBatch,
     slots: Vec<PacketSlot>,
     /// Predicted size in bytes of the header for each packet slot.
@@ -36,7 +36,7 @@ pub struct Scatter {
 
 /// The predicted contents of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub(crate) struct Row {
     /// Index of the message's first packet slot.
     pub first: usize,
     /// Number of packets.
@@ -46,7 +46,7 @@ pub struct Row {
 }
 
 /// Messages that were received into packet slots of `batch`.
-pub struct Received<'a, 'w> {
+pub(crate) struct Received<'a, 'w> {
     scatter: &'a Scatter,
     batch: &'a mut Batch<'w>,
     messages: usize,
@@ -55,7 +55,7 @@ pub struct Received<'a, 'w> {
 impl Scatter {
     /// Allocates memory for batches of `messages` messages and `slots` packet slots. Headers have at most `header`
     /// bytes, trailers exactly `trailer` bytes.
-    pub fn new(messages: usize, slots: usize, header: usize, trailer: usize) -> Self {
+    pub(crate) fn new(messages: usize, slots: usize, header: usize, trailer: usize) -> Self {
         let messages = messages.max(1);
         Self {
             recv: RecvBatch::scatter(messages, 2 * SEGMENTS + 1),
@@ -73,7 +73,7 @@ impl Scatter {
     /// predicts. `header` returns the expected header bytes of a packet. Never blocks.
     ///
     /// Returns `None`, and receives nothing, if no packet slot can be predicted.
-    pub fn receive<'a, 'w>(
+    pub(crate) fn receive<'a, 'w>(
         &'a mut self,
         batch: &'a mut Batch<'w>,
         socket: &UdpSocket,
@@ -82,7 +82,7 @@ impl Scatter {
         header: impl Fn(PacketId) -> usize,
     ) -> io::Result<Option<Received<'a, 'w>>> {
         let (messages, segments) = (
-            messages.clamp(1, self.recv.len()),
+            messages.clamp(1, self.recv.capacity()),
             segments.clamp(1, SEGMENTS),
         );
         batch.predict(messages * segments, &mut self.slots);
@@ -100,12 +100,12 @@ impl Scatter {
     }
 
     /// Returns the sender of `message` of the last batch, see [`RecvBatch::sender`].
-    pub fn sender(&self, message: usize) -> Option<SocketAddr> {
+    pub(crate) fn sender(&self, message: usize) -> Option<SocketAddr> {
         self.recv.sender(message)
     }
 
     /// Selects whether all senders' addresses are received, see [`RecvBatch::name_all`].
-    pub fn name_all(&mut self, all: bool) {
+    pub(crate) fn name_all(&mut self, all: bool) {
         self.recv.name_all(all);
     }
 
@@ -166,7 +166,7 @@ impl Scatter {
 
 impl Received<'_, '_> {
     /// Returns the number of messages received.
-    pub const fn messages(&self) -> usize {
+    pub(crate) const fn messages(&self) -> usize {
         self.messages
     }
 
@@ -175,12 +175,12 @@ impl Received<'_, '_> {
     /// # Panics
     /// Panics if there is no such message.
     #[inline]
-    pub fn message(&self, message: usize) -> Message {
+    pub(crate) fn message(&self, message: usize) -> Message {
         self.scatter.recv.message(message)
     }
 
     /// Returns the sender of `message`, see [`RecvBatch::sender`].
-    pub fn sender(&self, message: usize) -> Option<SocketAddr> {
+    pub(crate) fn sender(&self, message: usize) -> Option<SocketAddr> {
         self.scatter.recv.sender(message)
     }
 
@@ -189,7 +189,7 @@ impl Received<'_, '_> {
     /// # Panics
     /// Panics if there is no such message.
     #[inline]
-    pub fn row(&self, message: usize) -> Row {
+    pub(crate) fn row(&self, message: usize) -> Row {
         self.scatter.rows[message]
     }
 
@@ -198,7 +198,7 @@ impl Received<'_, '_> {
     /// # Panics
     /// Panics if there is no such packet slot.
     #[inline]
-    pub fn header(&self, slot: usize) -> &[u8] {
+    pub(crate) fn header(&self, slot: usize) -> &[u8] {
         let at = slot * self.scatter.header_each + self.scatter.trailer;
         &self.scatter.headers[at..][..self.scatter.header_lens[slot]]
     }
@@ -208,7 +208,7 @@ impl Received<'_, '_> {
     /// # Panics
     /// Panics if there is no such packet slot.
     #[inline]
-    pub fn packet_bytes(&self, slot: usize) -> usize {
+    pub(crate) fn packet_bytes(&self, slot: usize) -> usize {
         self.scatter.header_lens[slot] + self.scatter.slots[slot].bytes() + self.scatter.trailer
     }
 
@@ -218,7 +218,7 @@ impl Received<'_, '_> {
     /// # Panics
     /// Panics if there is no such packet slot.
     #[inline]
-    pub fn accept(&mut self, id: PacketId, slot: usize, time: Timestamp) -> bool {
+    pub(crate) fn accept(&mut self, id: PacketId, slot: usize, time: Timestamp) -> bool {
         self.batch.accept(id, &self.scatter.slots[slot], time)
     }
 
@@ -226,7 +226,7 @@ impl Received<'_, '_> {
     ///
     /// # Panics
     /// Panics if there is no such message.
-    pub fn gather(&self, message: usize, from: usize, out: &mut [u8]) -> usize {
+    pub(crate) fn gather(&self, message: usize, from: usize, out: &mut [u8]) -> usize {
         assert!(
             message < self.messages,
             "message {message} of {}",

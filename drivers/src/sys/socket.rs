@@ -203,7 +203,6 @@ pub struct UdpSocket {
     local: SocketAddr,
     granted: Granted,
     coalesces: bool,
-    stamps: bool,
 }
 
 impl UdpSocket {
@@ -233,8 +232,10 @@ impl UdpSocket {
             .map_err(call("set the size of the receive buffer"))?;
         let coalesces =
             options.coalesce && set_int(fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        let stamps = options.timestamps
-            && set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1).is_ok();
+        if options.timestamps {
+            // Failure is ignored, because frames then only lack the receive time.
+            let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
+        }
         let busy = i32::try_from(options.busy_poll.as_micros()).unwrap_or(i32::MAX);
         if busy > 0 {
             // Values above the system's default need a privilege. Failure is ignored, because it only increases
@@ -276,7 +277,6 @@ impl UdpSocket {
             local,
             granted,
             coalesces,
-            stamps,
         })
     }
 
@@ -293,11 +293,6 @@ impl UdpSocket {
     /// Returns whether Linux may return several packets as one message.
     pub fn coalesces(&self) -> bool {
         self.coalesces
-    }
-
-    /// Returns whether Linux reports receive timestamps.
-    pub fn stamps(&self) -> bool {
-        self.stamps
     }
 
     /// Waits until a message can be received, at most `timeout`. Returns false on timeout.

@@ -197,7 +197,6 @@ fn scatter_separates_headers_and_payloads() {
             assert!(batch.push(0, payload.as_mut_ptr(), payload.len()));
         }
     }
-    assert_eq!(batch.room(0), 1);
     // SAFETY: as above. The second push is rejected.
     unsafe {
         assert!(batch.push(0, spare.as_mut_ptr(), spare.len()));
@@ -234,7 +233,6 @@ fn scatter_separates_headers_and_payloads() {
         );
     }
     assert!(spare.iter().all(|byte| *byte == 0));
-    assert_eq!(batch.room(0), 2 * COUNT + 1);
 }
 
 #[test]

@@ -24,19 +24,19 @@ const IOMMU_UNMAP_DMA: libc::Ioctl = request(14);
 const LARGEST_INFO: usize = 1 << 16;
 
 /// Returns the container's file descriptor, which stays open as long as the container.
-pub fn container_fd(container: &VfioContainer) -> BorrowedFd<'_> {
+pub(crate) fn container_fd(container: &VfioContainer) -> BorrowedFd<'_> {
     // SAFETY: the container owns this descriptor and closes it only when it is dropped, which the borrow prevents.
     unsafe { BorrowedFd::borrow_raw(container.as_raw_fd()) }
 }
 
 /// Returns the device's file descriptor, which stays open as long as the device.
-pub fn device_fd(device: &VfioDevice) -> BorrowedFd<'_> {
+pub(crate) fn device_fd(device: &VfioDevice) -> BorrowedFd<'_> {
     // SAFETY: the device owns this descriptor and closes it only when it is dropped, which the borrow prevents.
     unsafe { BorrowedFd::borrow_raw(device.as_raw_fd()) }
 }
 
 /// Duplicates the descriptor `fd`. Returns `EBADF` if it is not open.
-pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the call accesses no memory of this process. A number that is not an open descriptor is an error.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
@@ -48,13 +48,13 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 
 /// Wrapper of a device of the crate `vfio-ioctls`, which panics if a removed device is closed. The wrapper logs the failure
 /// instead.
-pub struct OpenDevice {
+pub(crate) struct OpenDevice {
     device: ManuallyDrop<VfioDevice>,
 }
 
 impl OpenDevice {
     /// Wraps `device` until this value is dropped.
-    pub const fn new(device: VfioDevice) -> Self {
+    pub(crate) const fn new(device: VfioDevice) -> Self {
         Self {
             device: ManuallyDrop::new(device),
         }
@@ -81,7 +81,7 @@ impl Drop for OpenDevice {
 }
 
 /// Ends a mapping and returns its size in bytes. Afterwards a device can no longer write to the memory.
-pub fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<u64> {
+pub(crate) fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<u64> {
     let mut unmap = bindings::vfio_iommu_type1_dma_unmap {
         argsz: 24,
         iova: address,
@@ -96,7 +96,9 @@ pub fn unmap(container: BorrowedFd<'_>, address: u64, bytes: u64) -> io::Result<
 
 /// Returns the I/O addresses that are valid for the container's devices, without those that the platform reserves, or
 /// `None` if Linux does not report them.
-pub fn valid_addresses(container: BorrowedFd<'_>) -> io::Result<Option<Vec<RangeInclusive<u64>>>> {
+pub(crate) fn valid_addresses(
+    container: BorrowedFd<'_>,
+) -> io::Result<Option<Vec<RangeInclusive<u64>>>> {
     let mut bytes = size_of::<bindings::vfio_iommu_type1_info>();
     loop {
         let mut info = vec![0u64; bytes.div_ceil(8)];
@@ -161,7 +163,7 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Returns whether Linux can reset this device alone.
-pub fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
+pub(crate) fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
     let mut info = bindings::vfio_device_info {
         argsz: 24,
         ..Default::default()
@@ -173,13 +175,13 @@ pub fn can_reset(device: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Resets the device. Linux saves and restores its configuration space.
-pub fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the call accesses no memory of this process.
     checked(unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_RESET) })
 }
 
 /// Creates an eventfd for an interrupt. Returns it twice: as the type for VFIO, and as a descriptor to wait on.
-pub fn event() -> io::Result<(EventFd, OwnedFd)> {
+pub(crate) fn event() -> io::Result<(EventFd, OwnedFd)> {
     let given = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
     let waited = given.try_clone()?.into_raw_fd();
     // SAFETY: the descriptor was just duplicated, and its previous owner has released it.
@@ -187,7 +189,7 @@ pub fn event() -> io::Result<(EventFd, OwnedFd)> {
 }
 
 /// Makes this process ignore the signals with which a terminal or a service manager ends processes.
-pub fn ignore_signals() {
+pub(crate) fn ignore_signals() {
     for signal in [
         libc::SIGHUP,
         libc::SIGINT,

@@ -21,7 +21,7 @@ use vfio_ioctls::{VfioContainer, VfioError};
 type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// Memory that is mapped in this process, with its shared owner.
-pub struct Memory {
+pub(crate) struct Memory {
     address: NonNull<u8>,
     bytes: usize,
     keep_alive: KeepAlive,
@@ -29,7 +29,7 @@ pub struct Memory {
 
 impl Memory {
     /// Returns the whole memory of a region, or `None` if the CPU cannot access it.
-    pub fn region(region: &Arc<Region>) -> Option<Self> {
+    pub(crate) fn region(region: &Arc<Region>) -> Option<Self> {
         Some(Self {
             address: region.cpu_address()?,
             bytes: region.bytes(),
@@ -38,7 +38,7 @@ impl Memory {
     }
 
     /// Returns the whole memory of a mapped BAR of another device.
-    pub fn bar(bar: &Arc<Bar>) -> Self {
+    pub(crate) fn bar(bar: &Arc<Bar>) -> Self {
         Self {
             address: bar.address(),
             bytes: bar.bytes(),
@@ -47,12 +47,12 @@ impl Memory {
     }
 
     /// Returns the address of the memory in this process.
-    pub const fn address(&self) -> NonNull<u8> {
+    pub(crate) const fn address(&self) -> NonNull<u8> {
         self.address
     }
 
     /// Returns the size in bytes.
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 }
@@ -60,7 +60,7 @@ impl Memory {
 /// Memory that a container's devices can access at a bus address, until it is [unmapped](Self::unmap) or dropped.
 ///
 /// If a drop cannot end the Linux mapping, the memory is leaked until the process ends.
-pub struct Map {
+pub(crate) struct Map {
     /// Name of the device, for messages.
     device: String,
     container: Arc<dyn AsRawFd + Send + Sync>,
@@ -73,7 +73,7 @@ pub struct Map {
 impl Map {
     /// Maps `memory` for the container's devices at `address`. Linux rejects sizes that are not whole pages, and ranges
     /// that overlap an existing mapping.
-    pub fn new(
+    pub(crate) fn new(
         device: &str,
         container: &Arc<VfioContainer>,
         address: u64,
@@ -105,13 +105,13 @@ impl Map {
     }
 
     /// Returns the size in bytes.
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Ends the mapping. Afterwards no device can write to the memory. If Linux rejects the call, returns the unchanged
     /// map and the error.
-    pub fn unmap(mut self) -> Result<(), (Self, io::Error)> {
+    pub(crate) fn unmap(mut self) -> Result<(), (Self, io::Error)> {
         match self.end() {
             Ok(()) => {
                 self.keep_alive = None;

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Number of bytes that Linux reserves before each packet in its chunk: `XDP_PACKET_HEADROOM`.
-pub const HEADROOM: usize = 256;
+pub(crate) const HEADROOM: usize = 256;
 /// Socket options from `asm-generic/socket.h` of Linux 5.11, which the libc crate does not define.
 const SO_PREFER_BUSY_POLL: i32 = 69;
 const SO_BUSY_POLL_BUDGET: i32 = 70;
@@ -33,7 +33,7 @@ const SENT: u32 = 64;
 
 /// Parameters of a socket.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Index of the interface.
     pub interface: u32,
     /// Receive queue of the interface.
@@ -54,7 +54,7 @@ pub struct Options {
 
 /// The step at which opening a socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Create the socket.
     Socket,
     /// Register the memory.
@@ -161,7 +161,7 @@ impl Drop for Ring {
 }
 
 /// A socket bound to a queue, with its memory.
-pub struct XdpSocket {
+pub(crate) struct XdpSocket {
     // Fields are dropped in this order: the rings, the socket, then the memory that Linux fills for the socket.
     fill: Ring,
     receive: Ring,
@@ -185,7 +185,7 @@ struct Piece {
 
 impl XdpSocket {
     /// Opens a socket with the first `chunks` chunks of `memory` and passes all of them to Linux.
-    pub fn open(memory: Arc<Region>, options: &Options) -> Result<Self, (Step, Errno)> {
+    pub(crate) fn open(memory: Arc<Region>, options: &Options) -> Result<Self, (Step, Errno)> {
         let at = |step| move |errno| (step, errno);
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
@@ -263,19 +263,19 @@ impl XdpSocket {
     }
 
     /// Returns whether the NIC writes to the memory itself.
-    pub fn is_zero_copy(&self) -> bool {
+    pub(crate) fn is_zero_copy(&self) -> bool {
         self.is_zero_copy
     }
 
     /// Reads the counters of the socket, with one system call.
-    pub fn statistics(&self) -> Result<XdpStatistics, Errno> {
+    pub(crate) fn statistics(&self) -> Result<XdpStatistics, Errno> {
         sockopt::xdp_statistics(&self.socket)
     }
 
     /// Wakes Linux so that it continues to receive, with one system call.
     ///
     /// Returns `ENETDOWN` while the interface is down, and `ENXIO` if the socket is no longer bound to a queue.
-    pub fn wake(&self) -> Result<(), Errno> {
+    pub(crate) fn wake(&self) -> Result<(), Errno> {
         match rustix::net::recv(&self.socket, &mut [0_u8; 0], RecvFlags::DONTWAIT) {
             Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => Ok(()),
             Err(errno) => Err(errno),
@@ -286,19 +286,19 @@ impl XdpSocket {
     ///
     /// Returns `ENETDOWN` if Linux has unbound the socket because the interface was removed. An interface that is only
     /// set down causes no error.
-    pub fn failure(&self) -> Result<(), Errno> {
+    pub(crate) fn failure(&self) -> Result<(), Errno> {
         sockopt::socket_error(&self.socket)?
     }
 
     /// Returns whether Linux waits for [`wake`](Self::wake).
-    pub fn needs_wakeup(&self) -> bool {
+    pub(crate) fn needs_wakeup(&self) -> bool {
         self.fill.needs_wakeup()
     }
 
     /// Receives waiting pieces, until at most `limit` pieces are held. Returns the number of held pieces. Never blocks.
     ///
     /// The pieces stay valid until they are [returned](Self::give_back).
-    pub fn take(&mut self, limit: usize) -> usize {
+    pub(crate) fn take(&mut self, limit: usize) -> usize {
         let ring = &self.receive;
         let there = ring.word(ring.offsets.producer).load(Ordering::Acquire);
         let there = there.wrapping_sub(ring.own) as usize;
@@ -324,7 +324,7 @@ impl XdpSocket {
     }
 
     /// Returns the number of pieces that were received and not returned yet.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.taken.len()
     }
 
@@ -333,7 +333,7 @@ impl XdpSocket {
     /// # Panics
     /// Panics if there is no such piece, or if Linux reports a piece outside the memory or beyond the end of its chunk.
     #[inline]
-    pub fn taken(&self, i: usize) -> (&[u8], bool) {
+    pub(crate) fn taken(&self, i: usize) -> (&[u8], bool) {
         let piece = &self.taken[i];
         (self.bytes(piece), piece.goes_on)
     }
@@ -359,7 +359,7 @@ impl XdpSocket {
     }
 
     /// Returns the first `pieces` held pieces to Linux.
-    pub fn give_back(&mut self, pieces: usize) {
+    pub(crate) fn give_back(&mut self, pieces: usize) {
         for i in 0..pieces.min(self.taken.len()) {
             let chunk = self.taken[i].start / self.chunk * self.chunk;
             self.give(chunk as u64);

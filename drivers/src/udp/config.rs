@@ -12,16 +12,13 @@ use std::net::{IpAddr, SocketAddr};
 /// Maximum number of sockets per address.
 const MAX_SOCKETS: usize = 64;
 
-/// One address or several.
-pub type Listen = List<SocketAddr>;
-
 /// The keys of a `udp` source, without the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct UdpConfig {
+pub(super) struct UdpConfig {
     /// Address and port to receive on, such as `"0.0.0.0:4950"`, or an array of such addresses. A multicast group is joined.
     /// Each address has its own socket and thread; all threads fill one window.
-    pub listen: Listen,
+    pub listen: List<SocketAddr>,
     /// Number of sockets per address, 1 to 64, each with its own thread. Linux distributes unicast flows over the sockets, each
     /// flow to one of them. A multicast group needs exactly 1.
     #[serde(default = "one")]
@@ -50,7 +47,7 @@ const fn one() -> usize {
 
 impl UdpConfig {
     /// Returns every problem of the configuration.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub(super) fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
@@ -130,7 +127,7 @@ impl UdpConfig {
     }
 
     /// Returns the number of threads.
-    pub fn threads(&self) -> usize {
+    pub(super) fn threads(&self) -> usize {
         self.listen.0.len() * self.sockets
     }
 }

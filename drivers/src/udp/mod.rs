@@ -21,7 +21,7 @@
 mod config;
 mod filler;
 
-pub use config::{Listen, UdpConfig};
+use config::UdpConfig;
 
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
@@ -30,8 +30,7 @@ use crate::silence;
 use crate::socket::{RECEIVE_BUFFER, SourceSocket};
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::config::{Diagnostics, Section};
-use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
@@ -43,10 +42,17 @@ pub const ENTRY: SourceEntry = SourceEntry {
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
     schema: |registry| section::with_format(registry, schemars::schema_for!(UdpConfig), true),
-    parse,
+    parse: |section, registry, diagnostics| {
+        let (format, config) = section::read(section, registry, diagnostics, UdpConfig::problems)?;
+        let threads = config.threads();
+        let batch = filler::batch(format.packet_layout().rest, threads);
+        let frames = Frames::new(format, &config.packet_keys, threads, batch);
+        Some(Box::new(Udp { config, frames }))
+    },
 };
 
-const EXAMPLE: &str = r#"[source.NAME]
+const EXAMPLE: &str = section::example!(
+    r#"[source.NAME]
 driver  = "udp"
 ring    = "OUTPUT"
 listen  = "0.0.0.0:4950"      # or several: ["10.0.0.1:4950", "10.0.1.1:4950"]
@@ -57,35 +63,15 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # groups  = ["239.1.2.3"]     # multicast groups to join
 # interface = "eth1"          # interface that joins the groups
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
-# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
-# max_gap = 65536             # maximum number of packets missing in a row
-# resync_after = 4            # packets in a row that confirm a restart of the sender
-
-[source.NAME.format]
-kind     = "raw"              # or "spead"
-header   = "16 B"             # size of the header before the payload
-payload  = "8 KiB"            # payload size of each packet
-sequence = { offset = 0, bytes = 8, endian = "big" }
-"#;
+"#,
+    r#""8 KiB""#
+);
 
 /// A source whose configuration was checked.
 #[derive(Debug)]
 struct Udp {
     config: UdpConfig,
     frames: Frames,
-}
-
-fn parse(
-    section: &mut Section,
-    registry: &Registry,
-    diagnostics: &mut Diagnostics,
-) -> Option<Box<dyn SourceSpec>> {
-    let format = section::take(section, registry, diagnostics);
-    let config: UdpConfig = section.finish_checked(&[], diagnostics, UdpConfig::problems)?;
-    let (format, threads) = (format?, config.threads());
-    let batch = filler::batch(format.packet_layout().rest, threads);
-    let frames = Frames::new(format, &config.packet_keys, threads, batch);
-    Some(Box::new(Udp { config, frames }))
 }
 
 impl Udp {

@@ -1,9 +1,9 @@
 //! The keys of an `xdp` source.
 
 use super::program::MAX_ADDRESSES;
+use crate::list::List;
 use crate::packet::PacketKeys;
 use crate::socket::SocketKeys;
-use crate::udp::Listen;
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, counted};
 use schemars::JsonSchema;
@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
+use std::net::SocketAddr;
 
 /// Maximum number of queues of a source.
 const MAX_QUEUES: usize = 64;
@@ -23,7 +24,7 @@ const PACKETS: (u32, u32) = (64, 1 << 18);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "XdpMode")]
-pub enum Mode {
+pub(super) enum Mode {
     /// Zero-copy if the NIC's driver supports it, otherwise copy.
     #[default]
     Auto,
@@ -36,7 +37,7 @@ pub enum Mode {
 /// Where the XDP program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Attach {
+pub(super) enum Attach {
     /// In the NIC's driver if supported, otherwise in the network stack after the driver.
     #[default]
     Auto,
@@ -48,7 +49,7 @@ pub enum Attach {
 
 /// The receive queues of an interface that the source uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Queues(pub Vec<u32>);
+pub(super) struct Queues(pub Vec<u32>);
 
 impl<'de> Deserialize<'de> for Queues {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -106,13 +107,13 @@ impl JsonSchema for Queues {
 /// The keys of an `xdp` source, without the table `format`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct XdpConfig {
+pub(super) struct XdpConfig {
     /// The network interface, such as `"eth1"`. Only one XDP program can be attached to an interface, so only one source can
     /// use the interface.
     pub interface: String,
     /// Address and port to receive on, such as `"10.0.0.1:4950"`, or an array of up to 64 such addresses. A multicast group is
     /// joined. All other packets continue to the Linux network stack.
-    pub listen: Listen,
+    pub listen: List<SocketAddr>,
     /// Receive queues to use: the number of queues, counted from queue 0, or an array of queue numbers. Each queue has its own
     /// socket and thread. Packets of other queues are received through the Linux network stack, which is slower and is logged.
     #[serde(default = "one")]
@@ -159,7 +160,7 @@ const fn packets() -> u32 {
 
 impl XdpConfig {
     /// Returns every problem of the configuration.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub(super) fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut must = |holds: bool, key: &str, message: String, help: &str| {
             if !holds {
@@ -250,7 +251,7 @@ impl XdpConfig {
     }
 
     /// Returns the chunk size in bytes.
-    pub fn chunk_bytes(&self) -> usize {
+    pub(super) fn chunk_bytes(&self) -> usize {
         self.chunk.bytes().unwrap_or(usize::MAX)
     }
 }

@@ -42,13 +42,13 @@
 //!
 //! Tested with virtual Ethernet interfaces. Not yet tested on a NIC with zero copy.
 
-pub mod config;
+mod config;
 mod filler;
 pub mod headers;
 mod link;
 mod program;
 
-pub use config::XdpConfig;
+use config::XdpConfig;
 
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
@@ -57,8 +57,7 @@ use crate::silence;
 use crate::sys::interface::Interface as Card;
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::config::{Diagnostics, Section};
-use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -74,7 +73,12 @@ pub const ENTRY: SourceEntry = SourceEntry {
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
     schema: |registry| section::with_format(registry, schemars::schema_for!(XdpConfig), true),
-    parse,
+    parse: |section, registry, diagnostics| {
+        let (format, config) = section::read(section, registry, diagnostics, XdpConfig::problems)?;
+        let threads = config.queues.0.len();
+        let frames = Frames::new(format, &config.packet_keys, threads, link::BATCH);
+        Some(Box::new(Xdp { config, frames }))
+    },
 };
 
 /// Number of bytes per chunk in the two rings: the chunk's address in the fill ring, and its descriptor in the receive ring.
@@ -82,7 +86,8 @@ const RING_BYTES: usize = 8 + 16;
 /// Default size of the receive buffer for packets from the Linux network stack.
 const RECEIVE_BUFFER: ByteSize = ByteSize(8 << 20);
 
-const EXAMPLE: &str = r#"[source.NAME]
+const EXAMPLE: &str = section::example!(
+    r#"[source.NAME]
 driver    = "xdp"
 ring      = "OUTPUT"
 interface = "eth1"
@@ -95,32 +100,15 @@ samples   = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # attach  = "auto"            # or "native", "generic"
 # chunk   = "4 KiB"           # memory per packet; a longer packet uses several chunks
 # packets = 4096              # number of packets that Linux stores per queue while its thread is delayed
-# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
-
-[source.NAME.format]
-kind     = "raw"              # or "spead"
-header   = "16 B"             # size of the header before the payload
-payload  = "1 KiB"            # payload size of each packet
-sequence = { offset = 0, bytes = 8, endian = "big" }
-"#;
+"#,
+    r#""1 KiB""#
+);
 
 /// A source whose configuration was checked.
 #[derive(Debug)]
 struct Xdp {
     config: XdpConfig,
     frames: Frames,
-}
-
-fn parse(
-    section: &mut Section,
-    registry: &Registry,
-    diagnostics: &mut Diagnostics,
-) -> Option<Box<dyn SourceSpec>> {
-    let format = section::take(section, registry, diagnostics);
-    let config: XdpConfig = section.finish_checked(&[], diagnostics, XdpConfig::problems)?;
-    let threads = config.queues.0.len();
-    let frames = Frames::new(format?, &config.packet_keys, threads, link::BATCH);
-    Some(Box::new(Xdp { config, frames }))
 }
 
 impl Xdp {

@@ -32,21 +32,21 @@ const ADDRESS_BITS: u32 = 32;
 /// Registers in BAR 0.
 mod register {
     /// Identification register: 0xVVvv00ed, where VVvv is the version.
-    pub const ID: u64 = 0x00;
+    pub(super) const ID: u64 = 0x00;
     /// Pending interrupt causes.
-    pub const CAUSES: u64 = 0x24;
+    pub(super) const CAUSES: u64 = 0x24;
     /// Acknowledge register: clears the pending causes whose bits are written as 1.
-    pub const ACKNOWLEDGE: u64 = 0x64;
+    pub(super) const ACKNOWLEDGE: u64 = 0x64;
     /// Source address.
-    pub const SOURCE: u64 = 0x80;
+    pub(super) const SOURCE: u64 = 0x80;
     /// Destination address.
-    pub const TARGET: u64 = 0x88;
+    pub(super) const TARGET: u64 = 0x88;
     /// Number of bytes to copy.
-    pub const BYTES: u64 = 0x90;
+    pub(super) const BYTES: u64 = 0x90;
     /// Bit 0: run. Bit 1: copy from the device to memory. Bit 2: raise an interrupt at the end.
-    pub const COMMAND: u64 = 0x98;
+    pub(super) const COMMAND: u64 = 0x98;
     /// Offset of the first byte after the registers.
-    pub const END: u64 = 0xa0;
+    pub(super) const END: u64 = 0xa0;
 }
 
 const RUN: u32 = 1;
@@ -54,7 +54,7 @@ const TO_MEMORY: u32 = 1 << 1;
 const INTERRUPT: u32 = 1 << 2;
 
 /// The DMA engine of the device.
-pub struct Edu {
+pub(crate) struct Edu {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
     interrupt: Option<Interrupt>,

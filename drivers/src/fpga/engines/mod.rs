@@ -1,7 +1,7 @@
 //! The DMA engines of the source `fpga`, and shared functions.
 
-pub mod edu;
-pub mod external;
+pub(crate) mod edu;
+mod external;
 pub mod litepcie;
 pub mod xdma;
 

@@ -1,5 +1,6 @@
 use super::*;
-use crate::packet::{Frames, PacketKeys};
+use crate::packet::PacketKeys;
+use crate::packet::frames::Frames;
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use proptest::prelude::*;

@@ -365,11 +365,6 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Returns the memory use in bytes.
-    pub const fn bytes(&self) -> usize {
-        self.table.len()
-    }
-
     /// Passes the bytes `extent` of frame `frame` to `out` in pieces.
     pub fn write(&self, frame: u64, extent: std::ops::Range<usize>, mut out: impl FnMut(&[u8])) {
         if self.table.is_empty() {

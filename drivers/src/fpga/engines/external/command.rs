@@ -19,7 +19,7 @@ const MAX_OUTPUT: usize = 2048;
 /// The action that the command must perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Action {
+pub(crate) enum Action {
     /// Start the card.
     Start,
     /// Stop the card, and exit when no write is in flight.
@@ -37,7 +37,7 @@ impl Action {
 
 /// A memory range in bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryRange {
+pub(crate) struct MemoryRange {
     /// Bus address of the first byte.
     pub address: u64,
     /// Size in bytes.
@@ -46,7 +46,7 @@ pub struct MemoryRange {
 
 /// The command's standard input, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CommandInput {
+pub(crate) struct CommandInput {
     /// The action to perform.
     pub action: Action,
     /// The card's PCI address.
@@ -64,7 +64,7 @@ pub struct CommandInput {
 
 impl CommandInput {
     /// Creates the input for `slots`, with counters at `count` and `credits`.
-    pub fn new(
+    pub(crate) fn new(
         action: Action,
         device: &str,
         slots: &Slots,
@@ -90,7 +90,7 @@ impl CommandInput {
 
 /// The user-supplied command, with its arguments, its directory and its timeout.
 #[derive(Clone, Debug)]
-pub struct ExternalCommand {
+pub(crate) struct ExternalCommand {
     program: PathBuf,
     arguments: Vec<String>,
     directory: PathBuf,
@@ -99,7 +99,7 @@ pub struct ExternalCommand {
 
 impl ExternalCommand {
     /// Creates the command from `words`, to run in `directory`. Returns `None` if `words` is empty.
-    pub fn new(words: &[String], directory: &Path, timeout: Duration) -> Option<Self> {
+    pub(crate) fn new(words: &[String], directory: &Path, timeout: Duration) -> Option<Self> {
         let (program, arguments) = words.split_first()?;
         let directory = std::path::absolute(directory).ok()?;
         Some(Self {
@@ -116,13 +116,13 @@ impl ExternalCommand {
     }
 
     /// Returns the maximum run time.
-    pub const fn timeout(&self) -> Duration {
+    pub(crate) const fn timeout(&self) -> Duration {
         self.timeout
     }
 
     /// Runs the command with `input` on its standard input, and waits until the command exits with status 0. An error contains
     /// the command's output.
-    pub fn run(&self, input: &CommandInput) -> Result<(), String> {
+    pub(crate) fn run(&self, input: &CommandInput) -> Result<(), String> {
         let action = input.action.name();
         let program = self.program.display();
         let cannot =

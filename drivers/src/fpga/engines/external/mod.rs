@@ -15,7 +15,7 @@ mod command;
 #[cfg(test)]
 mod tests;
 
-pub use command::{Action, CommandInput, ExternalCommand, MemoryRange};
+pub(super) use command::{Action, CommandInput, ExternalCommand};
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{Device, DeviceError};
@@ -54,7 +54,7 @@ const FAULTS: &[&str] = &["count-went-back", "more-than-credited"];
 /// The keys of the engine `external`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ExternalKeys {
+pub(super) struct ExternalKeys {
     /// True applies backpressure, so the card waits while no slot is free. False lets the card
     /// overwrite frames; frames that were not copied in time are counted as `overrun`. Default: true for `xdma`, false
     /// for `external`.
@@ -70,7 +70,7 @@ pub struct ExternalKeys {
 }
 
 /// An engine that a user-supplied command programs.
-pub struct ExternalEngine {
+pub(super) struct ExternalEngine {
     device: Arc<dyn Device>,
     dma: Arc<dyn DmaDevice>,
     command: ExternalCommand,

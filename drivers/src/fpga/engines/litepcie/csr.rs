@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 /// The offsets in BAR 0 of one channel's writer and of the interrupt registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Map {
+pub(super) struct Map {
     /// Offset of the writer's registers.
     pub writer: u64,
     /// The interrupt registers, or `None` if their offsets are unknown.
@@ -22,7 +22,7 @@ pub struct Map {
 
 /// The interrupt registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Msi {
+pub(super) struct Msi {
     /// Offset of the register that enables interrupts.
     pub enable: u64,
     /// Offset of the register that acknowledges interrupts; `None` for cores with one vector per interrupt.
@@ -32,7 +32,7 @@ pub struct Msi {
 }
 
 /// Default width of DMA addresses in bits.
-pub const ADDRESS_BITS: u32 = 32;
+pub(super) const ADDRESS_BITS: u32 = 32;
 
 /// Parses a number in Python's format.
 fn number(text: &str) -> Option<u64> {
@@ -45,7 +45,7 @@ fn number(text: &str) -> Option<u64> {
 
 impl Map {
     /// Returns the register offsets of `channel` from the text of a `csr.csv`. The error describes the missing entry.
-    pub fn read(text: &str, channel: usize) -> Result<Self, String> {
+    pub(super) fn read(text: &str, channel: usize) -> Result<Self, String> {
         let mut registers = HashMap::new();
         let mut constants = HashMap::new();
         let mut start = 0;

@@ -85,24 +85,24 @@ mod register {
     use crate::fpga::register_table::{Field, Register};
 
     /// Bit 0: enable. Bit 1 reads as 1 while no write is in progress, in cores that report it.
-    pub const ENABLE: Register = Register::read_write("enable", 0x00);
+    pub(super) const ENABLE: Register = Register::read_write("enable", 0x00);
     /// Length and flags of a table entry. Bits 0 to 23: length. Bit 24: no interrupt. Bit 25: the slot does not end at the end
     /// of a packet.
-    pub const VALUE_HIGH: Register = Register::read_write("table_value high", 0x04);
+    pub(super) const VALUE_HIGH: Register = Register::read_write("table_value high", 0x04);
     /// Low half of the address in a table entry.
-    pub const VALUE_LOW: Register = Register::read_write("table_value low", 0x08);
+    pub(super) const VALUE_LOW: Register = Register::read_write("table_value low", 0x08);
     /// High half of the address in a table entry. A write adds the entry to the table.
-    pub const PUSH: Register = Register::write_only("table_we", 0x0c);
+    pub(super) const PUSH: Register = Register::write_only("table_we", 0x0c);
     /// With the value 1, the table is cyclic (loop mode).
-    pub const LOOP: Register = Register::read_write("table_loop_prog_n", 0x10);
+    pub(super) const LOOP: Register = Register::read_write("table_loop_prog_n", 0x10);
     /// Progress of the writer.
-    pub const LOOP_STATUS: Register = Register::read_only("table_loop_status", 0x14);
+    pub(super) const LOOP_STATUS: Register = Register::read_only("table_loop_status", 0x14);
     /// Field of [`LOOP_STATUS`]: index of the last finished slot.
-    pub const INDEX: Field = Field::bits(0, 16);
+    pub(super) const INDEX: Field = Field::bits(0, 16);
     /// Field of [`LOOP_STATUS`]: number of passes through the table.
-    pub const PASSES: Field = Field::bits(16, 16);
+    pub(super) const PASSES: Field = Field::bits(16, 16);
     /// A write empties the table.
-    pub const RESET: Register = Register::write_only("table_reset", 0x1c);
+    pub(super) const RESET: Register = Register::write_only("table_reset", 0x1c);
 }
 
 /// Bit of [`register::ENABLE`]: the writer is enabled.

@@ -1,130 +1,130 @@
 //! Registers and memory structures of XDMA, from AMD's product guide PG195, "Register Space" and "Descriptors".
 
 /// Size of the register space in bytes.
-pub const SPACE: u64 = 0x1_0000;
+pub(super) const SPACE: u64 = 0x1_0000;
 /// Maximum number of channels per direction.
-pub const CHANNELS: usize = 4;
+pub(super) const CHANNELS: usize = 4;
 
 /// Upper half of the identifier of a channel from host to card, at `H2C + CHANNEL * n`.
-pub const ID_H2C: u32 = 0x1fc0;
+pub(super) const ID_H2C: u32 = 0x1fc0;
 /// Upper half of the identifier of a channel from card to host.
-pub const ID_C2H: u32 = 0x1fc1;
+pub(super) const ID_C2H: u32 = 0x1fc1;
 /// Upper half of the identifier of the interrupt block.
-pub const ID_IRQ: u32 = 0x1fc2;
+pub(super) const ID_IRQ: u32 = 0x1fc2;
 /// Upper half of the identifier of the configuration block.
-pub const ID_CONFIG: u32 = 0x1fc3;
+pub(super) const ID_CONFIG: u32 = 0x1fc3;
 /// Bit of a channel's identifier: the channel carries a stream.
-pub const ID_STREAM: u32 = 1 << 15;
+pub(super) const ID_STREAM: u32 = 1 << 15;
 
 /// Offset of the registers of the first channel from host to card.
-pub const H2C: u64 = 0x0000;
+pub(super) const H2C: u64 = 0x0000;
 /// Offset of the registers of the first channel from card to host.
-pub const C2H: u64 = 0x1000;
+pub(super) const C2H: u64 = 0x1000;
 /// Offset of the registers of the interrupt block.
-pub const IRQ: u64 = 0x2000;
+pub(super) const IRQ: u64 = 0x2000;
 /// Offset of the registers of the configuration block.
-pub const CONFIG: u64 = 0x3000;
+pub(super) const CONFIG: u64 = 0x3000;
 /// Offset of the scatter-gather registers of the first channel from card to host.
-pub const C2H_SGDMA: u64 = 0x5000;
+pub(super) const C2H_SGDMA: u64 = 0x5000;
 /// Offset of the scatter-gather registers of all channels.
-pub const COMMON: u64 = 0x6000;
+pub(super) const COMMON: u64 = 0x6000;
 /// Distance in bytes between the registers of two channels.
-pub const CHANNEL: u64 = 0x100;
+pub(super) const CHANNEL: u64 = 0x100;
 
 /// Registers of a channel.
-pub mod channel {
+pub(super) mod channel {
     use crate::fpga::register_table::Register;
 
     /// Identifier.
-    pub const ID: Register = Register::read_only("id", 0x00);
+    pub(crate) const ID: Register = Register::read_only("id", 0x00);
     /// Control register.
-    pub const CONTROL: Register = Register::read_write("control", 0x04);
+    pub(crate) const CONTROL: Register = Register::read_write("control", 0x04);
     /// Control register; bits written as 1 are cleared.
-    pub const CONTROL_CLEAR: Register = Register::write_only("control clear", 0x0c);
+    pub(crate) const CONTROL_CLEAR: Register = Register::write_only("control clear", 0x0c);
     /// Status register.
-    pub const STATUS: Register = Register::read_only("status", 0x40);
+    pub(crate) const STATUS: Register = Register::read_only("status", 0x40);
     /// Status register; a read clears it.
-    pub const STATUS_CLEAR: Register = Register::read_clears("status clear", 0x44);
+    pub(crate) const STATUS_CLEAR: Register = Register::read_clears("status clear", 0x44);
     /// Number of completed descriptors since RUN was set.
-    pub const COUNT: Register = Register::read_only("count", 0x48);
+    pub(crate) const COUNT: Register = Register::read_only("count", 0x48);
     /// Bits 16 to 23: alignment of addresses. Bits 8 to 15: alignment of lengths. Bits 0 to 7: width of addresses in
     /// bits.
-    pub const ALIGNMENTS: Register = Register::read_only("alignments", 0x4c);
+    pub(crate) const ALIGNMENTS: Register = Register::read_only("alignments", 0x4c);
     /// Low half of the address to which the engine writes the number of completed descriptors.
-    pub const WRITE_BACK_LOW: Register = Register::read_write("write back low", 0x88);
+    pub(crate) const WRITE_BACK_LOW: Register = Register::read_write("write back low", 0x88);
     /// High half of the address to which the engine writes the number of completed descriptors.
-    pub const WRITE_BACK_HIGH: Register = Register::read_write("write back high", 0x8c);
+    pub(crate) const WRITE_BACK_HIGH: Register = Register::read_write("write back high", 0x8c);
     /// Mask of the status bits that raise an interrupt.
-    pub const INTERRUPTS: Register = Register::read_write("interrupts", 0x90);
+    pub(crate) const INTERRUPTS: Register = Register::read_write("interrupts", 0x90);
     /// Interrupt mask; bits written as 1 are set.
-    pub const INTERRUPTS_SET: Register = Register::write_only("interrupts set", 0x94);
+    pub(crate) const INTERRUPTS_SET: Register = Register::write_only("interrupts set", 0x94);
     /// Interrupt mask; bits written as 1 are cleared.
-    pub const INTERRUPTS_CLEAR: Register = Register::write_only("interrupts clear", 0x98);
+    pub(crate) const INTERRUPTS_CLEAR: Register = Register::write_only("interrupts clear", 0x98);
 }
 
 /// Scatter-gather registers of a channel.
-pub mod sgdma {
+pub(super) mod sgdma {
     use crate::fpga::register_table::Register;
 
     /// Address of the first descriptor, low half.
-    pub const FIRST_LOW: Register = Register::read_write("first low", 0x80);
+    pub(crate) const FIRST_LOW: Register = Register::read_write("first low", 0x80);
     /// Address of the first descriptor, high half.
-    pub const FIRST_HIGH: Register = Register::read_write("first high", 0x84);
+    pub(crate) const FIRST_HIGH: Register = Register::read_write("first high", 0x84);
     /// Number of descriptors that follow the first contiguously and are fetched with it.
-    pub const ADJACENT: Register = Register::read_write("adjacent", 0x88);
+    pub(crate) const ADJACENT: Register = Register::read_write("adjacent", 0x88);
     /// Credit register: the written value is added to the credits of the channel, up to 1023.
-    pub const CREDITS: Register = Register::write_only("credits", 0x8c);
+    pub(crate) const CREDITS: Register = Register::write_only("credits", 0x8c);
 }
 
 /// Registers for all channels; bits 16 to 19 belong to the card-to-host channels.
-pub mod common {
+pub(super) mod common {
     use crate::fpga::register_table::Register;
 
     /// Mask of the channels whose descriptor fetch is halted; bits written as 1 are cleared.
-    pub const HALT_CLEAR: Register = Register::write_only("halt clear", 0x18);
+    pub(crate) const HALT_CLEAR: Register = Register::write_only("halt clear", 0x18);
     /// Mask of the channels that need a credit for each descriptor.
-    pub const CREDIT_MODE: Register = Register::read_write("credit mode", 0x20);
+    pub(crate) const CREDIT_MODE: Register = Register::read_write("credit mode", 0x20);
     /// Credit mode; bits written as 1 are set.
-    pub const CREDIT_MODE_SET: Register = Register::write_only("credit mode set", 0x24);
+    pub(crate) const CREDIT_MODE_SET: Register = Register::write_only("credit mode set", 0x24);
     /// Credit mode; bits written as 1 are cleared.
-    pub const CREDIT_MODE_CLEAR: Register = Register::write_only("credit mode clear", 0x28);
+    pub(crate) const CREDIT_MODE_CLEAR: Register = Register::write_only("credit mode clear", 0x28);
     /// Bit of the first channel from card to host.
-    pub const C2H_BIT: u32 = 16;
+    pub(crate) const C2H_BIT: u32 = 16;
 }
 
 /// Registers of the interrupt block.
-pub mod irq {
+pub(super) mod irq {
     use crate::fpga::register_table::{Field, Register};
 
     /// Mask of the channels that may raise interrupts; bits written as 1 are set. The host-to-card channels come first.
-    pub const CHANNELS_SET: Register = Register::write_only("channels set", 0x14);
+    pub(crate) const CHANNELS_SET: Register = Register::write_only("channels set", 0x14);
     /// Mask of the channels that may raise interrupts; bits written as 1 are cleared.
-    pub const CHANNELS_CLEAR: Register = Register::write_only("channels clear", 0x18);
+    pub(crate) const CHANNELS_CLEAR: Register = Register::write_only("channels clear", 0x18);
 
     /// The register with the interrupt vector of the channel with interrupt bit `bit`: each register has the vectors of
     /// four channels.
-    pub const fn vectors(bit: u32) -> Register {
+    pub(crate) const fn vectors(bit: u32) -> Register {
         Register::read_write("channel vectors", 0xa0 + (bit as u64 / 4) * 4)
     }
 
     /// Field of [`vectors`]: the vector of the channel.
-    pub const fn vector(bit: u32) -> Field {
+    pub(crate) const fn vector(bit: u32) -> Field {
         Field::bits(bit % 4 * 8, 5)
     }
 }
 
 /// Bit of the control register: run.
-pub const RUN: u32 = 1;
+pub(super) const RUN: u32 = 1;
 /// Bit of the status register: busy.
-pub const BUSY: u32 = 1;
+pub(super) const BUSY: u32 = 1;
 /// Bit of the status register: a descriptor with [`COMPLETED`] is done. In the control register, the same bit enables this
 /// status bit.
-pub const DESCRIPTOR_DONE: u32 = 1 << 2;
+pub(super) const DESCRIPTOR_DONE: u32 = 1 << 2;
 /// Bit of the control register: the engine writes the number of completed descriptors to memory.
-pub const WRITE_BACK: u32 = 1 << 26;
+pub(super) const WRITE_BACK: u32 = 1 << 26;
 
 /// Error bits of the status register, in the order of [`FAULTS`].
-pub const ERRORS: [u32; 13] = [
+pub(super) const ERRORS: [u32; 13] = [
     1 << 3,
     1 << 4,
     1 << 5,
@@ -140,7 +140,7 @@ pub const ERRORS: [u32; 13] = [
     1 << 23,
 ];
 /// All error bits.
-pub const ANY_ERROR: u32 = {
+pub(super) const ANY_ERROR: u32 = {
     let (mut all, mut i) = (0, 0);
     while i < ERRORS.len() {
         all |= ERRORS[i];
@@ -150,7 +150,7 @@ pub const ANY_ERROR: u32 = {
 };
 
 /// Names of the faults: first the bits of [`ERRORS`], then faults detected in memory.
-pub const FAULTS: &[&str] = &[
+pub(super) const FAULTS: &[&str] = &[
     "align",
     "descriptor-magic",
     "invalid-length",
@@ -171,32 +171,32 @@ pub const FAULTS: &[&str] = &[
     "count-went-back",
 ];
 /// Index in [`FAULTS`]: the count word reports an error, but the status register does not name it.
-pub const UNNAMED: usize = ERRORS.len();
+pub(super) const UNNAMED: usize = ERRORS.len();
 /// Index in [`FAULTS`]: a result (C2H stream writeback) is invalid.
-pub const DAMAGED: usize = UNNAMED + 1;
+pub(super) const DAMAGED: usize = UNNAMED + 1;
 /// Index in [`FAULTS`]: the count includes a transfer whose result (C2H stream writeback) is missing.
-pub const MISSING: usize = UNNAMED + 2;
+pub(super) const MISSING: usize = UNNAMED + 2;
 /// Index in [`FAULTS`]: a packet was longer than a slot and was split into several frames. The engine continues.
-pub const CUT: usize = UNNAMED + 3;
+pub(super) const CUT: usize = UNNAMED + 3;
 /// Index in [`FAULTS`]: the count decreased, or advanced by more than half of its range between two polls.
-pub const WENT_BACK: usize = UNNAMED + 4;
+pub(super) const WENT_BACK: usize = UNNAMED + 4;
 
 /// Size in bytes of a descriptor, and of the memory for a result (C2H stream writeback).
-pub const DESCRIPTOR: usize = 32;
+pub(super) const DESCRIPTOR: usize = 32;
 /// Upper half of a descriptor's first word.
-pub const DESCRIPTOR_MAGIC: u32 = 0xad4b << 16;
+pub(super) const DESCRIPTOR_MAGIC: u32 = 0xad4b << 16;
 /// Bit of a descriptor's first word: the descriptor is counted when it is done.
-pub const COMPLETED: u32 = 1 << 1;
+pub(super) const COMPLETED: u32 = 1 << 1;
 /// Width in bits of the length in a descriptor.
-pub const LENGTH_BITS: u32 = 28;
+pub(super) const LENGTH_BITS: u32 = 28;
 /// Magic number of a C2H stream writeback, in the upper half of its first word.
-pub const RESULT_MAGIC: u32 = 0x52b4;
+pub(super) const RESULT_MAGIC: u32 = 0x52b4;
 /// Bit of the first word of a C2H stream writeback: the packet ends with this transfer.
-pub const END_OF_PACKET: u32 = 1;
+pub(super) const END_OF_PACKET: u32 = 1;
 
 /// Width in bits of the count in the count word, which the engine writes to memory.
-pub const COUNT_BITS: u32 = 24;
+pub(super) const COUNT_BITS: u32 = 24;
 /// Bit of the count word: an error occurred.
-pub const COUNT_ERROR: u32 = 1 << 31;
+pub(super) const COUNT_ERROR: u32 = 1 << 31;
 /// Maximum number of credits of a channel.
-pub const MAX_CREDITS: usize = 1023;
+pub(super) const MAX_CREDITS: usize = 1023;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The decoded result (C2H stream writeback) of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// No result was written yet.
     None,
     /// Number of written bytes, which may be 0, and whether the packet ends with this transfer.
@@ -24,25 +24,25 @@ pub enum Outcome {
 
 /// Descriptors, results and the count of one channel.
 #[derive(Debug)]
-pub struct Ring {
+pub(super) struct Ring {
     memory: DmaBuffer,
     slots: usize,
 }
 
 impl Ring {
     /// Allocates the memory for `slots` slots.
-    pub fn new(device: Arc<dyn DmaDevice>, slots: usize) -> Result<Self, DmaError> {
+    pub(super) fn new(device: Arc<dyn DmaDevice>, slots: usize) -> Result<Self, DmaError> {
         let memory = DmaBuffer::new(device, slots * 2 * DESCRIPTOR + 64)?;
         Ok(Self { memory, slots })
     }
 
     /// Returns the number of slots.
-    pub const fn slots(&self) -> usize {
+    pub(super) const fn slots(&self) -> usize {
         self.slots
     }
 
     /// Returns the device address of a descriptor.
-    pub const fn descriptor(&self, slot: usize) -> u64 {
+    pub(super) const fn descriptor(&self, slot: usize) -> u64 {
         self.memory.address() + (slot * DESCRIPTOR) as u64
     }
 
@@ -55,12 +55,12 @@ impl Ring {
     }
 
     /// Returns the device address of the count.
-    pub const fn count_address(&self) -> u64 {
+    pub(super) const fn count_address(&self) -> u64 {
         self.memory.address() + self.count_offset() as u64
     }
 
     /// Writes a cycle of descriptors for `slots`, whose number must match. Clears the results and the count.
-    pub fn program(&self, slots: &Slots) {
+    pub(super) fn program(&self, slots: &Slots) {
         self.memory.clear();
         let length = u64::try_from(slots.bytes).unwrap_or(0);
         for (slot, target) in slots.addresses.iter().enumerate() {
@@ -78,7 +78,7 @@ impl Ring {
 
     /// Decodes the result of `slot`.
     #[inline]
-    pub fn result(&self, slot: usize) -> Outcome {
+    pub(super) fn result(&self, slot: usize) -> Outcome {
         let word = self.memory.read64(self.result_offset(slot));
         #[expect(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
         let (state, length) = (word as u32, (word >> 32) as u32);
@@ -93,19 +93,19 @@ impl Ring {
 
     /// Clears the result of `slot` for its next transfer, which the engine must not have started.
     #[inline]
-    pub fn clear_result(&self, slot: usize) {
+    pub(super) fn clear_result(&self, slot: usize) {
         self.memory.write64(self.result_offset(slot), 0);
     }
 
     /// Returns the last written count word.
     #[inline]
-    pub fn count(&self) -> u32 {
+    pub(super) fn count(&self) -> u32 {
         self.memory.read32(self.count_offset())
     }
 
     /// Returns the memory that the device accesses.
     #[cfg(test)]
-    pub const fn memory(&self) -> &DmaBuffer {
+    pub(super) const fn memory(&self) -> &DmaBuffer {
         &self.memory
     }
 }

@@ -25,7 +25,7 @@ fn commands(address: &str, has_driver: bool) -> String {
 }
 
 /// Checks that a program can open the device `address` and returns its directory in sysfs. `root` replaces `/`.
-pub fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
+pub(super) fn check(root: &Path, address: &str) -> Result<PathBuf, DeviceError> {
     let error = |why: String| DeviceError::new(address, why);
     if !is_address(address) {
         return Err(error(

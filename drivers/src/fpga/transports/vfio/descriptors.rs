@@ -13,12 +13,12 @@ const GPU_FILES: [&str; 3] = ["/dev/nvidia", "/dev/gdrdrv", "/dmabuf:"];
 const DRIVER: &str = "/dev/nvidiactl";
 
 /// Duplicates all descriptors of this process that keep GPU memory allocated.
-pub fn gpu_descriptors() -> io::Result<Vec<OwnedFd>> {
+pub(super) fn gpu_descriptors() -> io::Result<Vec<OwnedFd>> {
     opened(&GPU_FILES)
 }
 
 /// Returns true if GPU memory could be freed and reused while the device still writes, because `held` is empty.
-pub fn lacks_descriptor(held: &[OwnedFd]) -> bool {
+pub(super) fn lacks_descriptor(held: &[OwnedFd]) -> bool {
     held.is_empty() && Path::new(DRIVER).exists()
 }
 
