@@ -173,7 +173,7 @@ impl Detector {
             max_frame: geometry.frame_bytes,
             max_packets: geometry.packets_per_frame,
             threads,
-            state: Mutex::default(),
+            state: Mutex::new(State::new()),
             detected: OnceLock::new(),
             is_logged: AtomicBool::new(false),
         }
@@ -284,7 +284,7 @@ impl SizeDetector for Detector {
     }
 
     fn restart(&self) -> String {
-        std::mem::take(&mut *self.state())
+        std::mem::replace(&mut *self.state(), State::new())
             .refusal
             .unwrap_or_else(|| "no packet of a heap with samples arrived".to_owned())
     }
@@ -295,6 +295,14 @@ impl SizeDetector for Detector {
 }
 
 impl State {
+    /// Allocates the memory for all heaps.
+    fn new() -> Self {
+        Self {
+            heaps: Vec::with_capacity(MAX_HEAPS),
+            ..Self::default()
+        }
+    }
+
     fn observe(&mut self, items: &[u8], address_bits: u32, given: Given) {
         let fields = Fields::read(items, address_bits, None);
         let Some(unit) = fields.counter else {
