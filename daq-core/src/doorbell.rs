@@ -102,6 +102,12 @@ impl Credits {
         }
     }
 
+    /// Sets one word, as the kernel does.
+    #[cfg(test)]
+    pub(crate) fn set(&self, word: usize, value: u64) {
+        self.words.store64(8 * word, value);
+    }
+
     /// Returns the address of the words, as the kernel sees it. The word of block `b` of group `t` has the index
     /// `t * blocks + b`.
     pub fn address(&self) -> u64 {
@@ -171,15 +177,15 @@ mod tests {
     use super::*;
 
     /// Returns credits and their words, which the test writes instead of a kernel.
-    fn credits(groups: u32, blocks: u32) -> (Credits, SharedWords) {
+    fn credits(groups: u32, blocks: u32) -> Credits {
         let words = SharedWords::new(8 * groups as usize * blocks as usize).unwrap();
-        (Credits::with(words.clone(), groups, blocks), words)
+        Credits::with(words, groups, blocks)
     }
 
     #[test]
     fn frame_completes_when_all_its_blocks_complete() {
-        let (credits, words) = credits(3, 2);
-        let give = |word: usize, value| words.store64(8 * word, value);
+        let credits = credits(3, 2);
+        let give = |word: usize, value| credits.set(word, value);
         assert!(credits.has(0));
         assert!(!credits.has(1));
         give(0, 1);
@@ -207,10 +213,10 @@ mod tests {
     fn completed_frames_end_before_first_incomplete() {
         for groups in 1..5_u32 {
             for counts in 0..4_u64.pow(groups) {
-                let (credits, words) = credits(groups, 1);
+                let credits = credits(groups, 1);
                 let count = |group: u64| counts / 4_u64.pow(u32::try_from(group).unwrap()) % 4;
                 for group in 0..u64::from(groups) {
-                    words.store64(8 * usize::try_from(group).unwrap(), count(group));
+                    credits.set(usize::try_from(group).unwrap(), count(group));
                 }
                 let groups = u64::from(groups);
                 let done = (0..100).find(|frame| frame / groups >= count(frame % groups));

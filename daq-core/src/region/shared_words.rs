@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 ///
 /// Words are accessed as a whole, and are little-endian. Everything that the writer of a word wrote before the word is
 /// visible to a reader of the word. No reference to plain bytes of the memory is created.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct SharedWords {
     region: Arc<Region>,
 }
@@ -33,11 +33,11 @@ impl SharedWords {
         Ok(Self::of(region))
     }
 
-    /// Uses the words of `region`.
+    /// Uses the words of `region`, which nothing else reads or writes except devices.
     ///
     /// # Panics
     /// If the region is not in host memory.
-    pub fn of(region: Arc<Region>) -> Self {
+    pub(crate) fn of(region: Arc<Region>) -> Self {
         assert_eq!(
             region.placement(),
             Placement::Host,
@@ -124,7 +124,8 @@ impl SharedWords {
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
         let to = self.range(at, bytes.len());
         // SAFETY: the range is inside the region, which `self` keeps mapped. No reference to it exists, because `self`
-        // is borrowed mutably and no function returns references to plain bytes.
+        // is borrowed mutably, is the only owner of the words in this process, and no function returns references to plain
+        // bytes.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 

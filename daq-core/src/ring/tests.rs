@@ -76,7 +76,7 @@ fn leases_retire_in_order_of_their_events() {
     let (first, first_done) = TestEvent::new();
     let (second, second_done) = TestEvent::new();
     let words = SharedWords::new(8).unwrap();
-    let credits = std::sync::Arc::new(Credits::with(words.clone(), 1, 1));
+    let credits = std::sync::Arc::new(Credits::with(words, 1, 1));
     reader.poll(1).unwrap().retire(first_done);
     reader.poll(1).unwrap().retire(second_done);
     reader.poll(1).unwrap().retire(Completion::Credit {
@@ -92,7 +92,7 @@ fn leases_retire_in_order_of_their_events() {
     let mut retired = 0;
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held(), ledger.read.get()), (2, 2, 2));
-    words.store64(0, 1);
+    credits.set(0, 1);
     reader.reap(|frames| retired += frames);
     assert_eq!((retired, reader.held()), (4, 0));
 }
