@@ -383,7 +383,8 @@ impl Target {
             method.record_event().map(|done| (bytes, done))
         });
         match copied {
-            Ok((bytes, Completion::Immediate)) => {
+            // Copies are published in order.
+            Ok((bytes, Completion::Immediate)) if self.in_flight.is_empty() => {
                 slots.publish();
                 drop(lease);
                 self.ledger.frames.add(frames);
