@@ -259,9 +259,12 @@ impl FpgaConfig {
     pub(super) fn missing_engine(&self, engines: &[EngineEntry]) -> Problem {
         if let Some(name) = &self.engine {
             let names: Vec<&str> = engines.iter().map(|entry| entry.info.name).collect();
-            let suggestion = nearest(name, &names).unwrap_or(names[0]);
+            let help = match nearest(name, &names).or(names.first().copied()) {
+                Some(suggestion) => format!("write for instance \"{suggestion}\""),
+                None => "this program contains no DMA engine".to_owned(),
+            };
             return Problem::at("engine", format!("`engine`: unknown engine \"{name}\""))
-                .help(format!("write for instance \"{suggestion}\""));
+                .help(help);
         }
         let names: Vec<String> = engines
             .iter()

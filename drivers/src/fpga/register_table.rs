@@ -142,19 +142,37 @@ impl Window {
     }
 
     /// Writes a 64-bit value to a register and to the register after it, as [`Registers::write64`] does.
+    ///
+    /// # Panics
+    /// If the address of the register in its BAR is not a multiple of 8.
     pub fn write64(&self, register: Register, value: u64) {
         debug_assert!(
             matches!(register.access, Access::WriteOnly | Access::ReadWrite),
             "{}",
             register.name
         );
-        self.registers.write64(self.offset(register), value);
+        self.registers.write64(self.offset64(register), value);
     }
 
     /// Reads a 64-bit value from a register and the register after it, as [`Registers::read64`] does.
+    ///
+    /// # Panics
+    /// If the address of the register in its BAR is not a multiple of 8.
     pub fn read64(&self, register: Register) -> u64 {
         debug_assert!(register.access != Access::WriteOnly, "{}", register.name);
-        self.registers.read64(self.offset(register))
+        self.registers.read64(self.offset64(register))
+    }
+
+    /// Returns the offset of a register of 64 bits. The check fails for emulated devices too, whose accesses are two of 32
+    /// bits.
+    fn offset64(&self, register: Register) -> u64 {
+        let offset = self.offset(register);
+        assert!(
+            offset.is_multiple_of(8),
+            "the offset {offset:#x} of the 64-bit register `{}` is not a multiple of 8",
+            register.name
+        );
+        offset
     }
 
     /// Describes the value of a register for an error, as in `the register "id" at 0x1000 reads 0x1fc10000`.
