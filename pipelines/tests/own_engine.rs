@@ -163,14 +163,14 @@ unsafe impl Engine for Toy {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        check_slots(self.device.name(), slots, &self.caps(), 64)?;
+        check_slots(self.device.name(), slots, &self.caps(), 64).map_err(ArmError::Stopped)?;
         // A killed process may have left the engine running.
         if !self.stop(LEFT_RUNNING) {
             let why = "the engine is busy before it was started: reset the card";
-            return Err(unfit(self.device.name(), why).into());
+            return Err(ArmError::Stopped(unfit(self.device.name(), why)));
         }
         if self.registers.read(register::ID) == GONE {
-            return Err(self.gone().into());
+            return Err(ArmError::Stopped(self.gone()));
         }
         let (bytes, _) = halves(slots.bytes as u64);
         self.registers.write(register::BYTES, bytes);

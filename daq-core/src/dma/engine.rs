@@ -102,7 +102,7 @@ impl SlotLayout {
 
 /// The ring that an engine fills. Transfer `n` since arming goes to slot `(first + n) % addresses.len()`.
 ///
-/// [`Running::start`](super::Running::start) takes the addresses from the [`DmaMap`] that it keeps while the engine runs.
+/// [`Stopped::start`](super::Stopped::start) takes the addresses from the [`DmaMap`] that it keeps while the engine runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// The device's addresses of all slots.
@@ -378,13 +378,14 @@ pub enum EngineError {
     Dma(#[from] super::DmaError),
 }
 
-/// An engine could not be armed.
+/// An engine could not be armed. There is no conversion from [`EngineError`], because each failure must state whether the
+/// engine may write.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArmError {
     /// The engine does not write: it was not started, or it was stopped again. The core does not call
     /// [`Engine::quiesce`].
     #[error(transparent)]
-    Stopped(#[from] EngineError),
+    Stopped(EngineError),
     /// The engine may already write. The core calls [`Engine::quiesce`], and resets the device if this fails.
     #[error(transparent)]
     Started(EngineError),
@@ -396,12 +397,6 @@ impl ArmError {
         match self {
             Self::Stopped(reason) | Self::Started(reason) => reason,
         }
-    }
-}
-
-impl From<DmaError> for ArmError {
-    fn from(error: DmaError) -> Self {
-        Self::Stopped(error.into())
     }
 }
 

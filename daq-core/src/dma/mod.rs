@@ -13,14 +13,14 @@
 //!   unmapped. [`Running`] owns the map and returns it only from [`Running::stop`]. It also keeps the map of a doorbell
 //!   until then.
 //! - If an engine does not stop in time, its device is reset (bus mastering off, then a reset) before anything is
-//!   unmapped. If that fails too, the memory is leaked until the process ends.
+//!   unmapped. If that fails too, the engine and all its memory are leaked until the process ends.
 //!
 //! The memory that an engine writes cannot be dropped while it is armed:
 //!
 //! ```compile_fail,E0382
-//! use daq_core::dma::{DmaMap, Engine, Running, SlotLayout};
+//! use daq_core::dma::{DmaMap, Engine, SlotLayout, Stopped};
 //! fn free_under_it(engine: Box<dyn Engine>, memory: DmaMap, layout: SlotLayout) {
-//!     let running = Running::start(engine, memory, layout, 0, None);
+//!     let running = Stopped::new(engine, memory).start(layout, 0, None);
 //!     drop(memory);
 //! }
 //! ```

@@ -1,8 +1,8 @@
 //! The state of a DMA engine, and the memory that it may write.
 
 use super::{
-    ArmError, Caps, CompletionOrder, Completions, DmaMap, Engine, EngineError, QuiesceTimeout,
-    SlotLayout, Slots,
+    ArmError, Caps, CompletionOrder, Completions, DmaDevice, DmaMap, Engine, EngineError,
+    QuiesceTimeout, SlotLayout, Slots,
 };
 use crate::leak::leak;
 use crate::region::Placement;
@@ -16,39 +16,96 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A running engine, with the memory of its slots and of its doorbell.
 ///
-/// Only [`stop`](Self::stop) returns the memory. Dropping stops the engine first.
+/// Only [`stop`](Self::stop) returns the engine and the memory. Dropping stops the engine first.
 pub struct Running {
-    /// The engine and its memory, which `stop` or `drop` moves out exactly once.
-    parts: ManuallyDrop<Stopped>,
+    /// What `stop` or `drop` moves out exactly once.
+    parts: ManuallyDrop<Parts>,
+}
+
+/// An engine, and all memory that it may write while it runs.
+#[derive(Debug)]
+struct Parts {
+    stopped: Stopped,
+    /// Released after the engine is stopped.
+    doorbell: Option<Arc<DmaMap>>,
 }
 
 /// A stopped engine, with the memory that it wrote.
+///
+/// The engine itself is not accessible, because only a running engine may be polled and given credits.
 #[derive(Debug)]
 pub struct Stopped {
-    /// The stopped engine.
-    pub engine: Box<dyn Engine>,
-    /// The memory; `None` if the memory was leaked because the engine could not be stopped and its device could not be
-    /// reset.
-    pub memory: Option<DmaMap>,
-    /// Set if the engine did not stop in time and its device was reset.
-    pub quiesce_timeout: Option<QuiesceTimeout>,
-    /// The memory of the doorbell, released after the engine is stopped.
-    doorbell: Option<Arc<DmaMap>>,
+    engine: Box<dyn Engine>,
+    memory: DmaMap,
+    quiesce_timeout: Option<QuiesceTimeout>,
 }
 
 /// An engine that could not be armed.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused {
-    /// The engine and the memory.
-    pub stopped: Stopped,
+    /// The engine and the memory; `None` if both were leaked, see [`Running::stop`].
+    pub stopped: Option<Stopped>,
     /// The reason.
     pub error: EngineError,
 }
 
 impl Running {
-    /// Arms `engine` to fill the slots of `layout` in `memory`, beginning with the slot `first`. The engine writes its
-    /// count to the start of `doorbell`, if given.
+    /// Returns the capabilities of the engine.
+    pub fn caps(&self) -> Caps {
+        self.parts.stopped.engine.caps()
+    }
+
+    /// Returns the memory of the slots.
+    pub fn memory(&self) -> &DmaMap {
+        &self.parts.stopped.memory
+    }
+
+    /// Calls [`Engine::poll`].
+    pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        self.parts.stopped.engine.poll(done)
+    }
+
+    /// Calls [`Engine::credit`].
+    pub fn credit(&mut self, slots: u32) {
+        self.parts.stopped.engine.credit(slots);
+    }
+
+    /// Calls [`Engine::overwritten`].
+    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
+        self.parts.stopped.engine.overwritten()
+    }
+
+    /// Calls [`Engine::wait`].
+    pub fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
+        self.parts.stopped.engine.wait(limit)
+    }
+
+    /// Stops the engine. When this returns, no transfer is in flight.
+    ///
+    /// # Errors
+    /// If the engine could not be stopped and its device could not be reset. The engine and all memory that it may
+    /// still write are leaked.
+    pub fn stop(self, timeout: Duration) -> Result<Stopped, QuiesceTimeout> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not used again. Its drop, which also moves the parts out, does not run.
+        let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
+        parts.stop(timeout)
+    }
+}
+
+impl Stopped {
+    /// Combines an engine that was never armed with the memory for its slots.
+    pub const fn new(engine: Box<dyn Engine>, memory: DmaMap) -> Self {
+        Self {
+            engine,
+            memory,
+            quiesce_timeout: None,
+        }
+    }
+
+    /// Arms the engine to fill the slots of `layout` in its memory, beginning with the slot `first`. The engine writes
+    /// its count to the start of `doorbell`, if given.
     ///
     /// # Errors
     /// Returns the stopped engine and the memory with the reason.
@@ -56,121 +113,83 @@ impl Running {
     /// # Panics
     /// Panics if the slots exceed the memory.
     pub fn start(
-        mut engine: Box<dyn Engine>,
-        memory: DmaMap,
+        mut self,
         layout: SlotLayout,
         first: usize,
         doorbell: Option<Arc<DmaMap>>,
-    ) -> Result<Self, Box<Refused>> {
-        let armed = slots(&*engine, &memory, layout, first, doorbell.as_deref())
+    ) -> Result<Running, Box<Refused>> {
+        self.quiesce_timeout = None;
+        let armed = self
+            .slots(layout, first, doorbell.as_deref())
             .map_err(ArmError::Stopped)
             .and_then(|slots| {
-                // SAFETY: the engine is stopped, because only `start` arms engines, and an engine that it armed is
-                // returned only after it has stopped. The slots and the doorbell are in `memory` and `doorbell`, which
-                // `stopped` below releases only after the engine has stopped or its device was reset.
-                unsafe { engine.arm(&slots) }
+                // SAFETY: the engine is stopped, because only `start` arms an engine, and `Running` returns it only after
+                // it has stopped or its device was reset. The slots and the doorbell are in memory that `parts` below
+                // owns, and releases only after the engine has stopped or its device was reset.
+                unsafe { self.engine.arm(&slots) }
             });
-        let parts = Stopped {
+        let parts = Parts {
+            stopped: self,
             doorbell,
-            ..Stopped::new(engine, memory)
         };
-        match armed {
-            Ok(()) => Ok(Self {
-                parts: ManuallyDrop::new(parts),
-            }),
-            Err(error) => {
-                let stopped = match &error {
-                    ArmError::Stopped(_) => parts,
-                    ArmError::Started(_) => parts.stopped(STOP_TIMEOUT),
-                };
-                let error = error.into_reason();
-                Err(Box::new(Refused { stopped, error }))
+        let (error, stopped) = match armed {
+            Ok(()) => {
+                return Ok(Running {
+                    parts: ManuallyDrop::new(parts),
+                });
             }
-        }
+            Err(ArmError::Stopped(error)) => (error, Some(parts.stopped)),
+            Err(ArmError::Started(error)) => (error, parts.stop(STOP_TIMEOUT).ok()),
+        };
+        Err(Box::new(Refused { stopped, error }))
     }
 
-    /// Returns the capabilities of the engine.
-    pub fn caps(&self) -> Caps {
-        self.parts.engine.caps()
+    /// Returns the slots that the engine may write, or why it cannot write to this memory.
+    fn slots(
+        &self,
+        layout: SlotLayout,
+        first: usize,
+        doorbell: Option<&DmaMap>,
+    ) -> Result<Slots, EngineError> {
+        let engine = &self.engine;
+        let placement = self.memory.region().placement();
+        if placement != Placement::Host && engine.info().order == CompletionOrder::HostMemory {
+            return Err(EngineError::Unfit {
+                device: engine.device().name().to_owned(),
+                why: format!(
+                    "the engine `{}` reads its completions from a register, which does not prove that the payload has arrived \
+                     in GPU memory: set path = \"staged\"",
+                    engine.name()
+                ),
+            });
+        }
+        Ok(Slots {
+            addresses: layout.addresses(&self.memory)?,
+            bytes: layout.bytes,
+            first,
+            doorbell: doorbell.map(DmaMap::address),
+            placement,
+        })
+    }
+
+    /// Returns the device of the engine.
+    pub fn device(&self) -> &Arc<dyn DmaDevice> {
+        self.engine.device()
     }
 
     /// Returns the memory of the slots.
-    ///
-    /// # Panics
-    /// Never panics, because only a stopped engine can have lost its memory.
-    pub fn memory(&self) -> &DmaMap {
-        self.parts
-            .memory
-            .as_ref()
-            .expect("a running engine owns its memory")
+    pub const fn memory(&self) -> &DmaMap {
+        &self.memory
     }
 
-    /// Calls [`Engine::poll`].
-    pub fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
-        self.parts.engine.poll(done)
+    /// Replaces the memory of the slots, and returns the previous memory.
+    pub const fn replace_memory(&mut self, memory: DmaMap) -> DmaMap {
+        std::mem::replace(&mut self.memory, memory)
     }
 
-    /// Calls [`Engine::credit`].
-    pub fn credit(&mut self, slots: u32) {
-        self.parts.engine.credit(slots);
-    }
-
-    /// Calls [`Engine::overwritten`].
-    pub fn overwritten(&mut self) -> Result<u64, EngineError> {
-        self.parts.engine.overwritten()
-    }
-
-    /// Calls [`Engine::wait`].
-    pub fn wait(&mut self, limit: Duration) -> Result<bool, EngineError> {
-        self.parts.engine.wait(limit)
-    }
-
-    /// Stops the engine. When this returns, no transfer is in flight.
-    pub fn stop(self, timeout: Duration) -> Stopped {
-        let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is not used again. Its drop, which also moves the parts out, does not run.
-        let parts = unsafe { ManuallyDrop::take(&mut this.parts) };
-        parts.stopped(timeout)
-    }
-}
-
-/// Returns the slots that the engine may write, or why it cannot write to this memory.
-fn slots(
-    engine: &dyn Engine,
-    memory: &DmaMap,
-    layout: SlotLayout,
-    first: usize,
-    doorbell: Option<&DmaMap>,
-) -> Result<Slots, EngineError> {
-    let placement = memory.region().placement();
-    if placement != Placement::Host && engine.info().order == CompletionOrder::HostMemory {
-        return Err(EngineError::Unfit {
-            device: engine.device().name().to_owned(),
-            why: format!(
-                "the engine `{}` reads its completions from a register, which does not prove that the payload has arrived \
-                 in GPU memory: set path = \"staged\"",
-                engine.name()
-            ),
-        });
-    }
-    Ok(Slots {
-        addresses: layout.addresses(memory)?,
-        bytes: layout.bytes,
-        first,
-        doorbell: doorbell.map(DmaMap::address),
-        placement,
-    })
-}
-
-impl Stopped {
-    /// Creates the state of an engine that was never armed, with the memory for its slots.
-    pub const fn new(engine: Box<dyn Engine>, memory: DmaMap) -> Self {
-        Self {
-            engine,
-            memory: Some(memory),
-            quiesce_timeout: None,
-            doorbell: None,
-        }
+    /// Returns the timeout if the engine did not stop in time and its device was reset.
+    pub const fn quiesce_timeout(&self) -> Option<&QuiesceTimeout> {
+        self.quiesce_timeout.as_ref()
     }
 
     /// Calls [`Engine::poll_stopped`].
@@ -182,11 +201,14 @@ impl Stopped {
     pub fn overwritten(&mut self) -> Result<u64, EngineError> {
         self.engine.overwritten_stopped()
     }
+}
 
-    /// Stops the engine.
-    fn stopped(mut self, timeout: Duration) -> Self {
-        if let Err(quiesce_timeout) = self.engine.quiesce(timeout) {
-            match self.engine.device().disable_and_reset() {
+impl Parts {
+    /// Stops the engine, see [`Running::stop`].
+    fn stop(mut self, timeout: Duration) -> Result<Stopped, QuiesceTimeout> {
+        let engine = &mut self.stopped.engine;
+        if let Err(quiesce_timeout) = engine.quiesce(timeout) {
+            match engine.device().disable_and_reset() {
                 Ok(()) => {
                     tracing::warn!(
                         "{quiesce_timeout}; bus mastering was disabled and the device was reset"
@@ -196,13 +218,15 @@ impl Stopped {
                     tracing::error!(
                         "{quiesce_timeout}; {error}; the engine's memory is leaked until this process exits"
                     );
-                    leak((self.memory.take(), self.doorbell.take()));
+                    // The engine owns further memory that its device may write.
+                    leak(self);
+                    return Err(quiesce_timeout);
                 }
             }
-            self.quiesce_timeout = Some(quiesce_timeout);
+            self.stopped.quiesce_timeout = Some(quiesce_timeout);
         }
-        self.doorbell = None;
-        self
+        drop(self.doorbell);
+        Ok(self.stopped)
     }
 }
 
@@ -210,7 +234,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         // SAFETY: `drop` runs at most once. `stop`, which also moves the parts out, prevents it from running.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
-        drop(parts.stopped(STOP_TIMEOUT));
+        drop(parts.stop(STOP_TIMEOUT));
     }
 }
 
@@ -230,7 +254,7 @@ impl fmt::Debug for dyn Engine {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DmaDevice, DmaError, EngineInfo, SlotLimits};
+    use super::super::{DmaError, EngineInfo, SlotLimits};
     use super::*;
     use crate::region::{HostOptions, Region};
     use std::sync::Mutex;
@@ -354,13 +378,7 @@ mod tests {
             recorded: recorded.clone(),
             stops,
         });
-        drop(Running::start(
-            engine,
-            memory,
-            layout,
-            0,
-            Some(doorbell_map),
-        ));
+        drop(Stopped::new(engine, memory).start(layout, 0, Some(doorbell_map)));
         (recorded.recorded(), Arc::strong_count(&doorbell) - 1)
     }
 

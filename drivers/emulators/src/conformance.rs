@@ -15,7 +15,7 @@
 )]
 
 use crate::pattern::{self, Pattern};
-use daq_core::dma::{Completions, DmaMap, Done, Engine, EngineError, Running, SlotLayout, Stopped};
+use daq_core::dma::{Completions, DmaMap, Done, EngineError, Running, SlotLayout, Stopped};
 use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
 use daq_core::units::{BitRate, ByteSize};
@@ -73,7 +73,9 @@ struct Bench {
     device: Arc<dyn Device>,
     region: Arc<Region>,
     layout: SlotLayout,
-    stopped: Option<(Box<dyn Engine>, DmaMap)>,
+    stopped: Option<Stopped>,
+    /// Number of kinds of faults that the engine reports.
+    faults: usize,
     has_credits: bool,
 }
 
@@ -136,18 +138,19 @@ impl Bench {
                 stride: bytes,
                 bytes,
             },
-            stopped: Some((engine, map)),
+            faults: engine.faults().len(),
+            stopped: Some(Stopped::new(engine, map)),
             has_credits,
         }
     }
 
     fn try_start(&mut self, first: usize) -> Result<Run<'_>, EngineError> {
-        let (engine, map) = self.stopped.take().unwrap();
-        let faults = engine.faults().len();
-        let running = Running::start(engine, map, self.layout, first, None)
+        let stopped = self.stopped.take().unwrap();
+        let running = stopped
+            .start(self.layout, first, None)
             .map_err(|refused| refused.error)?;
         Ok(Run {
-            completions: Completions::new(64, faults),
+            completions: Completions::new(64, self.faults),
             bench: self,
             running,
             first,
@@ -162,8 +165,7 @@ impl Bench {
 
     /// Keeps the engine and the memory for the next start.
     fn keep(&mut self, stopped: Stopped) {
-        let memory = stopped.memory.expect("the memory of a stopped engine");
-        self.stopped = Some((stopped.engine, memory));
+        self.stopped = Some(stopped);
     }
 
     fn read(&self, slot: usize, bytes: usize) -> Vec<u8> {
@@ -254,7 +256,7 @@ impl Run<'_> {
     }
 
     fn stop(self) -> Stopped {
-        self.running.stop(TIMEOUT)
+        self.running.stop(TIMEOUT).unwrap()
     }
 }
 
@@ -283,7 +285,7 @@ pub fn frames_arrive_in_order<E: FpgaEngine>(device: &'static EmulatedDeviceEntr
     let mut run = bench.start(0);
     run.credit(RING.0);
     run.verify(1000);
-    assert!(run.stop().quiesce_timeout.is_none());
+    assert!(run.stop().quiesce_timeout().is_none());
 }
 
 /// Packets shorter than a slot arrive with their length, or several in one slot.
@@ -425,7 +427,7 @@ pub fn silent_stream_is_stopped<E: FpgaEngine>(device: &'static EmulatedDeviceEn
     }
     run.next_within(QUIET).unwrap();
     let seen = run.transfers;
-    let mut stopped = run.running.stop(QUIET);
+    let mut stopped = run.running.stop(QUIET).unwrap();
     let mut done = Completions::new(64, E::INFO.faults.len());
     stopped.poll(&mut done).unwrap();
     assert_eq!(seen + done.as_slice().len() as u64, 3);
@@ -443,7 +445,7 @@ pub fn stuck_device_is_stopped<E: FpgaEngine>(device: &'static EmulatedDeviceEnt
     while run.transfers < 3 {
         run.next().unwrap();
     }
-    let stopped = run.running.stop(QUIET);
+    let stopped = run.running.stop(QUIET).unwrap();
     bench.device.reset().unwrap();
     bench.keep(stopped);
     let mut run = bench.start(0);
@@ -466,7 +468,7 @@ pub fn removed_device_is_gone<E: FpgaEngine>(device: &'static EmulatedDeviceEntr
                     Err(error) => break error,
                 }
             };
-            assert!(run.stop().quiesce_timeout.is_none());
+            assert!(run.stop().quiesce_timeout().is_none());
             error
         }
         // A free-running device may be removed before the engine is armed.
@@ -486,7 +488,7 @@ pub fn engine_restarts_a_hundred_times<E: FpgaEngine>(
         run.credit(RING.0);
         run.verify(20);
         let stopped = run.stop();
-        assert!(stopped.quiesce_timeout.is_none());
+        assert!(stopped.quiesce_timeout().is_none());
         bench.keep(stopped);
     }
 }

@@ -1,6 +1,6 @@
 //! FPGA engines on emulated devices, which are implemented independently of the engines.
 
-use daq_core::dma::{Completions, DmaMap, Engine, EngineError, Running, SlotLayout};
+use daq_core::dma::{Completions, DmaMap, EngineError, Running, SlotLayout, Stopped};
 use daq_core::entry::Registry;
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::device::Device;
@@ -28,7 +28,7 @@ fn registry() -> Registry {
 struct Bench {
     device: Arc<dyn Device>,
     region: Arc<Region>,
-    idle: Option<(Box<dyn Engine>, DmaMap)>,
+    idle: Option<Stopped>,
 }
 
 impl Bench {
@@ -53,7 +53,7 @@ impl Bench {
         Self {
             device,
             region,
-            idle: Some((engine, map)),
+            idle: Some(Stopped::new(engine, map)),
         }
     }
 
@@ -66,19 +66,20 @@ impl Bench {
         first: usize,
         doorbell: Option<Arc<DmaMap>>,
     ) -> Result<Running, EngineError> {
-        let (engine, map) = self.idle.take().unwrap();
+        let idle = self.idle.take().unwrap();
         let layout = SlotLayout {
             slots: SLOTS,
             stride: BYTES,
             bytes: BYTES,
         };
-        Running::start(engine, map, layout, first, doorbell).map_err(|refused| refused.error)
+        idle.start(layout, first, doorbell)
+            .map_err(|refused| refused.error)
     }
 
     fn stop(&mut self, armed: Running) {
-        let idle = armed.stop(TIMEOUT);
-        assert!(idle.quiesce_timeout.is_none(), "{:?}", idle.quiesce_timeout);
-        self.idle = Some((idle.engine, idle.memory.unwrap()));
+        let idle = armed.stop(TIMEOUT).unwrap();
+        assert_eq!(idle.quiesce_timeout(), None);
+        self.idle = Some(idle);
     }
 
     /// Returns the contents of a slot.
@@ -242,11 +243,11 @@ fn quiesce_timeout_disables_bus_mastering() {
         next(&mut armed, &mut done).unwrap();
         seen += done.as_slice().len();
     }
-    let idle = armed.stop(Duration::from_millis(20));
-    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
+    let idle = armed.stop(Duration::from_millis(20)).unwrap();
+    assert!(idle.quiesce_timeout().is_some());
     // After a reset the device works again.
     bench.device.reset().unwrap();
-    bench.idle = Some((idle.engine, idle.memory.unwrap()));
+    bench.idle = Some(idle);
     let mut armed = bench.arm(0, None);
     armed.credit(1);
     next(&mut armed, &mut done).unwrap();

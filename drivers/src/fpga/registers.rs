@@ -126,8 +126,24 @@ unsafe impl Engine for EngineWithRegisters {
         self.engine.device()
     }
 
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    fn faults(&self) -> &'static [&'static str] {
+        self.engine.faults()
+    }
+
     fn caps(&self) -> Caps {
         self.engine.caps()
+    }
+
+    fn writes_past_length(&self) -> bool {
+        self.engine.writes_past_length()
+    }
+
+    fn packet_bytes(&self) -> usize {
+        self.engine.packet_bytes()
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {

@@ -97,10 +97,11 @@ unsafe impl Engine for Fifo {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        check_slots(self.device.name(), slots, &self.caps(), 64)?;
+        check_slots(self.device.name(), slots, &self.caps(), 64).map_err(ArmError::Stopped)?;
         // A killed process may have left the engine running.
         if !self.stop(Duration::from_millis(100)) {
-            return Err(unfit(self.device.name(), "the engine does not stop: reset it").into());
+            let why = "the engine does not stop: reset it";
+            return Err(ArmError::Stopped(unfit(self.device.name(), why)));
         }
         (self.credited, self.filled, self.reported) = (0, Count::new(1 << 32), 0);
         self.slots = slots.clone();

@@ -188,6 +188,23 @@ impl Edu {
         self.copied += std::mem::take(&mut self.in_flight);
         Ok(true)
     }
+
+    /// Checks that no copy is in progress, and prepares to fill `slots`. No copy starts.
+    fn prepare(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        check_slots(self.device.name(), slots, &self.caps(), ADDRESS_BITS)?;
+        let command = self.registers.read(register::COMMAND);
+        if command == GONE {
+            let device = self.device.name().to_owned();
+            return Err(EngineError::Gone { device });
+        }
+        if command & RUN != 0 {
+            let why = "a copy is already in progress: reset the device";
+            return Err(unfit(self.device.name(), why));
+        }
+        self.slots = slots.clone();
+        (self.credits, self.filled, self.copied, self.in_flight) = (0, 0, 0, 0);
+        Ok(())
+    }
 }
 
 // SAFETY: `start_copy` writes the address of a slot and a length within the slot. A copy starts only in `credit` and
@@ -202,19 +219,7 @@ unsafe impl Engine for Edu {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        check_slots(self.device.name(), slots, &self.caps(), ADDRESS_BITS)?;
-        let command = self.registers.read(register::COMMAND);
-        if command == GONE {
-            let device = self.device.name().to_owned();
-            return Err(EngineError::Gone { device }.into());
-        }
-        if command & RUN != 0 {
-            let why = "a copy is already in progress: reset the device";
-            return Err(unfit(self.device.name(), why).into());
-        }
-        self.slots = slots.clone();
-        (self.credits, self.filled, self.copied, self.in_flight) = (0, 0, 0, 0);
-        Ok(())
+        self.prepare(slots).map_err(ArmError::Stopped)
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {

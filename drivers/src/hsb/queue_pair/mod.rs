@@ -341,7 +341,7 @@ unsafe impl Engine for QueuePair {
         if begun.is_err() {
             self.end();
         }
-        Ok(begun?)
+        begun.map_err(ArmError::Stopped)
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {

@@ -225,7 +225,7 @@ impl Port {
     /// Returns the memory that the engine writes.
     pub(super) fn region(&self) -> Option<&Arc<Region>> {
         match &self.state {
-            State::Stopped(stopped) => stopped.memory.as_ref().map(DmaMap::region),
+            State::Stopped(stopped) => Some(stopped.memory().region()),
             State::Running(running) => Some(running.memory().region()),
             State::Lost => None,
         }
@@ -242,7 +242,7 @@ impl Port {
 
     /// Arms the engine, starting at the slot of the ring's next frame.
     pub(super) fn arm(&mut self, producer: &Producer, is_verified: bool) -> Result<(), DmaError> {
-        let Some((engine, map)) = self.take_stopped() else {
+        let Some(stopped) = self.take_stopped() else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be armed, because the engine is not idle",
                 self.name
@@ -259,31 +259,20 @@ impl Port {
             .filter(|_| is_verified && self.is_ringing);
         (self.given, self.ungiven) = (0, slots);
         let bell = bell.map(|(_, map)| map.clone());
-        match Running::start(engine, map, self.layout, self.first, bell) {
+        match stopped.start(self.layout, self.first, bell) {
             Ok(running) => self.state = State::Running(running),
             Err(refused) => {
-                self.leak(refused.stopped);
+                self.state = refused.stopped.map_or(State::Lost, State::Stopped);
                 return Err(refused.error.into());
             }
         }
         Ok(())
     }
 
-    /// Stores the parts of a stopped engine; returns whether bus mastering had to be disabled.
-    fn leak(&mut self, stopped: Stopped) -> bool {
-        let stuck = stopped.quiesce_timeout.is_some();
-        self.state = if stopped.memory.is_some() {
-            State::Stopped(stopped)
-        } else {
-            State::Lost
-        };
-        stuck
-    }
-
     /// Moves the stopped engine and its memory out. `None` if the engine runs or is lost.
-    fn take_stopped(&mut self) -> Option<(Box<dyn Engine>, DmaMap)> {
+    fn take_stopped(&mut self) -> Option<Stopped> {
         match std::mem::replace(&mut self.state, State::Lost) {
-            State::Stopped(Stopped { engine, memory, .. }) => Some((engine, memory?)),
+            State::Stopped(stopped) => Some(stopped),
             State::Running(_) | State::Lost => None,
         }
     }
@@ -399,10 +388,14 @@ impl Port {
     /// Stops the engine; returns true if bus mastering had to be disabled.
     pub(super) fn stop(&mut self, timeout: Duration) -> bool {
         match std::mem::replace(&mut self.state, State::Lost) {
-            State::Running(running) => {
-                let stopped = running.stop(timeout);
-                self.leak(stopped)
-            }
+            State::Running(running) => match running.stop(timeout) {
+                Ok(stopped) => {
+                    let was_reset = stopped.quiesce_timeout().is_some();
+                    self.state = State::Stopped(stopped);
+                    was_reset
+                }
+                Err(_) => true,
+            },
             other => {
                 self.state = other;
                 false
@@ -418,7 +411,7 @@ impl Port {
 
     /// Gives a stopped engine its own slots in host memory.
     pub(super) fn fall_back(&mut self, producer: &Producer) -> Result<(), DmaError> {
-        let Some((engine, old)) = self.take_stopped() else {
+        let Some(mut stopped) = self.take_stopped() else {
             return Err(DmaError::Unbelievable(format!(
                 "{} cannot be stopped, so its memory cannot be changed",
                 self.name
@@ -427,24 +420,24 @@ impl Port {
         let made = own_on_host(producer)
             .map_err(DmaError::from)
             .and_then(|region| {
-                let map = map(engine.device(), &region, producer)?;
+                let map = map(stopped.device(), &region, producer)?;
                 Ok((BounceCopy::new(region, producer)?, map))
             });
         let (bounce_copy, map) = match made {
             Ok(made) => made,
             Err(error) => {
                 // The caller polls the remaining completions later.
-                self.state = State::Stopped(Stopped::new(engine, old));
+                self.state = State::Stopped(stopped);
                 return Err(error);
             }
         };
-        drop(old);
+        drop(stopped.replace_memory(map));
         self.bounce_copy = Some(bounce_copy);
         if let Some((bell, _)) = self.bell.take() {
             bell.disable_device();
         }
         self.flushed = None;
-        self.state = State::Stopped(Stopped::new(engine, map));
+        self.state = State::Stopped(stopped);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::litepcie::gateware::{Gateware, built};
 use crate::litepcie::served::Served;
-use daq_core::dma::{Completions, DmaMap, Engine, Running, SlotLayout};
+use daq_core::dma::{Completions, DmaMap, Engine, SlotLayout, Stopped};
 use daq_core::region::{HostOptions, Region};
 use daq_drivers::fpga::FpgaSource;
 use daq_drivers::fpga::engines::litepcie::Writer;
@@ -55,9 +55,11 @@ fn engine_on_gateware_fills_slots_in_order() {
         let bytes = usize::try_from(2 * SLOT * SLOTS).unwrap();
         let region = Region::host(bytes, options).unwrap();
         let file: File = region.file().unwrap().try_clone_to_owned().unwrap().into();
-        let mut map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
+        let map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
         let opened = source.open(device.clone(), directory.path()).unwrap();
-        let mut engine: Box<dyn Engine> = Box::new(opened);
+        let engine: Box<dyn Engine> = Box::new(opened);
+        let faults = engine.faults().len();
+        let mut idle = Stopped::new(engine, map);
         let layout = SlotLayout {
             slots: usize::try_from(SLOTS).unwrap(),
             stride: usize::try_from(2 * SLOT).unwrap(),
@@ -66,8 +68,8 @@ fn engine_on_gateware_fills_slots_in_order() {
         let first = usize::try_from(FIRST).unwrap();
         for _ in 0..10 {
             file.write_all_at(&vec![0xa5; bytes], 0).unwrap();
-            let mut completions = Completions::new(64, engine.faults().len());
-            let mut armed = Running::start(engine, map, layout, first, None).unwrap();
+            let mut completions = Completions::new(64, faults);
+            let mut armed = idle.start(layout, first, None).unwrap();
             let (mut fed, mut seen) = (0, 0);
             while seen < 4 * SLOTS {
                 // A transfer is reported when the next one is done, so one more is needed. The device must not
@@ -108,8 +110,8 @@ fn engine_on_gateware_fills_slots_in_order() {
             wait_for("the card to accept all data", || {
                 (served.left() == 0).then_some(())
             });
-            let mut idle = armed.stop(TIMEOUT);
-            assert_eq!(idle.quiesce_timeout, None);
+            idle = armed.stop(TIMEOUT).unwrap();
+            assert_eq!(idle.quiesce_timeout(), None);
             completions.clear(64);
             idle.poll(&mut completions).unwrap();
             let reported = completions.as_slice().len() as u64;
@@ -126,7 +128,6 @@ fn engine_on_gateware_fills_slots_in_order() {
                     "transfer {transfer}, which the stop reported, has wrong bytes"
                 );
             }
-            (engine, map) = (idle.engine, idle.memory.unwrap());
             // After the stop nothing may be written, even if the sensor continues to send.
             file.write_all_at(&vec![0x5a; bytes], 0).unwrap();
             served.feed(4 * SLOT);

@@ -468,6 +468,30 @@ impl Receiver {
         }
         (count, false)
     }
+
+    /// Allocates what the ring needs. No sender can connect yet.
+    fn prepare(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        self.release_link();
+        let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
+            device: self.device.name().to_owned(),
+            why,
+        })?;
+        let bytes = ring.count as usize * self.shape.record();
+        if self
+            .records
+            .as_ref()
+            .is_none_or(|records| records.bytes() < bytes)
+        {
+            self.records = None;
+            self.records = Some(DmaBuffer::new(self.record_device.clone(), bytes)?);
+        }
+        if let Some(records) = &self.records {
+            records.clear();
+        }
+        (self.credited, self.completed, self.base) = (0, 0, 0);
+        self.ring = Some(ring);
+        Ok(())
+    }
 }
 
 /// The description of the engine.
@@ -508,25 +532,7 @@ unsafe impl Engine for Receiver {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        self.release_link();
-        let ring = self.ring(slots).map_err(|why| EngineError::Unfit {
-            device: self.device.name().to_owned(),
-            why,
-        })?;
-        let bytes = ring.count as usize * self.shape.record();
-        if self
-            .records
-            .as_ref()
-            .is_none_or(|records| records.bytes() < bytes)
-        {
-            self.records = None;
-            self.records = Some(DmaBuffer::new(self.record_device.clone(), bytes)?);
-        }
-        if let Some(records) = &self.records {
-            records.clear();
-        }
-        (self.credited, self.completed, self.base) = (0, 0, 0);
-        self.ring = Some(ring);
+        self.prepare(slots).map_err(ArmError::Stopped)?;
         self.shared.open();
         Ok(())
     }

@@ -234,6 +234,21 @@ impl ExternalEngine {
         }
         (finished.saturating_add(MAX_AHEAD)).saturating_sub(self.slots.addresses.len() as u64)
     }
+
+    /// Checks the slots and the device, and resets the counts. The start command has not run yet.
+    fn prepare(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let name = self.device.name();
+        check_slots(name, slots, &self.caps(), 64)?;
+        if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
+            let why = "the engine always overwrites the only slot of the ring: set at least 2 `slots` in the ring";
+            return Err(unfit(name, why));
+        }
+        self.device.check()?;
+        self.words.clear();
+        self.slots = slots.clone();
+        (self.finished, self.reported, self.credited, self.polls) = (0, 0, 0, 0);
+        Ok(())
+    }
 }
 
 // SAFETY: the command gets the addresses of the slots, and its documentation requires that the card writes nothing
@@ -256,16 +271,7 @@ unsafe impl Engine for ExternalEngine {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        let name = self.device.name();
-        check_slots(name, slots, &self.caps(), 64)?;
-        if !self.supports_backpressure && slots.addresses.len() as u64 <= MAX_AHEAD {
-            let why = "the engine always overwrites the only slot of the ring: set at least 2 `slots` in the ring";
-            return Err(unfit(name, why).into());
-        }
-        self.device.check().map_err(EngineError::from)?;
-        self.words.clear();
-        self.slots = slots.clone();
-        (self.finished, self.reported, self.credited, self.polls) = (0, 0, 0, 0);
+        self.prepare(slots).map_err(ArmError::Stopped)?;
         // A failed command may have started the engine.
         self.run(Action::Start)
             .map_err(|why| ArmError::Started(unfit(self.device.name(), why)))

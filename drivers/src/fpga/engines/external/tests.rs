@@ -4,7 +4,7 @@ use super::*;
 use crate::fpga::device::Identity;
 use crate::fpga::engines::edu::Edu;
 use crate::fpga::mock::{self, Driven, Mock};
-use daq_core::dma::{DmaMap, Running, SlotLayout};
+use daq_core::dma::{DmaMap, Running, SlotLayout, Stopped};
 use daq_core::region::{HostOptions, Placement, Region};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -194,7 +194,7 @@ fn armed(fixture: &Fixture, script: &str) -> Result<Running, Box<daq_core::dma::
         stride: 4096,
         bytes: SLOT,
     };
-    Running::start(engine, memory, layout, 1, None)
+    Stopped::new(engine, memory).start(layout, 1, None)
 }
 
 #[test]
@@ -202,8 +202,8 @@ fn external_engine_stop_failure_disables_bus_mastering() {
     let fixture = Fixture::new();
     let running = armed(&fixture, "grep -q start").unwrap();
     assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 2);
-    let idle = running.stop(Duration::ZERO);
-    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
+    let idle = running.stop(Duration::ZERO).unwrap();
+    assert!(idle.quiesce_timeout().is_some());
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 1);
     drop(idle);
     assert_eq!(fixture.mock.mapped.load(Ordering::SeqCst), 0);
@@ -215,15 +215,16 @@ fn external_engine_start_failure_runs_stop_command() {
     let script = "tee -a input | grep -q stop || { echo no bitstream; exit 4; }";
     let refused = armed(&fixture, script).unwrap_err();
     assert!(refused.to_string().contains("no bitstream"), "{refused}");
+    let stopped = refused.stopped.as_ref().unwrap();
     assert!(
-        refused.stopped.quiesce_timeout.is_none(),
+        stopped.quiesce_timeout().is_none(),
         "the engine stopped in time"
     );
     assert!(fixture.read("input").contains("\"stop\""));
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 0);
 
     let refused = armed(&fixture, "exit 4").unwrap_err();
-    assert!(refused.stopped.quiesce_timeout.is_some());
+    assert!(refused.stopped.unwrap().quiesce_timeout().is_some());
     assert_eq!(fixture.mock.disable_and_reset.load(Ordering::SeqCst), 1);
 }
 

@@ -407,25 +407,14 @@ impl Writer {
         let value = if is_on { others | bit } else { others & !bit };
         self.registers.write(msi.enable, value);
     }
-}
 
-// SAFETY: the table has one entry per slot, with the length of the slot, and is filled only by `arm`. `arm` enables the
-// writer as its last step. `quiesce` disables the writer and empties the table, and waits until the writer is idle.
-unsafe impl Engine for Writer {
-    fn info(&self) -> &'static EngineInfo {
-        &Self::INFO
-    }
-
-    fn device(&self) -> &Arc<dyn DmaDevice> {
-        &self.device
-    }
-
-    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
+    /// Programs the table of slots. The writer stays disabled.
+    fn program(&mut self, slots: &Slots) -> Result<(), EngineError> {
         let name = self.device.name();
         check_slots(name, slots, &self.caps(), self.map.address_bits)?;
         let count = slots.addresses.len();
         if count as u64 <= AHEAD {
-            return Err(too_few_slots(name, count, AHEAD).into());
+            return Err(too_few_slots(name, count, AHEAD));
         }
         let enable = self.window.read(register::ENABLE);
         if enable != GONE && enable & ON != 0 {
@@ -437,7 +426,7 @@ unsafe impl Engine for Writer {
         let idle = self.wait_idle(LEFT_RUNNING);
         if self.window.read(register::ENABLE) == GONE {
             let device = self.device.name().to_owned();
-            return Err(EngineError::Gone { device }.into());
+            return Err(EngineError::Gone { device });
         }
         if let (Err(enable), Some(true)) = (idle, self.reports_idle) {
             return Err(unfit(
@@ -446,8 +435,7 @@ unsafe impl Engine for Writer {
                     "the writer is already busy ({enable:#x} at {:#x}): reset the card",
                     self.map.writer
                 ),
-            )
-            .into());
+            ));
         }
         // A core that has not reported idle after this wait never reports it.
         self.reports_idle.get_or_insert(idle.is_ok());
@@ -471,6 +459,23 @@ unsafe impl Engine for Writer {
         self.reported = 0;
         self.set_interrupt(true);
         self.window.write(register::LOOP, 1);
+        Ok(())
+    }
+}
+
+// SAFETY: the table has one entry per slot, with the length of the slot, and is filled only by `arm`. `arm` enables the
+// writer as its last step. `quiesce` disables the writer and empties the table, and waits until the writer is idle.
+unsafe impl Engine for Writer {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.device
+    }
+
+    unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
+        self.program(slots).map_err(ArmError::Stopped)?;
         self.window.write(register::ENABLE, ON);
         Ok(())
     }

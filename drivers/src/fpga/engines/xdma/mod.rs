@@ -444,6 +444,55 @@ impl Xdma {
             .write(channel::INTERRUPTS_CLEAR, ANY_ERROR | DESCRIPTOR_DONE);
         self.irq.write(irq::CHANNELS_CLEAR, 1 << bit);
     }
+
+    /// Programs the channel for `slots`; it does not run yet.
+    fn program(&mut self, slots: &Slots) -> Result<(), EngineError> {
+        let name = self.device.name();
+        check_slots(name, slots, &self.caps(), self.address_bits)?;
+        let count = slots.addresses.len();
+        if !self.has_credits && (count as u64) <= AHEAD {
+            return Err(too_few_slots(name, count, AHEAD));
+        }
+        self.channel.write(channel::CONTROL_CLEAR, u32::MAX);
+        idle(name, &self.channel, self.number)?;
+        let ring = match self.ring.take() {
+            Some(ring) if ring.slots() == count => ring,
+            _ => Ring::new(self.device.clone(), count)?,
+        };
+        ring.program(slots);
+        self.first = slots.first;
+        self.slot_bytes = slots.bytes;
+        self.counts_in_ring = slots.doorbell.is_none();
+        (self.credited, self.reported, self.idle_polls, self.errors) = (0, 0, 0, 0);
+        self.count = Count::new(1 << COUNT_BITS);
+        (self.missing_since, self.empty, self.continues) = (None, None, None);
+        self.checked_at = Instant::now();
+        // Clears earlier errors.
+        self.channel.read(channel::STATUS_CLEAR);
+
+        let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
+        self.channel.write(channel::WRITE_BACK_LOW, low);
+        self.channel.write(channel::WRITE_BACK_HIGH, high);
+        let mask = match self.signal {
+            Some(_) => ANY_ERROR | DESCRIPTOR_DONE,
+            None => 0,
+        };
+        self.channel.write(channel::INTERRUPTS, mask);
+        self.enable_interrupt();
+        let (low, high) = halves(ring.descriptor(slots.first));
+        self.sgdma.write(sgdma::FIRST_LOW, low);
+        self.sgdma.write(sgdma::FIRST_HIGH, high);
+        self.sgdma.write(sgdma::ADJACENT, 0);
+        let mode = if self.has_credits {
+            common::CREDIT_MODE_SET
+        } else {
+            common::CREDIT_MODE_CLEAR
+        };
+        self.common.write(mode, self.bit);
+        self.common.write(common::HALT_CLEAR, self.bit);
+        self.ring = Some(ring);
+        Ok(())
+    }
 }
 
 /// Mask of the count bits.
@@ -519,50 +568,7 @@ unsafe impl Engine for Xdma {
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
-        let name = self.device.name();
-        check_slots(name, slots, &self.caps(), self.address_bits)?;
-        let count = slots.addresses.len();
-        if !self.has_credits && (count as u64) <= AHEAD {
-            return Err(too_few_slots(name, count, AHEAD).into());
-        }
-        self.channel.write(channel::CONTROL_CLEAR, u32::MAX);
-        idle(name, &self.channel, self.number)?;
-        let ring = match self.ring.take() {
-            Some(ring) if ring.slots() == count => ring,
-            _ => Ring::new(self.device.clone(), count)?,
-        };
-        ring.program(slots);
-        self.first = slots.first;
-        self.slot_bytes = slots.bytes;
-        self.counts_in_ring = slots.doorbell.is_none();
-        (self.credited, self.reported, self.idle_polls, self.errors) = (0, 0, 0, 0);
-        self.count = Count::new(1 << COUNT_BITS);
-        (self.missing_since, self.empty, self.continues) = (None, None, None);
-        self.checked_at = Instant::now();
-        // Clears earlier errors.
-        self.channel.read(channel::STATUS_CLEAR);
-
-        let (low, high) = halves(slots.doorbell.unwrap_or_else(|| ring.count_address()));
-        self.channel.write(channel::WRITE_BACK_LOW, low);
-        self.channel.write(channel::WRITE_BACK_HIGH, high);
-        let mask = match self.signal {
-            Some(_) => ANY_ERROR | DESCRIPTOR_DONE,
-            None => 0,
-        };
-        self.channel.write(channel::INTERRUPTS, mask);
-        self.enable_interrupt();
-        let (low, high) = halves(ring.descriptor(slots.first));
-        self.sgdma.write(sgdma::FIRST_LOW, low);
-        self.sgdma.write(sgdma::FIRST_HIGH, high);
-        self.sgdma.write(sgdma::ADJACENT, 0);
-        let mode = if self.has_credits {
-            common::CREDIT_MODE_SET
-        } else {
-            common::CREDIT_MODE_CLEAR
-        };
-        self.common.write(mode, self.bit);
-        self.common.write(common::HALT_CLEAR, self.bit);
-        self.ring = Some(ring);
+        self.program(slots).map_err(ArmError::Stopped)?;
         // Enabling the error bits makes the status register show errors. Both `DESCRIPTOR_DONE` and `WRITE_BACK` are
         // set, because the documentation does not specify whether one works without the other.
         self.channel.write(
@@ -570,7 +576,7 @@ unsafe impl Engine for Xdma {
             RUN | DESCRIPTOR_DONE | ANY_ERROR | WRITE_BACK,
         );
         if self.channel.read(channel::STATUS) == GONE {
-            return Err(self.gone().into());
+            return Err(ArmError::Started(self.gone()));
         }
         Ok(())
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::fpga::device::Identity;
 use crate::fpga::mock::{Driven, Mock};
 use daq_core::dma::DmaMap;
-use daq_core::dma::{Running, SlotLayout};
+use daq_core::dma::{SlotLayout, Stopped};
 use daq_core::region::{HostOptions, Placement, Region};
 use daq_testkit::assert_contains;
 use proptest::prelude::*;
@@ -367,10 +367,10 @@ fn xdma_quiesce_timeout_disables_bus_mastering() {
         stride: 4096,
         bytes: 4096,
     };
-    let armed = Running::start(engine, map, layout, 0, None).unwrap();
+    let armed = Stopped::new(engine, map).start(layout, 0, None).unwrap();
     mock.registers.hold(0x1140, 1);
-    let idle = armed.stop(Duration::ZERO);
-    assert!(idle.quiesce_timeout.is_some() && idle.memory.is_some());
+    let idle = armed.stop(Duration::ZERO).unwrap();
+    assert!(idle.quiesce_timeout().is_some());
     assert_eq!(mock.disable_and_reset.load(Ordering::SeqCst), 1);
     drop(idle);
     assert_eq!(

@@ -290,7 +290,7 @@ fn stop_ends_writes_and_reports_ended_frames() {
     };
     // The call may succeed or fail.
     let _ = sensor.post_send(&work);
-    let (engine, _) = bench.idle.as_mut().unwrap();
+    let engine = bench.idle.as_mut().unwrap();
     bench.completions.clear(usize::MAX);
     engine.poll(&mut bench.completions).unwrap();
     let done = bench.completions.as_slice();
@@ -314,9 +314,8 @@ fn stop_ends_writes_and_reports_ended_frames() {
 
 #[test]
 fn unsuitable_slots_are_rejected() {
-    let mut bench = Bench::new(5, 24, false);
-    bench.stop();
-    let (mut engine, map) = bench.idle.take().unwrap();
+    let mut bench = Bench::of(5, 24, false, Duration::ZERO, Target::Known);
+    let (mut engine, map) = bench.fresh.take().unwrap();
     let base = map.address();
     let addresses = |count: u64, step: u64| (0..count).map(|i| base + i * step).collect();
     let stride = STRIDE as u64;

@@ -9,7 +9,7 @@ use super::super::ecb::{Ecb, Reservation};
 use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
-use daq_core::dma::{DmaMap, Done, Running, SlotLayout};
+use daq_core::dma::{DmaMap, Done, Running, SlotLayout, Stopped};
 use daq_core::frame::{Clock, Flags};
 use daq_core::region::{HostOptions, Placement, Region};
 use daq_rdma::emulated::{EmulatedNic, Faults};
@@ -239,7 +239,9 @@ fn device(seen: &Shared) -> SocketAddr {
 struct Bench {
     seen: Shared,
     engine: Option<Running>,
-    idle: Option<(Box<dyn Engine>, DmaMap)>,
+    /// The engine and its memory until it is armed for the first time.
+    fresh: Option<(Box<dyn Engine>, DmaMap)>,
+    idle: Option<Stopped>,
     region: Arc<Region>,
     completions: Completions,
     /// PSN of the next packet, and number of PSN bits that the sensor uses.
@@ -329,7 +331,8 @@ impl Bench {
         Self {
             seen,
             engine: None,
-            idle: Some((engine, map)),
+            fresh: Some((engine, map)),
+            idle: None,
             region,
             completions,
             psn,
@@ -347,16 +350,19 @@ impl Bench {
     }
 
     fn try_arm(&mut self) -> Result<(), EngineError> {
-        let (engine, map) = self.idle.take().unwrap();
+        let idle = self.idle.take().unwrap_or_else(|| {
+            let (engine, map) = self.fresh.take().unwrap();
+            Stopped::new(engine, map)
+        });
         let layout = SlotLayout {
             slots: PAGES,
             stride: STRIDE,
             bytes: STRIDE,
         };
-        match Running::start(engine, map, layout, 0, None) {
+        match idle.start(layout, 0, None) {
             Ok(engine) => self.engine = Some(engine),
             Err(refused) => {
-                self.idle = Some((refused.stopped.engine, refused.stopped.memory.unwrap()));
+                self.idle = refused.stopped;
                 return Err(refused.error);
             }
         }
@@ -368,8 +374,7 @@ impl Bench {
     }
 
     fn stop_within(&mut self, timeout: Duration) {
-        let idle = self.engine.take().unwrap().stop(timeout);
-        self.idle = Some((idle.engine, idle.memory.unwrap()));
+        self.idle = Some(self.engine.take().unwrap().stop(timeout).unwrap());
     }
 
     fn register(&self, register: u32) -> u32 {
@@ -508,7 +513,7 @@ impl Bench {
 
     /// Returns the remaining reports of a stopped engine, and the bound of overwritten transfers.
     fn rest(&mut self) -> (Vec<Done>, u64) {
-        let (engine, _) = self.idle.as_mut().unwrap();
+        let engine = self.idle.as_mut().unwrap();
         self.completions.clear(usize::MAX);
         engine.poll(&mut self.completions).unwrap();
         (
