@@ -25,6 +25,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
@@ -195,17 +196,48 @@ impl FormatTime for TimeOfDay {
     }
 }
 
+/// Parses the levels of the log: levels of modules (`MODULE=LEVEL`) and a level of all others, separated by commas.
+fn levels_of(text: &str) -> Result<Targets, String> {
+    let parts = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let errors = Targets::new().with_default(LevelFilter::ERROR);
+    parts.map(level_of).try_fold(errors, |levels, part| {
+        let (module, level) = part?;
+        Ok(match module {
+            Some(module) => levels.with_target(module, level),
+            None => levels.with_default(level),
+        })
+    })
+}
+
+/// Parses a level, or the level of one module. A module without a level logs everything.
+fn level_of(part: &str) -> Result<(Option<&str>, LevelFilter), String> {
+    if let Ok(level) = part.parse() {
+        return Ok((None, level));
+    }
+    let (module, level) = part.split_once('=').unwrap_or((part, "trace"));
+    let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "_:".contains(letter);
+    let is_module = !module.is_empty() && module.chars().all(is_letter);
+    match level.parse() {
+        Ok(parsed) if is_module && !level.is_empty() => Ok((Some(module), parsed)),
+        _ => Err(format!(
+            "`{part}` is neither a level nor MODULE=LEVEL, as in `warn,daq_rdma=debug`"
+        )),
+    }
+}
+
 /// Starts the log on stderr. Messages contain the time of day on a terminal, no time in the journal (which adds the
 /// time itself), and otherwise the date and the time. `DAQ_LOG` sets the level.
 pub(super) fn log() {
-    use tracing_subscriber::filter::{LevelFilter, Targets};
     use tracing_subscriber::prelude::*;
     console::start();
     let on_terminal = console::is_interactive();
     let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
     let levels = if wanted.is_empty() { "info" } else { &wanted };
-    let filter = levels.parse::<Targets>().unwrap_or_else(|error| {
-        print_error!("cannot parse DAQ_LOG={wanted}: {error}; using DAQ_LOG=info");
+    let filter = levels_of(levels).unwrap_or_else(|why| {
+        print_error!("cannot parse DAQ_LOG={wanted}: {why}; using DAQ_LOG=info");
         Targets::new().with_default(LevelFilter::INFO)
     });
     let builder = tracing_subscriber::fmt()
@@ -470,5 +502,26 @@ fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
         exit::IO
     } else {
         shown
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::filter::LevelFilter as Level;
+
+    #[test]
+    fn log_levels_are_parsed() {
+        let levels = levels_of("info, daq_rdma=debug,,daq_core::ring").unwrap();
+        let expected = Targets::new()
+            .with_default(Level::INFO)
+            .with_target("daq_rdma", Level::DEBUG)
+            .with_target("daq_core::ring", Level::TRACE);
+        assert_eq!(levels, expected);
+        let errors = Targets::new().with_default(Level::ERROR);
+        assert_eq!(levels_of("x=off"), Ok(errors.with_target("x", Level::OFF)));
+        for text in ["x=", "=info", "*=debug", "x=loud", "x{y=1}=info", "a b"] {
+            assert!(levels_of(text).is_err(), "{text}");
+        }
     }
 }
