@@ -67,9 +67,11 @@ pub const fn entry<D: EmulatedDevice + Default + 'static>(
     }
 }
 
-/// Returns the emulated device `name` of a program.
+/// Returns the emulated device `name` of a program. The error names the devices, and the sensor bridge `hsb`, which `daq
+/// emulate` emulates too.
 pub fn find(registry: &Registry, name: &str) -> Result<&'static EmulatedDeviceEntry, String> {
-    let names = registry.names::<EmulatedDeviceEntry>();
+    let mut names = registry.names::<EmulatedDeviceEntry>();
+    names.push("hsb");
     registry
         .find(name)
         .ok_or_else(|| match daq_core::config::nearest(name, &names) {

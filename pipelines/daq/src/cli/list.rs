@@ -17,5 +17,5 @@ pub(super) fn list(registry: &Registry) -> String {
             let _ = writeln!(text, "  {:<16} {}", entry.name(), entry.summary());
         }
     }
-    text + "\n`daq new NAME` prints a starting configuration.\n"
+    text + "\n`daq new NAME` prints a starting configuration for a source, a kernel or a sink.\n"
 }

@@ -23,6 +23,7 @@ use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, print_error};
 use load::{Hardware, Loaded, Sources};
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -75,7 +76,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// List sources, kernels and sinks.
+    /// List sources, packet formats, DMA engines, kernels, sinks and emulated devices.
     List,
     /// Print a valid, commented configuration as a starting point.
     New {
@@ -179,12 +180,19 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::FpgaGuard { device } => guard::guard(&device),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "daq", &mut script);
+            clap_complete::generate(shell, &mut Cli::command(), program(), &mut script);
             show(&String::from_utf8_lossy(&script))
         }
     };
     console::flush();
     ExitCode::from(code)
+}
+
+/// Returns the name of this program, which is not `daq` if a user's crate extends daq.
+fn program() -> String {
+    let path = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&path).file_name().unwrap_or(OsStr::new("daq"));
+    name.to_string_lossy().into_owned()
 }
 
 /// Prints text to stdout and returns the exit code. A closed pipe is not an error.
