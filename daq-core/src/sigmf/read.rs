@@ -56,7 +56,7 @@ pub enum SigmfError {
 }
 
 impl Meta {
-    /// Reads the metadata file `path`, which may have at most [`MAX_META_BYTES`] bytes.
+    /// Reads the metadata file `path`, which may have at most 64 MiB.
     pub fn read(path: &Path) -> Result<Self, SigmfError> {
         let io = |source| SigmfError::Io {
             path: path.to_owned(),

@@ -150,7 +150,7 @@ impl Profile {
     }
 
     /// Returns the maximum size in bytes of bursts that the CPU stores if it can write the ring: the measured
-    /// threshold, or the [default](DEFAULT_CPU_STORE_THRESHOLD).
+    /// threshold, or 128 KiB.
     pub fn cpu_store_threshold(&self) -> usize {
         self.cpu_store_threshold
             .unwrap_or(DEFAULT_CPU_STORE_THRESHOLD)

@@ -10,7 +10,7 @@
 //! slots. An engine without credits is free-running: frames that it overwrites before they were copied are counted as
 //! `overrun`. A transport ([`transports`]) gives access to the card: Linux VFIO, the vfio-user protocol for a card that
 //! another process emulates, or an emulated device in this process. A card that keeps its vendor's driver is not
-//! programmed by daq: a user-supplied command receives the addresses of the slots ([`engines::external`]).
+//! programmed by daq: a user-supplied command receives the addresses of the slots (`engines/external`).
 //!
 //! # Ledger
 //! The unit is the frame: one transfer of the engine.

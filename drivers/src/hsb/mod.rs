@@ -11,7 +11,7 @@
 //!
 //! # From writes to frames
 //! The address of a write names a page and the packet in that page, see [`pages`]. The sensor reuses the pages in cyclic order;
-//! the packet sequence number (PSN) identifies which frame the page holds now, see [`psn`]. The window then handles the packet
+//! the packet sequence number (PSN) identifies which frame the page holds now, see `psn.rs`. The window then handles the packet
 //! by (frame, packet). A frame is complete when all its packets and its end packet have arrived; the end packet carries the
 //! sensor's timestamp of the frame. When the window moves past a frame with gaps, the missing packets are marked and filled.
 //!

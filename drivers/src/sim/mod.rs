@@ -2,7 +2,7 @@
 //!
 //! It behaves like a network instrument: it sends numbered packets of equal length, the sequence number may be narrow and
 //! wrap, and the network can lose, damage, delay or duplicate packets. The configuration determines what happens to every
-//! packet ([`Schedule`]), so the ledger can be predicted:
+//! packet (`schedule.rs`), so the ledger can be predicted:
 //!
 //! | fault | ledger |
 //! |---|---|

@@ -6,7 +6,7 @@
 //!      …          …      ─┘
 //! ```
 //! Each thread receives many packets per system call, coalesced if Linux supports it, with their receive timestamps. If only one
-//! thread fills the window, Linux writes payload directly to the slots, see [`crate::sys::scatter`].
+//! thread fills the window, Linux writes payload directly to the slots, see `sys/scatter.rs`.
 //!
 //! # Ledger
 //! | event | counted as |

@@ -32,7 +32,7 @@
 //! # Why no crate for the sockets
 //! The available crates allocate the packet memory themselves, but daq must pin it and allocate it in huge pages on the
 //! NIC's NUMA node. The crate `rustix` supports the socket options. The remaining parts, two rings and five calls of
-//! `bpf`, are in [`crate::sys::xdp`] and [`crate::sys::bpf`].
+//! `bpf`, are in `sys/xdp` and `sys/bpf`.
 //!
 //! # Limits
 //! Only one program can be attached to an interface, so only one source can use it. If the sender on a virtual

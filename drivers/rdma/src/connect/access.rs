@@ -30,8 +30,8 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// Returns a token of these bytes without the white space around them; `None` if the length of the token is not in
-    /// [`TOKEN_BYTES`].
+    /// Returns a token of these bytes without the white space around them; `None` if the length of the token is not
+    /// 16 to 64 bytes.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.trim_ascii();
         TOKEN_BYTES

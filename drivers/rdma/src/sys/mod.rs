@@ -45,8 +45,8 @@ pub fn devices() -> Result<Vec<String>, VerbsError> {
     context::names()
 }
 
-/// Opens the NIC `name` at `port`, with an entry of the port's GID table. Without an index the entry is chosen by
-/// [`device::choose`].
+/// Opens the NIC `name` at `port`, with an entry of the port's GID table. Without an index, daq chooses the
+/// entry.
 pub fn open(name: &str, port: u8, gid_index: Option<u8>) -> Result<Arc<dyn Nic>, VerbsError> {
     Ok(Arc::new(nic::VerbsNic::open(name, port, gid_index)?))
 }
