@@ -4,9 +4,13 @@ use crate::spec;
 use daq_core::entry::Registry;
 use daq_core::frame::Timestamp;
 use daq_core::ledger::SourceReport;
+use daq_core::reorder::Numbering;
 use daq_drivers::packet::datagram::Depacketizer;
 use daq_drivers::packet::spead::{Item, Spead, build_packet, item};
-use daq_drivers::packet::{Endian, Field, Format, PacketLayout, Raw, TimeScale};
+use daq_drivers::packet::{
+    Endian, Field, Format, Packet, PacketFormat, PacketLayout, Parsed, Part, Raw, Reject, Split,
+    TimeScale,
+};
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
 use daq_drivers::udp::ENTRY;
@@ -123,6 +127,71 @@ fn verify(fixture: &mut SourceFixture) -> Vec<(u64, u32, Vec<u8>, Vec<bool>)> {
 fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
     new_fixture(&*spec, slot, slots).unwrap()
+}
+
+/// A format with errors in its code: it states payload that is not in the packet, or parts although it has none.
+#[derive(Clone, Debug)]
+struct Wrong;
+
+impl PacketFormat for Wrong {
+    fn parse_split(&mut self, header: &[u8], _: usize) -> Result<Split, Reject> {
+        let payload = 4..header.len() + 1;
+        Ok(Split::Whole(match header[0] {
+            0 => Parsed::Data(Packet {
+                unit: 0,
+                sub: 0,
+                payload,
+                timestamp: None,
+            }),
+            1 => Parsed::Part(Part {
+                unit: 0,
+                offset: 0,
+                payload,
+                timestamp: None,
+            }),
+            _ => Parsed::Part(Part {
+                unit: 0,
+                offset: 0,
+                payload: 4..8,
+                timestamp: None,
+            }),
+        }))
+    }
+
+    fn packet_len(&self, _: &[u8]) -> Option<usize> {
+        None
+    }
+
+    fn header_len(&self, _: u32) -> usize {
+        4
+    }
+
+    fn numbering(&self) -> Numbering {
+        Numbering::PLAIN
+    }
+
+    fn packet_layout(&self) -> PacketLayout {
+        PacketLayout {
+            unit_bytes: 100,
+            first: 100,
+            rest: 100,
+        }
+    }
+
+    fn build(&self, _: u64, _: u32, _: Option<u64>, _: &[u8], _: &mut Vec<u8>) {}
+
+    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
+        Box::new(Self)
+    }
+}
+
+#[test]
+fn packets_of_a_wrong_format_are_rejected() {
+    let mut fixture = open(&raw_text("\"127.0.0.1:0\"", 100, 64, ""), 1000, 8);
+    let packets = [vec![0; 104], vec![1; 104], vec![2; 104]];
+    reference(&mut fixture, &Format::Other(Box::new(Wrong)), &packets);
+    let report = fixture.report();
+    assert_eq!((report.rejected, report.expected), (3, 0), "{report:?}");
 }
 
 #[test]

@@ -17,7 +17,9 @@ const HOLD_FRAMES: usize = 6;
 const MAX_HOLD: usize = 256 << 20;
 const MIN_HOLD: usize = 4 << 20;
 
-/// A packet format that is ready to parse. Methods must not allocate or panic.
+/// A packet format that is ready to parse. Methods that are called for each packet ([`parse_split`](Self::parse_split),
+/// [`parse`](Self::parse), [`header_len`](Self::header_len), [`time_scale`](Self::time_scale)) must not allocate. No method
+/// may panic.
 pub trait PacketFormat: Debug + Send + Sync {
     /// Parses a datagram of which only the first `header.len()` bytes are in `header`; `rest` more bytes follow.
     ///

@@ -196,6 +196,14 @@ pub enum Reject {
         /// Payload size in bytes stated in the packet.
         got: u64,
     },
+    /// Another reason, which a format defines.
+    #[error("{message}")]
+    Other {
+        /// Short name of the reason for counters, in lower case with underscores.
+        name: &'static str,
+        /// What is wrong with the packet, and what to correct in the configuration.
+        message: &'static str,
+    },
 }
 
 impl Reject {
@@ -210,6 +218,7 @@ impl Reject {
             Self::MissingItem { .. } => "missing_item",
             Self::Misplaced { .. } => "misplaced",
             Self::PayloadLength { .. } => "payload_length",
+            Self::Other { name, .. } => name,
         }
     }
 }

@@ -15,6 +15,7 @@ use daq_core::frame::Timestamp;
 use daq_core::reorder::{Batch, PacketId, PacketSlot};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 
 /// Maximum number of packets that Linux coalesces into one message: `UDP_GRO_CNT_MAX`.
 pub(crate) const SEGMENTS: usize = 64;
@@ -203,13 +204,23 @@ impl Received<'_, '_> {
         &self.scatter.headers[at..][..self.scatter.header_lens[slot]]
     }
 
+    /// Returns the predicted byte range of the payload in the packet for packet slot `slot`.
+    ///
+    /// # Panics
+    /// Panics if there is no such packet slot.
+    #[inline]
+    pub(crate) fn payload(&self, slot: usize) -> Range<usize> {
+        let start = self.scatter.header_lens[slot];
+        start..start + self.scatter.slots[slot].bytes()
+    }
+
     /// Returns the predicted size in bytes of the packet for packet slot `slot`.
     ///
     /// # Panics
     /// Panics if there is no such packet slot.
     #[inline]
     pub(crate) fn packet_bytes(&self, slot: usize) -> usize {
-        self.scatter.header_lens[slot] + self.scatter.slots[slot].bytes() + self.scatter.trailer
+        self.payload(slot).end + self.scatter.trailer
     }
 
     /// Records that packet slot `slot` contains the packet `id`. Returns false, and changes nothing, if the packet

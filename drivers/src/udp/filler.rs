@@ -211,7 +211,7 @@ impl Receiver {
                     }
                     let parsed = format.parse_split(header, length - header.len());
                     if let Ok(Split::Whole(Parsed::Data(packet))) = &parsed
-                        && packet.payload.start == header.len()
+                        && packet.payload == received.payload(slot)
                         && received.accept(packet.id(), slot, format.time(packet.timestamp, time))
                     {
                         matched += 1;

@@ -12,6 +12,17 @@ use detection::Detection;
 pub(crate) use reassembly::Reassembly;
 use std::fmt::Display;
 
+/// The format states a payload that is not in the packet.
+const PAYLOAD_RANGE: Reject = Reject::Other {
+    name: "payload_range",
+    message: "the payload ends after the end of the packet: this is an error in the code of the packet format",
+};
+/// A format whose packets are never parts returned a part.
+const UNEXPECTED_PART: Reject = Reject::Other {
+    name: "unexpected_part",
+    message: "the packet covers packet slots only partly, but `has_parts` of the packet format returns false: this is an error in the code of the packet format",
+};
+
 /// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
 pub struct Depacketizer {
@@ -209,15 +220,17 @@ impl Depacketizer {
         match parsed {
             Ok(Parsed::Data(packet)) => {
                 let id = packet.id();
-                if holds && !batch.has_room(id, Some(packet.payload.len())) {
+                let Some(payload) = bytes.get(packet.payload) else {
+                    return self.reject(batch, &PAYLOAD_RANGE, bytes);
+                };
+                if holds && !batch.has_room(id, Some(payload.len())) {
                     return Put::PendingDatagrams;
                 }
                 if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
                     self.log_missing_time(bytes);
                 }
                 let time = self.format.time(packet.timestamp, received);
-                // The range is inside the datagram, because the parser checked its length.
-                let outcome = batch.place(id, &bytes[packet.payload], time);
+                let outcome = batch.place(id, payload, time);
                 match outcome {
                     Outcome::Rejected | Outcome::Kept => self.log_placement(id),
                     Outcome::Duplicate => return Put::Duplicate,
@@ -227,12 +240,16 @@ impl Depacketizer {
             }
             Ok(Parsed::Part(part)) => self.put_part(batch, &part, bytes, received, holds),
             Ok(Parsed::Control(control)) => Put::Control(control),
-            Err(reject) => {
-                batch.reject_unreadable(1);
-                self.log_reject(&reject, bytes);
-                Put::Done
-            }
+            Err(reject) => self.reject(batch, &reject, bytes),
         }
+    }
+
+    /// Counts a packet whose position is unknown.
+    #[cold]
+    fn reject(&self, batch: &mut Batch<'_>, reject: &Reject, bytes: &[u8]) -> Put {
+        batch.reject_unreadable(1);
+        self.log_reject(reject, bytes);
+        Put::Done
     }
 
     /// Places the packet slots that `part` completes.
@@ -246,11 +263,14 @@ impl Depacketizer {
         holds: bool,
     ) -> Put {
         let time = self.format.time(part.timestamp, received);
+        let Some(payload) = bytes.get(part.payload.clone()) else {
+            return self.reject(batch, &PAYLOAD_RANGE, bytes);
+        };
         let Some(reassembly) = &mut self.reassembly else {
-            return Put::Done;
+            return self.reject(batch, &UNEXPECTED_PART, bytes);
         };
         let (mut far, mut is_duplicate) = (None, false);
-        let placed = reassembly.add(part, &bytes[part.payload.clone()], |sub, payload| {
+        let placed = reassembly.add(part, payload, |sub, payload| {
             let id = PacketId {
                 unit: part.unit,
                 sub,
