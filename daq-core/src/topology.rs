@@ -279,11 +279,6 @@ impl Topology {
 }
 
 /// Parses Linux's list format for CPUs and nodes.
-///
-/// ```
-/// assert_eq!(daq_core::topology::parse_list("0-2,5\n"), [0, 1, 2, 5]);
-/// assert!(daq_core::topology::parse_list("").is_empty());
-/// ```
 pub(crate) fn parse_list(text: &str) -> Vec<usize> {
     text.trim()
         .split(',')

@@ -5,6 +5,12 @@ mod shapes;
 use super::*;
 
 #[test]
+fn lists_of_linux_are_parsed() {
+    assert_eq!(parse_list("0-2,5\n"), [0, 1, 2, 5]);
+    assert!(parse_list("").is_empty());
+}
+
+#[test]
 fn recorded_machine_has_numa_nodes() {
     let dir = tempfile::tempdir().unwrap();
     for (node, list) in [("node1", "4-7\n"), ("node0", "0-3\n")] {
