@@ -162,6 +162,13 @@ pub trait SourceSpec: Send + Sync {
     /// Returns the layout of a frame of `geometry`, or why the configured `samples` do not fit into such a frame.
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem>;
 
+    /// Returns the names of the fields that frames keep from the headers of their packets, at most
+    /// [`MAX_KEPT_FIELDS`](crate::frame::MAX_KEPT_FIELDS). Kernels and sinks of the source's ring receive the fields with
+    /// each frame ([`FrameMeta::kept`](crate::frame::FrameMeta::kept)).
+    fn kept(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether the source can wait for free slots, as a file or a free-running simulator can. A socket cannot wait.
     fn supports_backpressure(&self) -> bool;
 

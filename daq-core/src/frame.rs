@@ -98,6 +98,72 @@ impl Flags {
     }
 }
 
+/// Maximum number of fields that a frame can keep.
+pub const MAX_KEPT_FIELDS: usize = 8;
+
+/// Values from the headers of a frame's packets that travel with the frame, such as the identifier of an antenna. Field
+/// `i` is the value with name `i` in [`RingOptions::kept`](crate::ring::RingOptions::kept). A field is absent if no packet
+/// of the frame contained it.
+///
+/// ```
+/// use daq_core::frame::KeptFields;
+/// let kept = KeptFields::default().with(1, 42);
+/// assert_eq!((kept.get(0), kept.get(1)), (None, Some(42)));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptFields {
+    /// Bit `i` is set if field `i` is present.
+    mask: u8,
+    /// The values; 0 if a field is absent.
+    values: [u64; MAX_KEPT_FIELDS],
+}
+
+impl KeptFields {
+    /// Returns field `i`, or `None` if it is absent.
+    pub const fn get(&self, i: usize) -> Option<u64> {
+        if i < MAX_KEPT_FIELDS && self.mask >> i & 1 == 1 {
+            Some(self.values[i])
+        } else {
+            None
+        }
+    }
+
+    /// Sets field `i` to `value`. Does nothing if `i` is not below [`MAX_KEPT_FIELDS`].
+    #[inline]
+    pub const fn set(&mut self, i: usize, value: u64) {
+        if i < MAX_KEPT_FIELDS {
+            self.mask |= 1 << i;
+            self.values[i] = value;
+        }
+    }
+
+    /// Returns a copy with field `i` set to `value`.
+    #[must_use]
+    pub const fn with(mut self, i: usize, value: u64) -> Self {
+        self.set(i, value);
+        self
+    }
+
+    /// Adds the fields of `other` that are absent here.
+    pub fn fill_from(&mut self, other: &Self) {
+        for i in 0..MAX_KEPT_FIELDS {
+            if let (None, Some(value)) = (self.get(i), other.get(i)) {
+                self.set(i, value);
+            }
+        }
+    }
+
+    /// Returns the bitmap of present fields: bit `i` is set if field `i` is present.
+    pub const fn mask(&self) -> u8 {
+        self.mask
+    }
+
+    /// Returns the values of all fields; 0 for absent fields.
+    pub const fn values(&self) -> &[u64; MAX_KEPT_FIELDS] {
+        &self.values
+    }
+}
+
 /// The metadata of one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameMeta {
@@ -121,6 +187,8 @@ pub struct FrameMeta {
     /// Number of payload bytes of each packet except the first and the last; 0 if neither the plan nor the producer
     /// defines it.
     pub packet_bytes: u32,
+    /// Values from the headers of the frame's packets. The first packet that arrives and contains a field sets it.
+    pub kept: KeptFields,
 }
 
 impl FrameMeta {

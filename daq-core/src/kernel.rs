@@ -105,6 +105,8 @@ pub struct KernelContext {
     pub burst: usize,
     /// Maximum number of packet slots per input frame; 0 if frames have no packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep, see [`FrameMeta::kept`](crate::frame::FrameMeta::kept).
+    pub kept: Vec<String>,
     /// The memory of the input ring's slots, for a persistent kernel; empty for others.
     pub slots: Slice,
     /// The memory of the output ring's slots, for a persistent kernel; empty for others.
@@ -128,6 +130,7 @@ impl KernelContext {
             side,
             burst: 16,
             packets_per_frame: 0,
+            kept: Vec::new(),
             slots: Slice::default(),
             output: Slice::default(),
             dispatch: Dispatch::Launch,

@@ -81,6 +81,8 @@ pub struct SinkContext {
     pub slot_bytes: usize,
     /// Maximum number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep, see [`FrameMeta::kept`](crate::frame::FrameMeta::kept).
+    pub kept: Vec<String>,
     /// Number of payload bytes of the first packet slot; 0 if frames do not consist of packets, or if the packet sizes
     /// are detected at run time. Then each frame's record contains them.
     pub first_bytes: usize,

@@ -130,6 +130,9 @@ pub struct PlannedRing {
     pub first_bytes: usize,
     /// Number of payload bytes of every packet except the first and the last; 0 in the same cases as `first_bytes`.
     pub packet_bytes: usize,
+    /// Names of the fields that frames keep from the headers of their packets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<String>,
     /// Whether the producer waits for free slots.
     pub supports_backpressure: bool,
     /// The bytes written in place of missing packets.
@@ -164,6 +167,7 @@ impl PlannedRing {
             slots: self.slots,
             slot_bytes: self.slot_bytes,
             packets_per_frame: self.packets_per_frame,
+            kept: self.kept.clone(),
             supports_backpressure: self.supports_backpressure,
             readers: self.readers.len() + SPARE_READERS,
             fill: self.fill,

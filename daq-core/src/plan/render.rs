@@ -98,6 +98,9 @@ impl Display for Plan {
             } else {
                 writeln!(f, "    frames   {}", ring.layout)?;
             }
+            if !ring.kept.is_empty() {
+                writeln!(f, "    kept     {}", ring.kept.join(", "))?;
+            }
             let readers = if ring.readers.is_empty() {
                 "no reader".to_owned()
             } else {

@@ -61,6 +61,7 @@ pub fn resolve(
         profiles: &context.profiles,
         wiring,
         layouts: BTreeMap::new(),
+        kept: BTreeMap::new(),
         plan: Plan {
             name: config.name.clone(),
             sources: Vec::new(),
@@ -110,6 +111,8 @@ struct Resolver<'a> {
     wiring: Wiring,
     /// The frame layout of each resolved ring.
     layouts: BTreeMap<String, Layout>,
+    /// The names of the kept fields of each resolved ring.
+    kept: BTreeMap<String, Vec<String>>,
     plan: Plan,
 }
 
@@ -196,6 +199,7 @@ impl Resolver<'_> {
                     counted(geometry.window, "frame")
                 ));
             }
+            self.kept.insert(name.to_owned(), source.spec.kept());
             let supports_backpressure = source.spec.supports_backpressure();
             let (ring_name, path, reason) = self.add_ring(
                 name,
@@ -270,6 +274,7 @@ impl Resolver<'_> {
             packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
             first_bytes: exact.map_or(0, |(geometry, _)| geometry.first_bytes),
             packet_bytes: exact.map_or(0, |(geometry, _)| geometry.packet_bytes),
+            kept: self.kept.get(name).cloned().unwrap_or_default(),
             supports_backpressure,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
@@ -535,6 +540,8 @@ impl Resolver<'_> {
             Side::Cpu => kernel.spec.memory(&self.layouts[input]),
             Side::Cuda(_) => kernel.spec.device_memory(&self.layouts[input]),
         };
+        let kept = self.kept.get(input).cloned().unwrap_or_default();
+        self.kept.insert(output.clone(), kept);
         let writes = self.add_output(i, side, slot, &layout);
         self.plan.threads += 1;
         self.plan.kernels.push(PlannedKernel {

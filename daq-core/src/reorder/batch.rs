@@ -5,7 +5,7 @@ use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
 use super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
 use super::{Geometry, PacketId, WriterState};
-use crate::frame::Timestamp;
+use crate::frame::{KeptFields, Timestamp};
 use crate::sync::Ordering;
 use crate::sys::copy;
 
@@ -197,6 +197,23 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Stores kept fields of the packet that was placed or [accepted](Self::accept) last, with this `outcome`. `read` returns
+    /// the packet's fields. It is called only if the packet belongs to a frame that still lacks a field.
+    #[inline]
+    pub fn keep_fields(&mut self, outcome: Outcome, read: impl FnOnce() -> KeptFields) {
+        match outcome {
+            Outcome::Placed => {
+                let (frame, _) = self.geometry().split(self.state.cursor - 1);
+                let record = self.shared.record(frame);
+                if record.lacks_fields() {
+                    record.keep(&read());
+                }
+            }
+            Outcome::Kept => self.state.candidates.set_fields(read()),
+            _ => {}
+        }
+    }
+
     /// Records that packet `id` arrived damaged.
     pub fn place_bad(&mut self, id: PacketId) -> Outcome {
         match self.find(id, None) {
@@ -265,7 +282,8 @@ impl<'a> Batch<'a> {
             if kept.content == Content::Damaged {
                 self.place_bad(kept.id);
             } else {
-                self.place(kept.id, candidates.payload(&kept), kept.time);
+                let outcome = self.place(kept.id, candidates.payload(&kept), kept.time);
+                self.keep_fields(outcome, || kept.fields);
             }
         }
         self.state.candidates = candidates;

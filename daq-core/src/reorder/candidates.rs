@@ -1,7 +1,7 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
 use super::PacketId;
-use crate::frame::Timestamp;
+use crate::frame::{KeptFields, Timestamp};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ pub(super) struct Kept {
     pub(super) id: PacketId,
     pub(super) content: Content,
     pub(super) time: Timestamp,
+    pub(super) fields: KeptFields,
     /// Offset of the payload in the buffer.
     offset: usize,
 }
@@ -90,10 +91,18 @@ impl Candidates {
             id,
             content,
             time,
+            fields: KeptFields::default(),
             offset,
         });
         self.seen = None;
         (Some(&mut self.memory[offset..offset + bytes]), dropped)
+    }
+
+    /// Sets the kept fields of the newest packet.
+    pub(super) fn set_fields(&mut self, fields: KeptFields) {
+        if let Some(kept) = self.kept.back_mut() {
+            kept.fields = fields;
+        }
     }
 
     /// Returns the oldest packet.

@@ -205,7 +205,11 @@ impl ReorderWindow {
             geometry.packets_per_frame <= producer.options().packets_per_frame,
             "`packets_per_frame` must not exceed the ring's `packets_per_frame`: {geometry:?}"
         );
-        let shared = Arc::new(Shared::new(geometry, writers));
+        let shared = Arc::new(Shared::new(
+            geometry,
+            producer.options().kept_fields(),
+            writers,
+        ));
         let mut sequencer = Some(Sequencer::new(producer, ledger.clone(), &shared));
         (0..writers)
             .map(|writer| {
@@ -260,7 +264,7 @@ impl ReorderWindow {
         let writers = self.shared.pins.len();
         self.shared
             .pinned
-            .get_or_init(|| Arc::new(Shared::new(geometry, writers)));
+            .get_or_init(|| Arc::new(Shared::new(geometry, self.shared.kept, writers)));
         self.adopt_pinned();
     }
 

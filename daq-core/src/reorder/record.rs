@@ -1,6 +1,7 @@
 //! Which packets of a frame have arrived: in full for frames that are open or were closed recently, one bit per packet for
 //! older frames.
 
+use crate::frame::KeptFields;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// The state of a frame's memory.
@@ -26,6 +27,9 @@ pub(super) struct Record {
     pub(super) arrived: AtomicU32,
     pub(super) time_ns: AtomicU64,
     pub(super) time_clock: AtomicU32,
+    /// Bit `i` is set if kept field `i` is present.
+    kept_mask: AtomicU32,
+    kept: Box<[AtomicU64]>,
     claimed: Box<[AtomicU64]>,
     present: Box<[AtomicU64]>,
     bad: Box<[AtomicU64]>,
@@ -36,18 +40,18 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn new(packets_per_frame: u32) -> Self {
-        let words = || {
-            (0..(packets_per_frame as usize).div_ceil(64))
-                .map(|_| AtomicU64::new(0))
-                .collect()
-        };
+    /// Creates the record of a frame of `packets_per_frame` packets that keeps `kept` fields.
+    pub(super) fn new(packets_per_frame: u32, kept: usize) -> Self {
+        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let words = || zeros((packets_per_frame as usize).div_ceil(64));
         Self {
             state: AtomicU32::new(state::UNASSIGNED),
             memory: AtomicPtr::new(std::ptr::null_mut()),
             arrived: AtomicU32::new(0),
             time_ns: AtomicU64::new(0),
             time_clock: AtomicU32::new(0),
+            kept_mask: AtomicU32::new(0),
+            kept: zeros(kept),
             claimed: words(),
             present: words(),
             bad: words(),
@@ -65,6 +69,7 @@ impl Record {
         self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
         self.time_clock.store(0, Ordering::Relaxed);
+        self.kept_mask.store(0, Ordering::Relaxed);
         for word in self
             .claimed
             .iter()
@@ -74,6 +79,36 @@ impl Record {
         {
             word.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Returns whether a kept field is still absent.
+    #[inline]
+    pub(super) fn lacks_fields(&self) -> bool {
+        self.kept_mask.load(Ordering::Relaxed).count_ones() as usize != self.kept.len()
+    }
+
+    /// Stores the fields that are still absent.
+    pub(super) fn keep(&self, fields: &KeptFields) {
+        let known = self.kept_mask.load(Ordering::Relaxed);
+        let fresh = u32::from(fields.mask()) & !known;
+        for (i, (word, value)) in self.kept.iter().zip(fields.values()).enumerate() {
+            if fresh >> i & 1 == 1 {
+                word.store(*value, Ordering::Relaxed);
+            }
+        }
+        self.kept_mask.fetch_or(fresh, Ordering::Release);
+    }
+
+    /// Returns the kept fields. Must be called only while no writer can access the record.
+    pub(super) fn kept(&self) -> KeptFields {
+        let mask = self.kept_mask.load(Ordering::Acquire);
+        let mut kept = KeptFields::default();
+        for (i, word) in self.kept.iter().enumerate() {
+            if mask >> i & 1 == 1 {
+                kept.set(i, word.load(Ordering::Relaxed));
+            }
+        }
+        kept
     }
 
     #[inline]

@@ -559,6 +559,7 @@ impl Sequencer {
             arrived: narrow(arrived),
             first_bytes: narrow(geometry.first_bytes as u64),
             packet_bytes: narrow(geometry.packet_bytes as u64),
+            kept: record.kept(),
         };
         let meta = if clock == Clock::None {
             FrameMeta {

@@ -54,6 +54,8 @@ pub(super) struct Requests {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) geometry: Geometry,
+    /// Number of fields that each frame keeps.
+    pub(super) kept: usize,
     pub(super) records: Box<[CachePadded<Record>]>,
     /// The oldest open frame, as a position in frames.
     pub(super) base: CachePadded<AtomicU64>,
@@ -98,12 +100,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(geometry: Geometry, writers: usize) -> Self {
+    pub(super) fn new(geometry: Geometry, kept: usize, writers: usize) -> Self {
         // The open frames, the same number of closed frames, and one that is neither while the window advances.
         let records = 2 * geometry.window + 1;
         Self {
             records: (0..records)
-                .map(|_| CachePadded::new(Record::new(geometry.packets_per_frame)))
+                .map(|_| CachePadded::new(Record::new(geometry.packets_per_frame, kept)))
                 .collect(),
             base: CachePadded::new(AtomicU64::new(FIRST)),
             horizon: CachePadded::new(AtomicU64::new(0)),
@@ -135,6 +137,7 @@ impl Shared {
             readings: AtomicU64::new(0),
             pinned: OnceLock::new(),
             geometry,
+            kept,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod epochs;
 mod gaps;
+mod kept;
 mod pinning;
 mod skips;
 mod threads;

@@ -35,6 +35,7 @@ pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
 pub use work::WorkInFlight;
 
+use crate::frame::MAX_KEPT_FIELDS;
 use crate::ledger::{ReaderLedger, RingLedger};
 use crate::notify::Notifier;
 use crate::region::{Placement, Region};
@@ -87,6 +88,9 @@ pub struct RingOptions {
     pub slot_bytes: usize,
     /// Maximum number of packets in a frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep ([`FrameMeta::kept`](crate::frame::FrameMeta::kept)), at most
+    /// [`MAX_KEPT_FIELDS`](crate::frame::MAX_KEPT_FIELDS). Further fields are not stored.
+    pub kept: Vec<String>,
     /// Whether the producer can wait for free slots (backpressure).
     pub supports_backpressure: bool,
     /// Maximum number of readers attached at a time.
@@ -109,6 +113,7 @@ impl RingOptions {
             slots,
             slot_bytes,
             packets_per_frame: 0,
+            kept: Vec::new(),
             supports_backpressure: true,
             readers: 8,
             fill: Fill::ZERO,
@@ -129,8 +134,13 @@ impl RingOptions {
 
     /// Returns the size in bytes of the host memory outside the region, which contains frame metadata and `present`
     /// bitmaps.
-    pub const fn metadata_bytes(&self) -> usize {
-        Slots::bytes(self.slots, self.packets_per_frame)
+    pub fn metadata_bytes(&self) -> usize {
+        Slots::bytes(self.slots, self.packets_per_frame, self.kept_fields())
+    }
+
+    /// Returns the number of fields that each frame can keep.
+    pub fn kept_fields(&self) -> usize {
+        self.kept.len().min(MAX_KEPT_FIELDS)
     }
 }
 
@@ -329,7 +339,11 @@ impl Ring {
                 })
                 .collect(),
             readers: std::sync::Mutex::new(vec![None; options.readers]),
-            slots: Slots::new(options.slots, options.packets_per_frame),
+            slots: Slots::new(
+                options.slots,
+                options.packets_per_frame,
+                options.kept_fields(),
+            ),
             ledger,
             filled: Notifier::default(),
             freed: Notifier::default(),

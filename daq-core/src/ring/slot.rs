@@ -1,6 +1,6 @@
 //! Frame metadata and `present` bitmaps of all slots, in host memory regardless of where the payload is.
 
-use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
+use crate::frame::{Clock, Flags, FrameMeta, KeptFields, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of 8-byte words of a record before its bitmap.
@@ -10,6 +10,9 @@ const LINE: usize = 8;
 
 /// One record per slot.
 ///
+/// ```text
+///   | head | bitmap of present packets | mask of present fields, kept fields: only if the ring has kept fields |
+/// ```
 /// The words are atomics with relaxed accesses, because the ring's positions provide the ordering. A reader that may be
 /// overrun can read words while they are written. It detects this afterwards.
 #[derive(Debug)]
@@ -17,35 +20,54 @@ pub(super) struct Slots {
     words: Box<[AtomicU64]>,
     stride: usize,
     bitmap: usize,
+    /// Number of kept fields.
+    kept: usize,
 }
 
 impl Slots {
-    pub(super) fn new(slots: usize, packets_per_frame: u32) -> Self {
+    pub(super) fn new(slots: usize, packets_per_frame: u32, kept: usize) -> Self {
         let bitmap = Self::bitmap_words(packets_per_frame);
-        let stride = Self::stride_words(packets_per_frame);
+        let stride = Self::stride_words(packets_per_frame, kept);
         Self {
             words: (0..slots * stride).map(|_| AtomicU64::new(0)).collect(),
             stride,
             bitmap,
+            kept,
         }
     }
 
-    pub(super) const fn bytes(slots: usize, packets_per_frame: u32) -> usize {
-        slots * Self::stride_words(packets_per_frame) * 8
+    pub(super) const fn bytes(slots: usize, packets_per_frame: u32, kept: usize) -> usize {
+        slots * Self::stride_words(packets_per_frame, kept) * 8
     }
 
     const fn bitmap_words(packets_per_frame: u32) -> usize {
         (packets_per_frame as usize).div_ceil(64)
     }
 
-    const fn stride_words(packets_per_frame: u32) -> usize {
-        (HEAD + Self::bitmap_words(packets_per_frame)).next_multiple_of(LINE)
+    const fn stride_words(packets_per_frame: u32, kept: usize) -> usize {
+        (HEAD + Self::bitmap_words(packets_per_frame) + Self::kept_words(kept))
+            .next_multiple_of(LINE)
+    }
+
+    /// Returns the number of words of `kept` fields with their mask.
+    const fn kept_words(kept: usize) -> usize {
+        if kept > 0 { 1 + kept } else { 0 }
+    }
+
+    /// Returns the number of words of a record.
+    const fn record_words(&self) -> usize {
+        HEAD + self.bitmap + Self::kept_words(self.kept)
+    }
+
+    /// Returns the words of the record of `slot`.
+    fn record(&self, slot: usize) -> &[AtomicU64] {
+        &self.words[slot * self.stride..][..self.record_words()]
     }
 
     /// Writes the record of `slot`; only the producer that reserved the slot calls this.
     pub(super) fn write(&self, slot: usize, meta: &FrameMeta, present: impl Iterator<Item = u64>) {
-        let record = &self.words[slot * self.stride..][..HEAD + self.bitmap];
-        let (words, bitmap) = record.split_at(HEAD);
+        let (words, rest) = self.record(slot).split_at(HEAD);
+        let (bitmap, kept) = rest.split_at(self.bitmap);
         let head = [
             meta.sequence,
             u64::from(meta.epoch) | u64::from(meta.flags.0) << 32,
@@ -61,6 +83,12 @@ impl Slots {
         for (word, value) in bitmap.iter().zip(present) {
             word.store(value, Ordering::Relaxed);
         }
+        if let [mask, values @ ..] = kept {
+            mask.store(meta.kept.mask().into(), Ordering::Relaxed);
+            for (word, value) in values.iter().zip(meta.kept.values()) {
+                word.store(*value, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns the payload length in the record of `slot`.
@@ -74,17 +102,12 @@ impl Slots {
 
     /// Whether records of `other` have the same layout, so that they can be copied word by word.
     pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
-        self.bitmap == other.bitmap
+        self.bitmap == other.bitmap && self.kept == other.kept
     }
 
     /// Copies the record of slot `from` of `other`, which must have the same shape.
     pub(super) fn copy(&self, slot: usize, other: &Self, from: usize) {
-        let words = HEAD + self.bitmap;
-        let record = &self.words[slot * self.stride..][..words];
-        for (word, source) in record
-            .iter()
-            .zip(&other.words[from * other.stride..][..words])
-        {
+        for (word, source) in self.record(slot).iter().zip(other.record(from)) {
             word.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
@@ -109,7 +132,26 @@ impl Slots {
             arrived: (word(5) >> 32) as u32,
             first_bytes: word(6) as u32,
             packet_bytes: (word(6) >> 32) as u32,
+            kept: if self.kept == 0 {
+                KeptFields::default()
+            } else {
+                self.kept(slot)
+            },
         }
+    }
+
+    /// Reads the kept fields of `slot`.
+    fn kept(&self, slot: usize) -> KeptFields {
+        let mut kept = KeptFields::default();
+        if let [mask, values @ ..] = &self.record(slot)[HEAD + self.bitmap..] {
+            let mask = mask.load(Ordering::Relaxed);
+            for (i, value) in values.iter().enumerate() {
+                if mask >> i & 1 == 1 {
+                    kept.set(i, value.load(Ordering::Relaxed));
+                }
+            }
+        }
+        kept
     }
 
     /// Returns the bitmap words of `slot`.
@@ -129,7 +171,7 @@ mod tests {
 
     #[test]
     fn slot_records_round_trip() {
-        let slots = Slots::new(3, 70);
+        let slots = Slots::new(3, 70, 2);
         let meta = FrameMeta {
             sequence: u64::MAX,
             epoch: 7,
@@ -143,6 +185,7 @@ mod tests {
             arrived: 69,
             first_bytes: 40,
             packet_bytes: 60,
+            kept: KeptFields::default().with(1, u64::MAX),
         };
         slots.write(1, &meta, [u64::MAX, 0x1f].into_iter());
         assert_eq!(slots.read(1), meta);
@@ -153,5 +196,23 @@ mod tests {
             .map(|word| word.load(Ordering::Relaxed))
             .collect();
         assert_eq!(bitmap, [u64::MAX, 0x1f]);
+        let copies = Slots::new(2, 128, 2);
+        assert!(copies.has_shape_of(&slots));
+        copies.copy(0, &slots, 1);
+        assert_eq!(copies.read(0), meta);
+        assert!(!Slots::new(2, 70, 0).has_shape_of(&slots));
+    }
+
+    #[test]
+    fn kept_fields_use_no_memory_in_rings_without_them() {
+        assert_eq!(Slots::bytes(1, 64, 0), 64);
+        assert_eq!(Slots::bytes(1, 64, 1), 128);
+        let slots = Slots::new(1, 1, 0);
+        let meta = FrameMeta {
+            kept: KeptFields::default().with(0, 1),
+            ..FrameMeta::default()
+        };
+        slots.write(0, &meta, std::iter::empty());
+        assert_eq!(slots.read(0).kept, KeptFields::default());
     }
 }

@@ -3,7 +3,7 @@
 use super::{Numbering, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::Registered;
-use daq_core::frame::Timestamp;
+use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
@@ -81,6 +81,26 @@ pub trait PacketFormat: Debug + Send + Sync {
     /// Returns why `packet` has no timestamp, or `None` if no timestamp is expected.
     fn why_no_time(&self, packet: &[u8]) -> Option<String> {
         let _ = packet;
+        None
+    }
+
+    /// Returns the names of the header fields that frames keep, at most
+    /// [`MAX_KEPT_FIELDS`](daq_core::frame::MAX_KEPT_FIELDS).
+    fn kept(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Reads the kept fields of the packet whose header, at least, is in `packet`. Called only for formats with
+    /// [kept](Self::kept) fields, until all fields of the packet's frame are known.
+    fn read_kept(&self, packet: &[u8]) -> KeptFields {
+        let _ = packet;
+        KeptFields::default()
+    }
+
+    /// Returns why the first packet of a unit, `packet`, does not contain kept field `i`, or `None` if the field may be
+    /// absent.
+    fn why_not_kept(&self, i: usize, packet: &[u8]) -> Option<String> {
+        let _ = (i, packet);
         None
     }
 

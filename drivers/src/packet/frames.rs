@@ -44,6 +44,10 @@ macro_rules! frame_methods {
             self.frames.geometry(slot_bytes)
         }
 
+        fn kept(&self) -> Vec<String> {
+            self.frames.kept()
+        }
+
         fn arrival(&self) -> Option<daq_core::reorder::Arrival> {
             Some(self.frames.arrival())
         }
@@ -85,6 +89,11 @@ impl Frames {
             threads: self.threads,
             batch: self.batch,
         }
+    }
+
+    /// Returns the names of the fields that frames keep.
+    pub(crate) fn kept(&self) -> Vec<String> {
+        self.format.kept()
     }
 
     /// Returns the format for the receiving threads, which detect its unknown sizes together.

@@ -11,8 +11,8 @@
 
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::socket::UdpSocket;
-use daq_core::frame::Timestamp;
-use daq_core::reorder::{Batch, PacketId, PacketSlot};
+use daq_core::frame::{KeptFields, Timestamp};
+use daq_core::reorder::{Batch, Outcome, PacketId, PacketSlot};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -98,6 +98,12 @@ impl Scatter {
             batch,
             messages,
         }))
+    }
+
+    /// Returns the header that was received for packet slot `slot`.
+    fn header(&self, slot: usize) -> &[u8] {
+        let at = slot * self.header_each + self.trailer;
+        &self.headers[at..][..self.header_lens[slot]]
     }
 
     /// Returns the sender of `message` of the last batch, see [`RecvBatch::sender`].
@@ -200,8 +206,7 @@ impl Received<'_, '_> {
     /// Panics if there is no such packet slot.
     #[inline]
     pub(crate) fn header(&self, slot: usize) -> &[u8] {
-        let at = slot * self.scatter.header_each + self.scatter.trailer;
-        &self.scatter.headers[at..][..self.scatter.header_lens[slot]]
+        self.scatter.header(slot)
     }
 
     /// Returns the predicted byte range of the payload in the packet for packet slot `slot`.
@@ -231,6 +236,17 @@ impl Received<'_, '_> {
     #[inline]
     pub(crate) fn accept(&mut self, id: PacketId, slot: usize, time: Timestamp) -> bool {
         self.batch.accept(id, &self.scatter.slots[slot], time)
+    }
+
+    /// Stores the kept fields of the packet that was [accepted](Self::accept) last, in packet slot `slot`. `read` reads them
+    /// from the packet's header; see [`Batch::keep_fields`].
+    ///
+    /// # Panics
+    /// Panics if there is no such packet slot.
+    pub(crate) fn keep_fields(&mut self, slot: usize, read: impl FnOnce(&[u8]) -> KeptFields) {
+        let scatter = self.scatter;
+        let read = || read(scatter.header(slot));
+        self.batch.keep_fields(Outcome::Placed, read);
     }
 
     /// Copies the bytes of `message`, starting at byte `from`, to `out`. Returns the number of bytes copied.

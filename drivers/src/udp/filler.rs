@@ -173,6 +173,7 @@ impl Receiver {
             return Ok(None);
         };
         let (messages, segments) = self.tune.guess();
+        let keeps_fields = self.depacketizer.keeps_fields();
         let format = self.depacketizer.format_mut();
         scatter.name_all(self.socket.senders.wants_all());
         let mut batch = window.batch();
@@ -214,6 +215,9 @@ impl Receiver {
                         && packet.payload == received.payload(slot)
                         && received.accept(packet.id(), slot, format.time(packet.timestamp, time))
                     {
+                        if keeps_fields {
+                            received.keep_fields(slot, |header| format.read_kept(header));
+                        }
                         matched += 1;
                     } else {
                         mismatched = Some(parsed);

@@ -106,6 +106,7 @@ pub fn context(
         wait: Wait::Event,
         layout,
         packets_per_frame,
+        kept: Vec::new(),
         first_bytes: packet_bytes,
         packet_bytes,
         directory: dir.to_owned(),

@@ -1,14 +1,16 @@
 //! Parses datagrams and places their payload in frames; used by the sources `udp`, `xdp` and `replay`.
 
 mod detection;
+mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
 use crate::packet::{Control, Format, Parsed, Part, Reject, Split};
-use daq_core::frame::Timestamp;
+use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
 use detection::Detection;
+use keeping::Keeping;
 pub(crate) use reassembly::Reassembly;
 use std::fmt::Display;
 
@@ -31,6 +33,7 @@ pub struct Depacketizer {
     format: Format,
     /// Whether the format contains timestamps.
     has_time: bool,
+    keeping: Keeping,
     rejections: Rejections,
     /// Whether a unit of another length was logged. Only the first such unit is logged, because there may be many.
     is_other_unit_logged: bool,
@@ -61,6 +64,7 @@ impl Depacketizer {
             detection: Detection::new(&format).map(Box::new),
             reassembly: Reassembly::of(&format),
             has_time: format.time_scale().is_some(),
+            keeping: Keeping::of(&format),
             format,
             rejections: Rejections::default(),
             is_other_unit_logged: false,
@@ -79,6 +83,11 @@ impl Depacketizer {
     pub fn with_rejections(mut self, rejections: Rejections) -> Self {
         self.rejections = rejections;
         self
+    }
+
+    /// Returns whether frames keep fields of their packets.
+    pub fn keeps_fields(&self) -> bool {
+        self.keeping.is_active()
     }
 
     /// Returns the format, including the sizes detected so far.
@@ -231,6 +240,9 @@ impl Depacketizer {
                 }
                 let time = self.format.time(packet.timestamp, received);
                 let outcome = batch.place(id, payload, time);
+                if self.keeping.is_active() {
+                    self.keep_fields(batch, outcome, id.sub, bytes);
+                }
                 match outcome {
                     Outcome::Rejected | Outcome::Kept => self.log_placement(id),
                     Outcome::Duplicate => return Put::Duplicate,
@@ -270,7 +282,12 @@ impl Depacketizer {
             return self.reject(batch, &UNEXPECTED_PART, bytes);
         };
         let (mut far, mut is_duplicate) = (None, false);
-        let placed = reassembly.add(part, payload, |sub, payload| {
+        let kept = if self.keeping.is_active() {
+            self.format.read_kept(bytes)
+        } else {
+            KeptFields::default()
+        };
+        let placed = reassembly.add(part, payload, kept, |sub, payload, kept| {
             let id = PacketId {
                 unit: part.unit,
                 sub,
@@ -278,7 +295,9 @@ impl Depacketizer {
             if holds && !batch.has_room(id, Some(payload.len())) {
                 return false;
             }
-            match batch.place(id, payload, time) {
+            let outcome = batch.place(id, payload, time);
+            batch.keep_fields(outcome, || kept);
+            match outcome {
                 Outcome::Rejected | Outcome::Kept => far = Some(id),
                 Outcome::Duplicate => is_duplicate = true,
                 Outcome::Placed | Outcome::Late | Outcome::RingFull => {}

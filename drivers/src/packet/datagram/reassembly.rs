@@ -1,6 +1,7 @@
 //! Reassembles units whose packet boundaries differ from the regular layout, such as SPEAD heaps with descriptors.
 
 use crate::packet::{Format, PacketLayout, Part};
+use daq_core::frame::KeptFields;
 use std::ops::Range;
 
 /// Number of units that are reassembled at the same time.
@@ -26,6 +27,8 @@ struct PartialUnit {
     /// Number of missing bytes of each packet slot.
     lacking: Box<[usize]>,
     is_placed: Box<[bool]>,
+    /// Kept fields of the packets that have arrived.
+    kept: KeptFields,
 }
 
 impl PartialUnit {
@@ -37,6 +40,7 @@ impl PartialUnit {
             arrived: vec![0; layout.unit_bytes.div_ceil(64)].into(),
             lacking: vec![0; count].into(),
             is_placed: vec![false; count].into(),
+            kept: KeptFields::default(),
         }
     }
 
@@ -44,6 +48,7 @@ impl PartialUnit {
         self.unit = Some(unit);
         self.arrived.fill(0);
         self.is_placed.fill(false);
+        self.kept = KeptFields::default();
         for (sub, lacking) in (0..).zip(&mut self.lacking) {
             *lacking = layout.range(sub).len();
         }
@@ -77,14 +82,15 @@ impl Reassembly {
         }
     }
 
-    /// Adds `payload`, the bytes of `part`, and calls `place` for each packet slot that is complete and was not accepted
-    /// before. `place` returns whether it accepted the slot. If `place` returns false, this function does not call it again and
+    /// Adds `payload`, the bytes of `part`, and the fields `kept` of its packet. Calls `place` for each packet slot that is
+    /// complete and was not accepted before, with the payload and the fields of all packets of the unit. `place` returns whether it accepted the slot. If `place` returns false, this function does not call it again and
     /// returns false.
     pub(crate) fn add(
         &mut self,
         part: &Part,
         payload: &[u8],
-        mut place: impl FnMut(u32, &[u8]) -> bool,
+        kept: KeptFields,
+        mut place: impl FnMut(u32, &[u8], KeptFields) -> bool,
     ) -> bool {
         let known = self
             .units
@@ -101,6 +107,7 @@ impl Reassembly {
             return true;
         };
         into.copy_from_slice(payload);
+        partial.kept.fill_from(&kept);
         let PacketLayout { first, rest, .. } = self.layout;
         let from = part.offset.checked_sub(first);
         let from = from.map_or(0, |after| after / rest.max(1) + 1);
@@ -111,7 +118,7 @@ impl Reassembly {
             }
             partial.note(sub, extent.start.max(part.offset)..extent.end.min(end));
             if partial.lacking[sub] == 0 && !partial.is_placed[sub] {
-                if !place(number, &partial.bytes[extent]) {
+                if !place(number, &partial.bytes[extent], partial.kept) {
                     return false;
                 }
                 partial.is_placed[sub] = true;

@@ -2,6 +2,7 @@ use super::super::{Item, build_packet};
 use super::*;
 use crate::packet::datagram::Reassembly;
 use crate::packet::{Control, Format, PacketFormat, Parsed};
+use daq_core::frame::KeptFields;
 use daq_testkit::assert_fields;
 
 /// Builds the datagrams of one heap: `described` bytes of descriptors, then `samples` bytes, in packets of `packet`
@@ -92,12 +93,13 @@ fn heaps_with_descriptors_equal_heaps_without() {
             panic!("no part");
         };
         let payload = &datagram[part.payload.clone()];
-        assert!(reassembly.add(&part, payload, |sub, bytes| {
+        let kept = KeptFields::default();
+        assert!(reassembly.add(&part, payload, kept, |sub, bytes, _| {
             frame[layout.range(sub)].copy_from_slice(bytes);
             placed += 1;
             true
         }));
-        assert!(reassembly.add(&part, payload, |_, _| panic!("placed twice")));
+        assert!(reassembly.add(&part, payload, kept, |_, _, _| panic!("placed twice")));
     }
     assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
