@@ -2,6 +2,7 @@
 
 use daq_core::entry::{KernelEntry, SinkEntry, SourceEntry};
 use daq_core::plan::FILE_KERNEL;
+use daq_drivers::packet::FormatEntry;
 use daq_pipelines::registry;
 use daq_testkit::{Daq, Done, assert_contains, program, skip};
 use std::io::Write;
@@ -146,12 +147,71 @@ fn new_every_template_is_valid() {
     }
 }
 
+/// Returns each source whose packets have a configurable format, with each format, as in `udp-spead`.
+fn kinds() -> Vec<(&'static str, &'static str)> {
+    let registry = registry();
+    let is_packets = |name: &&str| {
+        let source = registry.find::<SourceEntry>(name).unwrap();
+        (source.schema)(&registry)
+            .to_value()
+            .pointer("/properties/format")
+            .is_some()
+    };
+    let sources = sources().into_iter().filter(is_packets);
+    let formats = registry.names::<FormatEntry>();
+    sources
+        .flat_map(|source| formats.iter().map(move |format| (source, *format)))
+        .collect()
+}
+
+#[test]
+fn new_every_kind_is_valid() {
+    let kinds = kinds();
+    assert!(kinds.contains(&("udp", "spead")) && kinds.contains(&("replay", "raw")));
+    let daq = Daq::new("");
+    daq.write("recording.pcap", "");
+    for (source, format) in kinds {
+        let text = daq
+            .cli(&["new", &format!("{source}-{format}/file")])
+            .ok()
+            .stdout;
+        let lines: Vec<String> = text.lines().map(|line| line.replace(' ', "")).collect();
+        let has = |start: String| lines.iter().filter(|line| line.starts_with(&start)).count();
+        for expected in [
+            format!("[source.{source}]"),
+            format!("driver=\"{source}\""),
+            format!("[source.{source}.format]"),
+            format!("kind=\"{format}\""),
+            "[sink.file]".to_owned(),
+        ] {
+            assert_eq!(has(expected.clone()), 1, "{expected}\n{text}");
+        }
+        daq.write(
+            "daq.toml",
+            &text.replace("\"192.168.0.2\"", "\"127.0.0.1\""),
+        );
+        let _ = daq.cli(&["check", "daq.toml"]).ok();
+    }
+}
+
+#[test]
+fn completions_contain_kinds() {
+    let script = Daq::new("").cli(&["completions", "bash"]).ok().stdout;
+    for (source, format) in kinds() {
+        assert_contains!(script => &format!(" {source}-{format} "));
+    }
+}
+
 #[test]
 fn new_unknown_name_is_reported() {
     let daq = Daq::new("");
     let done = daq.cli(&["new", "sim/power-spektrum"]);
     assert_eq!(done.code, 64);
     assert_contains!(done.stderr => "did you mean `power-spectrum`?");
+    let done = daq.cli(&["new", "udp-speed"]);
+    assert_eq!(done.code, 64);
+    assert_contains!(done.stderr => "did you mean `udp-spead`?");
+    assert_eq!(daq.cli(&["new", "sim-spead"]).code, 64);
     let done = daq.cli(&["new", "null/sim"]);
     assert_eq!(done.code, 64, "{}", done.stderr);
     assert_contains!(done.stderr => "SOURCE/KERNEL/SINK");

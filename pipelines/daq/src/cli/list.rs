@@ -17,5 +17,6 @@ pub(super) fn list(registry: &Registry) -> String {
             let _ = writeln!(text, "  {:<16} {}", entry.name(), entry.summary());
         }
     }
-    text + "\n`daq new NAME` prints a starting configuration for a source, a kernel or a sink.\n"
+    text + "\n`daq new NAME` prints a starting configuration for a source, a kernel or a sink. A packet format\n\
+            follows its source: `daq new udp-spead`.\n"
 }

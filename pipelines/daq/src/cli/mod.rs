@@ -81,7 +81,7 @@ enum Command {
     /// Print a valid, commented configuration as a starting point.
     New {
         /// The source, kernels and sink, for example `udp/power-spectrum/file`. Defaults are used for parts that are
-        /// left out.
+        /// left out. A source can be followed by a packet format: `udp-spead/file`. `daq list` lists all names.
         #[arg(value_name = "SOURCE/KERNEL/SINK")]
         parts: String,
     },
@@ -180,12 +180,21 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::FpgaGuard { device } => guard::guard(&device),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), program(), &mut script);
+            let mut command = completed(registry);
+            clap_complete::generate(shell, &mut command, program(), &mut script);
             show(&String::from_utf8_lossy(&script))
         }
     };
     console::flush();
     ExitCode::from(code)
+}
+
+/// Returns the command line for completions, with the names that `daq new` accepts as its first part.
+fn completed(registry: &Registry) -> clap::Command {
+    let names = clap::builder::PossibleValuesParser::new(new::names(registry));
+    Cli::command().mut_subcommand("new", |new| {
+        new.mut_arg("parts", |parts| parts.value_parser(names))
+    })
 }
 
 /// Returns the name of this program, which is not `daq` if a user's crate extends daq.

@@ -1,9 +1,17 @@
 //! `daq new` builds a starting configuration from the examples of registry entries.
+//!
+//! A *kind* is a source with a packet format, such as `udp-spead`. Kinds are not entries: each source whose example has a
+//! table `format` is a kind with each registered format.
 
 use daq_core::config::nearest;
-use daq_core::entry::{Entry, KernelEntry, Registry, SinkEntry, SourceEntry};
+use daq_core::entry::{KernelEntry, Registry, SinkEntry, SourceEntry};
 use daq_core::plan::FILE_KERNEL;
+use daq_drivers::packet::FormatEntry;
+use std::borrow::Cow;
 use std::fmt::Write;
+
+/// The heading of the table of a source that contains the keys of its packet format.
+const FORMAT: &str = "[source.NAME.format]\n";
 
 /// Errors that prevent building a configuration.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +22,80 @@ pub(super) enum NewError {
     Order { what: &'static str, name: String },
 }
 
-/// Builds a configuration from `parts`, for example `udp/power-spectrum/file`.
+/// A source, with its packet format if the name selects one.
+#[derive(Clone, Copy)]
+struct Kind {
+    source: &'static SourceEntry,
+    format: Option<&'static FormatEntry>,
+}
+
+impl Kind {
+    /// Returns the source `name`, or the source and the format of the kind `name`.
+    fn find(registry: &Registry, name: &str) -> Option<Self> {
+        if let Some(source) = registry.find(name) {
+            return Some(Self {
+                source,
+                format: None,
+            });
+        }
+        registry.all::<SourceEntry>().find_map(|source| {
+            let format = name.strip_prefix(source.name)?.strip_prefix('-')?;
+            let format = Some(registry.find(format).filter(|_| has_format(source))?);
+            Some(Self { source, format })
+        })
+    }
+
+    /// Returns the example of the source with the keys of the format.
+    fn example(&self) -> Cow<'static, str> {
+        let whole = self.source.example;
+        match (self.format, whole.split_once(FORMAT)) {
+            // The example of the source already has the keys of this format.
+            (Some(format), Some((_, keys))) if names_kind(keys, format.name) => whole.into(),
+            (Some(format), Some((keys, _))) => format!("{keys}{FORMAT}{}", format.example).into(),
+            _ => whole.into(),
+        }
+    }
+}
+
+/// Returns whether packets of `source` have a configurable format.
+fn has_format(source: &SourceEntry) -> bool {
+    source.example.contains(FORMAT)
+}
+
+/// Returns whether the first of `keys` is `kind = "NAME"`.
+fn names_kind(keys: &str, name: &str) -> bool {
+    let value = keys.split(['=', '#', '\n']).nth(1).unwrap_or_default();
+    value.trim().trim_matches('"') == name
+}
+
+/// Returns the names of all kinds: each source with a configurable format, and each format.
+pub(super) fn kinds(registry: &Registry) -> Vec<String> {
+    let sources = registry
+        .all::<SourceEntry>()
+        .filter(|source| has_format(source));
+    let formats = registry.names::<FormatEntry>();
+    let of = |source: &SourceEntry| {
+        let name = source.name;
+        formats.iter().map(move |format| format!("{name}-{format}"))
+    };
+    sources.flat_map(of).collect()
+}
+
+/// Returns the names of all sources, kinds, kernels and sinks.
+pub(super) fn names(registry: &Registry) -> Vec<String> {
+    let entries = [
+        registry.names::<SourceEntry>(),
+        registry.names::<KernelEntry>(),
+        registry.names::<SinkEntry>(),
+    ];
+    let entries = entries.concat().into_iter().map(ToOwned::to_owned);
+    let mut names: Vec<_> = entries.chain(kinds(registry)).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Builds a configuration from `parts`, for example `udp-spead/power-spectrum/file`.
 pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> {
     let mut source = None;
     let mut kernels = Vec::new();
@@ -24,7 +105,7 @@ pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> 
         let is_first = source.is_none() && kernels.is_empty() && sink.is_none();
         // `file` is the name of a kernel and of a sink; only the last part is a sink.
         let is_sink = parts.peek().is_none() && registry.find::<SinkEntry>(name).is_some();
-        if let Some(entry) = registry.find::<SourceEntry>(name).filter(|_| is_first) {
+        if let Some(entry) = Kind::find(registry, name).filter(|_| is_first) {
             source = Some(entry);
         } else if let Some(entry) = registry.find::<KernelEntry>(name).filter(|_| !is_sink) {
             if sink.is_some() {
@@ -41,18 +122,14 @@ pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> 
                     name: name.to_owned(),
                 });
             }
-        } else if registry.find::<SourceEntry>(name).is_some() {
+        } else if Kind::find(registry, name).is_some() {
             return Err(NewError::Order {
                 what: "source",
                 name: name.to_owned(),
             });
         } else {
-            let names = [
-                registry.names::<SourceEntry>(),
-                registry.names::<KernelEntry>(),
-                registry.names::<SinkEntry>(),
-            ]
-            .concat();
+            let names = names(registry);
+            let names: Vec<_> = names.iter().map(String::as_str).collect();
             let help = match nearest(name, &names) {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => "run `daq list` to list all names".to_owned(),
@@ -63,23 +140,28 @@ pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> 
             });
         }
     }
-    let source = source.or_else(|| registry.find::<SourceEntry>("sim"));
+    let source = source.or_else(|| Kind::find(registry, "sim"));
     let sink = sink.or_else(|| registry.find::<SinkEntry>("null"));
     let mut text = String::new();
     let mut ring = "raw".to_owned();
-    if let Some(source) = source {
-        example(&mut text, source, source.name, "", &ring);
+    if let Some(kind) = source {
+        example(&mut text, &kind.example(), kind.source.name, "", &ring);
     }
     for kernel in kernels {
         declare(&mut text, &ring);
         let output = format!("{}-out", called(kernel.name));
-        let text = &mut text;
-        example(text, kernel, called(kernel.name), &ring, &output);
+        example(
+            &mut text,
+            kernel.example,
+            called(kernel.name),
+            &ring,
+            &output,
+        );
         ring = output;
     }
     declare(&mut text, &ring);
     if let Some(sink) = sink {
-        example(&mut text, sink, sink.name, &ring, "");
+        example(&mut text, sink.example, sink.name, &ring, "");
     }
     text += "[http]\nlisten = \"127.0.0.1:9464\"   # /metrics, /status, /-/healthy, /-/ready\n";
     Ok(text)
@@ -94,9 +176,8 @@ fn called(name: &str) -> &str {
     }
 }
 
-fn example<S: ?Sized>(text: &mut String, entry: &Entry<S>, name: &str, input: &str, output: &str) {
-    let section = entry
-        .example
+fn example(text: &mut String, example: &str, name: &str, input: &str, output: &str) {
+    let section = example
         .replace("NAME", name)
         .replace("INPUT", input)
         .replace("OUTPUT", output);
