@@ -240,6 +240,11 @@ pub trait Registered: Any + Send + Sync {
 
     /// Description in one sentence, without a full stop.
     fn summary(&self) -> &'static str;
+
+    /// Returns the mistake in the program that prevents the use of the entry, if there is one.
+    fn mistake(&self) -> Option<String> {
+        None
+    }
 }
 
 macro_rules! registered {
@@ -296,8 +301,15 @@ pub struct Registry {
 
 impl Registry {
     /// Adds `entry`. It replaces an entry of the same kind and name.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the program that defines the entry must be corrected, with the reason of [`Registered::mistake`].
     #[must_use]
     pub fn with(mut self, entry: &'static dyn Registered) -> Self {
+        if let Some(mistake) = entry.mistake() {
+            panic!("`{}` of {}: {mistake}", entry.name(), entry.kind());
+        }
         let is_same = |known: &&mut &'static dyn Registered| {
             (known.kind(), known.name()) == (entry.kind(), entry.name())
         };

@@ -16,9 +16,11 @@ use daq_core::dma::{
 };
 use daq_core::entry::{Registered, Registry, SourceSpec};
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::plan::SourceKeys;
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -38,8 +40,8 @@ pub trait FpgaEngine: Engine + Sized + 'static {
     /// The description of the engine.
     const INFO: EngineInfo;
 
-    /// The keys of the source that belong to this engine, in addition to [`FpgaConfig`]. Their comments become the
-    /// reference page.
+    /// The keys of the source that belong to this engine, in addition to [`FpgaConfig`] and [`SourceKeys`], whose names they
+    /// must not repeat. Their comments become the reference page.
     type Keys: DeserializeOwned + JsonSchema + Send + Sync + 'static;
 
     /// Checks the values of the keys.
@@ -131,10 +133,14 @@ impl EngineEntry {
 
     /// Returns the names of the engine's own keys.
     pub(super) fn keys(&self) -> Vec<String> {
-        let schema = (self.schema)();
-        let properties = schema.get("properties").and_then(|keys| keys.as_object());
-        properties.map_or(Vec::new(), |keys| keys.keys().cloned().collect())
+        names(&(self.schema)())
     }
+}
+
+/// Returns the names of the keys of `schema`.
+fn names(schema: &Schema) -> Vec<String> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.map_or(Vec::new(), |keys| keys.keys().cloned().collect())
 }
 
 impl Registered for EngineEntry {
@@ -148,6 +154,18 @@ impl Registered for EngineEntry {
 
     fn summary(&self) -> &'static str {
         self.info.summary
+    }
+
+    fn mistake(&self) -> Option<String> {
+        let common = [
+            names(&schema_for!(FpgaConfig)),
+            names(&schema_for!(SourceKeys)),
+        ]
+        .concat();
+        let key = self.keys().into_iter().find(|key| common.contains(key))?;
+        Some(format!(
+            "every source `fpga` has a key `{key}`; rename the field `{key}` of the engine's `Keys`"
+        ))
     }
 }
 
@@ -423,5 +441,35 @@ mod tests {
         }
         let error = check(&|slots| slots.addresses[1] = 0x20).unwrap_err();
         assert!(error.contains("multiples of 64"), "{error}");
+    }
+
+    #[test]
+    fn engine_cannot_take_key_that_every_fpga_source_has() {
+        #[derive(JsonSchema)]
+        #[expect(dead_code, reason = "only the schema is used")]
+        struct Keys {
+            fifo: usize,
+            channel: usize,
+        }
+        let [entry, ..] = ENGINES else {
+            unreachable!("there are engines");
+        };
+        assert_eq!(entry.mistake(), None);
+        let entry = EngineEntry {
+            schema: || schema_for!(Keys),
+            ..*entry
+        };
+        let added =
+            std::panic::catch_unwind(|| Registry::default().with(Box::leak(Box::new(entry))));
+        let message = *added.unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(
+            message,
+            "`xdma` of DMA engines: every source `fpga` has a key `channel`; rename the field `channel` of the engine's `Keys`"
+        );
+        let silent_after = EngineEntry {
+            schema: || schema_for!(SourceKeys),
+            ..entry
+        };
+        assert!(silent_after.mistake().is_some());
     }
 }
