@@ -275,7 +275,7 @@ fn latency(
         };
         Ok(Some(percentiles(&times)))
     })?;
-    let columns = "frame | copy + wait p50 | p99 | copy + poll p50 | p99 | engine p50 | p99";
+    let columns = "frame | copy + wait p50 | copy + wait p99 | copy + poll p50 | copy + poll p99 | engine p50 | engine p99";
     let title = format!(
         "{}: microseconds per copy to the GPU; {TIMED_COPIES} copies",
         device.name()
@@ -313,8 +313,7 @@ fn latency(
         }
         Ok(times.map(|times| percentiles(&times)))
     })?;
-    let columns =
-        "frame | store p50 | p99 | inline_copy p50 | p99 | engine p50 | p99 | copy + wait ÷ store";
+    let columns = "frame | store p50 | store p99 | inline_copy p50 | inline_copy p99 | engine p50 | engine p99 | copy + wait ÷ store";
     let title = format!(
         "{}, mapped by {}: microseconds per CPU store to the GPU (above {} the runtime uses the copy engine); {TIMED_COPIES} copies",
         device.name(),

@@ -63,7 +63,8 @@ impl fmt::Display for Cell {
 }
 
 impl Table {
-    /// Creates a table without rows. `columns` are the names of the columns, separated by `|`.
+    /// Creates a table without rows. `columns` are the names of the columns, separated by `|`. The names must differ,
+    /// because they are the keys of the rows in JSON.
     pub(super) fn new(title: impl Into<String>, columns: &str) -> Self {
         Self {
             title: title.into(),
@@ -151,6 +152,35 @@ impl fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Checks the texts of all tables, because the benchmarks themselves need hardware.
+    #[test]
+    fn columns_of_each_table_have_different_names() {
+        let mut folders = vec![std::path::PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/src/bench"
+        ))];
+        let mut tables = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let is_columns = |text: &&str| text.trim().contains(" | ") && !text.contains('\n');
+                for columns in text.split('"').filter(is_columns) {
+                    let mut names: Vec<&str> = columns.split('|').map(str::trim).collect();
+                    names.sort_unstable();
+                    let same = names.windows(2).find(|pair| pair[0] == pair[1]);
+                    assert_eq!(same, None, "{}: \"{columns}\"", path.display());
+                    tables += 1;
+                }
+            }
+        }
+        assert!(tables >= 20, "only {tables} tables were found");
+    }
 
     #[test]
     fn table_is_aligned_and_written_as_json() {
