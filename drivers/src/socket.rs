@@ -28,10 +28,9 @@ pub(crate) struct SocketKeys {
     /// of the socket, not among `rejected`; the XDP program of a source `xdp` drops them without counting them. Not for queue
     /// pairs, which accept only packets with their number and key.
     pub from: Option<List<Allowed>>,
-    /// Size of the receive buffer of each socket, which stores packets while the thread is delayed; 64 MiB by default.
-    /// `net.core.rmem_max` limits the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged. A source
-    /// `xdp` uses it only for packets that arrive through the Linux network stack: packets of other queues, and fragments. Its
-    /// default is 8 MiB.
+    /// Size of the receive buffer of each socket, which stores packets while the thread is delayed. `net.core.rmem_max` limits
+    /// the size unless the process has CAP_NET_ADMIN; a smaller granted size is logged. A source `xdp` uses it only for packets
+    /// that arrive through the Linux network stack: packets of other queues, and fragments.
     pub receive_buffer: Option<ByteSize>,
     /// Maximum time that a receive call polls the NIC instead of waiting for interrupts, such as `"50 us"`, if the driver of the
     /// NIC supports polling. The default is the setting of the system; a source `xdp` uses interrupts by default.

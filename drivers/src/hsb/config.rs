@@ -114,9 +114,9 @@ pub(super) enum Mode {
 /// Default number of pages.
 const PAGES: u32 = 64;
 /// Default number of frames open at the same time.
-const WINDOW: usize = 2;
+pub(super) const WINDOW: usize = 2;
 /// Default maximum number of packets missing in a row.
-const MAX_GAP: u64 = 1 << 19;
+pub(super) const MAX_GAP: u64 = 1 << 19;
 
 /// The value of `device` that selects the only device that announces itself.
 const AUTO: &str = "auto";

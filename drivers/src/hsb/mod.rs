@@ -96,6 +96,7 @@ mod supervisor;
 use config::{HsbConfig, Mode};
 
 use crate::packet::frames::sample_layout;
+use crate::packet::section;
 use crate::silence;
 use crate::socket::RECEIVE_BUFFER;
 use crate::sys::interface::Interface;
@@ -155,7 +156,15 @@ samples = { type = "uint8" }
 # path    = "direct"          #   write directly to GPU memory, if the CPU can access it
 # relaxed_ordering = true     #   allow reordering of the NIC's PCIe writes
 "#,
-    schema: |_| schemars::schema_for!(HsbConfig),
+    schema: |_| {
+        let keys = schemars::schema_for!(HsbConfig);
+        let defaults = [
+            ("window", config::WINDOW.into()),
+            ("max_gap", config::MAX_GAP.into()),
+            ("receive_buffer", RECEIVE_BUFFER.to_string().into()),
+        ];
+        section::with_defaults(keys, defaults)
+    },
     parse,
 };
 

@@ -17,8 +17,8 @@ pub(crate) struct PacketKeys {
     /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
     /// so do complete frames behind it.
     pub window: Option<usize>,
-    /// Maximum number of packets missing in a row, beyond twice the window; 65536 by default, 524288 in a source `hsb`. A larger
-    /// gap, or a step back, is not counted as loss but starts a new epoch.
+    /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
+    /// loss but starts a new epoch.
     pub max_gap: Option<u64>,
     /// Number of packets in a row that must have consistent sequence numbers before daq accepts a jump of more than twice the
     /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.

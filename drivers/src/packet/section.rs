@@ -1,5 +1,6 @@
 //! Parses the configuration table `[source.NAME.format]`.
 
+use super::keys::default_max_gap;
 use super::{Format, FormatEntry};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registry;
@@ -74,9 +75,20 @@ pub fn finish<T: DeserializeOwned>(
     build(&keys).ok()
 }
 
+/// Adds default values to the schema `keys` of a source, for keys whose default values depend on the source.
+pub(crate) fn with_defaults<const N: usize>(keys: Schema, defaults: [(&str, Value); N]) -> Schema {
+    let mut schema = keys;
+    for (key, value) in defaults {
+        if let Some(property) = schema.pointer_mut(&format!("/properties/{key}")) {
+            property["default"] = value;
+        }
+    }
+    schema
+}
+
 /// Adds the table `format` to the schema `keys` of a source.
 pub fn with_format(registry: &Registry, keys: Schema, required: bool) -> Schema {
-    let mut schema = keys;
+    let mut schema = with_defaults(keys, [("max_gap", default_max_gap().into())]);
     let mut generator = SchemaSettings::default().into_generator();
     let kinds: Vec<_> = registry
         .all::<FormatEntry>()
@@ -158,6 +170,26 @@ mod tests {
         format
             .ok_or_else(|| diagnostics.render(document.sources(), false))
             .unwrap()
+    }
+
+    #[test]
+    fn schema_has_default_values_that_depend_on_source() {
+        let registry = Registry::default().with_all(FORMATS);
+        let default_of = |source: &str, key: &str| {
+            let entry = crate::SOURCES.iter().find(|entry| entry.name == source);
+            let schema = (entry.unwrap().schema)(&registry).to_value();
+            schema["properties"][key]["default"].clone()
+        };
+        for (source, gap, buffer) in [
+            ("udp", 65536, "64 MiB"),
+            ("xdp", 65536, "8 MiB"),
+            ("hsb", 524_288, "64 MiB"),
+        ] {
+            assert_eq!(default_of(source, "max_gap"), gap, "{source}");
+            assert_eq!(default_of(source, "receive_buffer"), buffer, "{source}");
+        }
+        assert_eq!(default_of("replay", "max_gap"), 65536);
+        assert_eq!(default_of("hsb", "window"), 2);
     }
 
     #[test]

@@ -41,7 +41,11 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
     summary: "Packets of a network instrument over UDP, raw or SPEAD",
     example: EXAMPLE,
-    schema: |registry| section::with_format(registry, schemars::schema_for!(UdpConfig), true),
+    schema: |registry| {
+        let keys = schemars::schema_for!(UdpConfig);
+        let defaults = [("receive_buffer", RECEIVE_BUFFER.to_string().into())];
+        section::with_format(registry, section::with_defaults(keys, defaults), true)
+    },
     parse: |section, registry, diagnostics| {
         let (format, config) = section::read(section, registry, diagnostics, UdpConfig::problems)?;
         let threads = config.threads();

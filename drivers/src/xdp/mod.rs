@@ -72,7 +72,11 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
     summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
     example: EXAMPLE,
-    schema: |registry| section::with_format(registry, schemars::schema_for!(XdpConfig), true),
+    schema: |registry| {
+        let keys = schemars::schema_for!(XdpConfig);
+        let defaults = [("receive_buffer", RECEIVE_BUFFER.to_string().into())];
+        section::with_format(registry, section::with_defaults(keys, defaults), true)
+    },
     parse: |section, registry, diagnostics| {
         let (format, config) = section::read(section, registry, diagnostics, XdpConfig::problems)?;
         let threads = config.queues.0.len();
