@@ -10,14 +10,17 @@ pub fn reference() -> String {
     let tables = Report::tables();
     let equations = tables.iter().filter_map(|table| {
         let equation = table.equation?;
-        Some(format!("{:<9}{equation}\n", table.component))
+        // The component of a copy is `copy to`, which the name of the ring follows in other texts.
+        let component = table.component.trim_end_matches(" to");
+        Some(format!("{component:<9}{equation}\n"))
     });
     let mut page = format!(
         "# Metrics\n\n\
          The metrics of `/metrics`, in the Prometheus text format. This page is generated from the source code.\n\n\
          Names of counters end in `_total`. Counters start at 0 with the process. Units are bytes, seconds, packets, \
-         frames and slots. Label values are names from the configuration; `cause` is one of {}. `from` and `to` are \
-         the rings of a copy between host memory and a GPU. A histogram has the series `NAME_bucket` with the \
+         frames and slots. The labels `source`, `ring`, `reader`, `from`, `to`, `kernel` and `sink` are names from the configuration. \
+         A reader is named after its kernel or sink. For a copy between host memory and a GPU, `from` and `to` are the rings, \
+         the reader is named `copy to RING`, and `RING@host` is the host ring that daq adds to RING in GPU memory. `cause` is one of {}. A histogram has the series `NAME_bucket` with the \
          upper bound `le` of each size class, `NAME_sum` and `NAME_count`.\n\n\
          These equations hold in every scrape, for each source, ring, reader, copy and kernel. The names are those of \
          the JSON report; `lost` is the sum over all causes:\n\n\
