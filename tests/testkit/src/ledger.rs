@@ -1,7 +1,7 @@
 //! The equations of the ledgers, computed from the printed report only.
 
 use crate::Outcome;
-use daq_core::ledger::Report;
+use daq_core::ledger::{DeviceReport, Report};
 use serde_json::{Map, Value};
 
 /// Returns the number at `path`, as in `sources.adc.lost.late`; 0 if there is none.
@@ -86,6 +86,18 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
             name.as_str(),
             "a copy is called by the ring that it fills"
         );
+    }
+    let empty = serde_json::to_value(DeviceReport::default()).unwrap();
+    for (name, kernel) in components(report, "kernels") {
+        let Some(device) = kernel.get("device") else {
+            continue;
+        };
+        for (key, value) in empty.as_object().unwrap() {
+            assert!(
+                device[key].is_u64() == value.is_u64() && !device[key].is_null(),
+                "kernel {name} has no device.{key}: {device}"
+            );
+        }
     }
     assert!(report["seconds"].is_number());
     wrong
@@ -191,7 +203,8 @@ mod tests {
             "copies": { "r": { "from": "r@host", "to": "r", "started": 4, "frames": 2, "failed": 1, "stored": 0, "pending": 1,
                                "copies": 3, "bytes": 9, "in_flight": 0, "busy_ns": 1,
                                "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
-            "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "pending": 0, "produced": 1 } },
+            "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "pending": 0, "produced": 1,
+                                "device": { "dispatch": "launch", "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
             "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1, "connections": 0, "stalls": 0 } },
             "seconds": 1.0,
         })
@@ -239,6 +252,14 @@ mod tests {
         let mut broken = report();
         broken["copies"]["r"]["sizes"][7] = json!(1);
         assert!(!violations_while_running(&broken).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "kernel k has no device.gap_ns")]
+    fn missing_gpu_statistic_is_reported() {
+        let mut broken = report();
+        broken["kernels"]["k"]["device"]["gap_ns"] = Value::Null;
+        violations_while_running(&broken);
     }
 
     #[test]
