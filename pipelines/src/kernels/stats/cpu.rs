@@ -11,6 +11,7 @@ use super::histogram::Histogram;
 use daq_core::kernel::Kernel;
 use daq_core::layout::Layout;
 use std::marker::PhantomData;
+use std::mem::offset_of;
 use std::ops::Range;
 
 /// Number of samples per channel that are processed together.
@@ -72,17 +73,15 @@ impl Tally {
 
     /// Returns the bytes of an empty tally for device code.
     pub(super) fn empty_bytes() -> Vec<u8> {
-        let Self {
-            count,
-            clip,
-            min,
-            max,
-            sum,
-            squares,
-        } = Self::EMPTY;
-        let counts = [count, clip].map(u64::to_le_bytes);
-        let values = [min, max, sum, squares].map(f64::to_le_bytes);
-        [counts.as_flattened(), values.as_flattened()].concat()
+        let mut bytes = vec![0; size_of::<Self>()];
+        let mut put = |offset, value: [u8; 8]| bytes[offset..][..8].copy_from_slice(&value);
+        put(offset_of!(Self, count), Self::EMPTY.count.to_le_bytes());
+        put(offset_of!(Self, clip), Self::EMPTY.clip.to_le_bytes());
+        put(offset_of!(Self, min), Self::EMPTY.min.to_le_bytes());
+        put(offset_of!(Self, max), Self::EMPTY.max.to_le_bytes());
+        put(offset_of!(Self, sum), Self::EMPTY.sum.to_le_bytes());
+        put(offset_of!(Self, squares), Self::EMPTY.squares.to_le_bytes());
+        bytes
     }
 
     /// Adds `numbers`; skips NaNs.
