@@ -381,8 +381,10 @@ impl Device for VfioDevice {
     }
 
     fn write_combined(&self, bar: usize) -> Result<Arc<dyn Registers>, DeviceError> {
-        let path = Path::new("/sys/bus/pci/devices").join(&self.name);
-        match Bar::open(&path.join(format!("resource{bar}_wc"))) {
+        let path = Path::new("/sys/bus/pci/devices")
+            .join(&self.name)
+            .join(format!("resource{bar}_wc"));
+        match Bar::open(&path) {
             Ok(mapped) => Ok(Arc::new(DeviceRegisters {
                 bytes: mapped.bytes() as u64,
                 bar: Some(mapped),
@@ -390,7 +392,14 @@ impl Device for VfioDevice {
                 opened: self.opened.clone(),
             })),
             // Linux combines writes only to a prefetchable BAR.
-            Err(_) => self.registers(bar),
+            Err(error) => {
+                tracing::warn!(
+                    "{}: writes to BAR {bar} are not combined: {}: {error}; make the BAR prefetchable in the design",
+                    self.name,
+                    path.display()
+                );
+                self.registers(bar)
+            }
         }
     }
 
