@@ -23,7 +23,7 @@ pub enum BounceCopyError {
     #[error(
         "cannot copy frames from {from} to {to}; place the ring on the GPU that the engine writes, or in host memory"
     )]
-    NoWay {
+    NoMethod {
         /// The memory that the engine writes to.
         from: Placement,
         /// The memory of the ring.
@@ -63,7 +63,7 @@ impl BounceCopy {
     /// allocates all memory of the copier.
     pub fn new(from: Arc<Region>, to: &Producer) -> Result<Self, BounceCopyError> {
         let target = to.region();
-        let method = staging::between(&from, target, 2)?.ok_or(BounceCopyError::NoWay {
+        let method = staging::between(&from, target, 2)?.ok_or(BounceCopyError::NoMethod {
             from: from.placement(),
             to: target.placement(),
         })?;

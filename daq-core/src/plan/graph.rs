@@ -1,6 +1,6 @@
 //! The plan as a diagram.
 
-use super::{CopyMethod, Plan};
+use super::{Plan, PlannedMethod};
 use crate::gpu::Dispatch;
 use crate::units::ByteSize;
 use std::fmt::Write;
@@ -53,9 +53,9 @@ impl Plan {
         for (i, copy) in self.copies.iter().enumerate() {
             let id = format!("copy_{i}");
             let mut label = match copy.method {
-                CopyMethod::Engine => "copy".to_owned(),
-                CopyMethod::Either => "copy, CPU stores if small".to_owned(),
-                CopyMethod::Stores => "store".to_owned(),
+                PlannedMethod::Engine => "copy".to_owned(),
+                PlannedMethod::Either => "copy, CPU stores if small".to_owned(),
+                PlannedMethod::Stores => "store".to_owned(),
             };
             if let Some(kernel) = &copy.kernel_thread {
                 let _ = write!(label, "\nby {kernel}");

@@ -5,7 +5,7 @@
 //! persistent kernel reads the ring, or if its slots are small. Which backends work on a GPU is part of the topology;
 //! nothing is probed here.
 
-use super::{CopyMethod, DoorbellInitiator, Plan, PlannedCopy};
+use super::{DoorbellInitiator, Plan, PlannedCopy, PlannedMethod};
 use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::not_allowed;
 use crate::gpu::{Backend, Writer};
@@ -113,11 +113,11 @@ fn ring(
                 .filter(|_| is_small && ring.readers.len() == 1)
                 .cloned();
             if copy.kernel_thread.is_some() {
-                copy.method = CopyMethod::Stores;
+                copy.method = PlannedMethod::Stores;
                 let path = format!("the CPU stores frames through the GPU's BAR ({backend})");
                 Some((DataPath::Cpu, with_refusals(&path, &refused)))
             } else {
-                copy.method = CopyMethod::Either;
+                copy.method = PlannedMethod::Either;
                 let path = format!("the CPU stores small bursts through the GPU's BAR ({backend})");
                 Some((DataPath::Staged, with_refusals(&path, &refused)))
             }

@@ -266,7 +266,7 @@ pub struct PlannedOther {
 /// How a copy transfers its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum CopyMethod {
+pub enum PlannedMethod {
     /// The GPU's copy engine.
     Engine,
     /// CPU stores for bursts below the threshold, the copy engine for larger ones.
@@ -289,7 +289,7 @@ pub struct PlannedCopy {
     /// The direction as seen from the GPU.
     pub direction: Direction,
     /// How the copy transfers its bytes.
-    pub method: CopyMethod,
+    pub method: PlannedMethod,
     /// The kernel whose thread does the copy; `None` if the staging engine does it.
     pub kernel_thread: Option<String>,
 }

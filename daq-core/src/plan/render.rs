@@ -1,6 +1,6 @@
 //! The plan as text.
 
-use super::{CopyMethod, DoorbellInitiator, Incomplete, Plan};
+use super::{DoorbellInitiator, Incomplete, Plan, PlannedMethod};
 use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::units::{ByteSize, counted};
@@ -22,7 +22,7 @@ fn cores(cores: &[usize]) -> String {
     }
 }
 
-impl Display for CopyMethod {
+impl Display for PlannedMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Engine => "the copy engine",

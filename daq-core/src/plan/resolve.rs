@@ -6,8 +6,8 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, CopyMethod, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
-    PlannedOther, PlannedRing, PlannedSource, RingSection,
+    Config, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
+    PlannedMethod, PlannedOther, PlannedRing, PlannedSource, RingSection,
 };
 use super::{dma, mapping, nics, totals};
 use crate::claim::Claim;
@@ -331,7 +331,7 @@ impl Resolver<'_> {
                 Placement::Host => 0,
             },
             direction,
-            method: CopyMethod::Engine,
+            method: PlannedMethod::Engine,
             kernel_thread: None,
         });
         name

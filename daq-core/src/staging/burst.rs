@@ -68,17 +68,17 @@ impl Run {
     ) -> Result<usize, StagingError> {
         let (longest, last) =
             lengths.fold((0, 0), |(longest, _), length| (length.max(longest), length));
-        let stretch = (self.count - 1) * self.stride + last;
+        let span = (self.count - 1) * self.stride + last;
         let rows = if longest == 0 {
             return Ok(0);
-        } else if longest * self.count < stretch / 4 * 3 && self.stride <= MAX_PITCH {
+        } else if longest * self.count < span / 4 * 3 && self.stride <= MAX_PITCH {
             Rows {
                 count: self.count,
                 bytes: longest,
                 pitch: self.stride,
             }
         } else {
-            Rows::one(stretch)
+            Rows::one(span)
         };
         // SAFETY: the caller guarantees the requirements. All ranges are inside the slots, because a frame is not
         // longer than its slot.

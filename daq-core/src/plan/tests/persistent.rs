@@ -115,7 +115,7 @@ fn typical() -> Topology {
 
 const REFUSED: &str = "gdrapi: no gdrapi on 0; dma-buf: no dma-buf on 0";
 
-fn method<'a>(plan: &'a Plan, to: &str) -> (CopyMethod, Option<&'a str>) {
+fn method<'a>(plan: &'a Plan, to: &str) -> (PlannedMethod, Option<&'a str>) {
     let copy = plan.copies.iter().find(|copy| copy.to == to).unwrap();
     (copy.method, copy.kernel_thread.as_deref())
 }
@@ -137,8 +137,11 @@ fn persistent_input_is_stored_by_cpu_if_gpu_is_mappable() {
         let ring = plan.ring(ring).unwrap();
         assert_eq!((ring.mapping, ring.mapping_reason.as_str()), (None, ""));
     }
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
-    assert_eq!(method(&plan, "small@host"), (CopyMethod::Engine, None));
+    assert_eq!(
+        method(&plan, "raw"),
+        (PlannedMethod::Stores, Some("quarter"))
+    );
+    assert_eq!(method(&plan, "small@host"), (PlannedMethod::Engine, None));
     assert_eq!(plan.sources[0].path, DataPath::Cpu);
     assert_eq!(
         doorbell(&plan),
@@ -184,7 +187,7 @@ fn persistent_without_mapping_uses_copy_engine_and_host_doorbell() {
         raw.mapping_reason,
         format!("none, because the CPU cannot store to this memory; {refused}")
     );
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
+    assert_eq!(method(&plan, "raw"), (PlannedMethod::Engine, None));
     let source = &plan.sources[0];
     assert_eq!(source.path, DataPath::Staged);
     assert_eq!(
@@ -225,7 +228,7 @@ fn ring_with_second_reader_uses_staging_thread() {
         );
         assert_eq!(plan.ring("raw").unwrap().readers, ["quarter", "other"]);
         assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-        assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
+        assert_eq!(method(&plan, "raw"), (PlannedMethod::Either, None));
         assert_eq!(plan.sources[0].path, DataPath::Staged);
         let rendered = "small bursts through the GPU's BAR (vulkan); gdrapi: ";
         assert!(plan.sources[0].reason.contains(rendered), "{plan}");
@@ -239,7 +242,10 @@ fn ring_with_second_reader_uses_staging_thread() {
         plan.ring("raw@host").unwrap().readers,
         ["copy to raw", "raw"]
     );
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Stores, Some("quarter")));
+    assert_eq!(
+        method(&plan, "raw"),
+        (PlannedMethod::Stores, Some("quarter"))
+    );
 }
 
 #[test]
@@ -248,11 +254,11 @@ fn large_frames_use_copy_engine() {
     let above = ("slot = \"5 KiB\"", "slot = \"129 KiB\"");
     assert_eq!(
         method(&planned(&[at], &typical()), "raw"),
-        (CopyMethod::Stores, Some("quarter"))
+        (PlannedMethod::Stores, Some("quarter"))
     );
     let plan = planned(&[above], &typical());
     assert_eq!(plan.ring("raw").unwrap().mapping, Some(Backend::Vulkan));
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
+    assert_eq!(method(&plan, "raw"), (PlannedMethod::Either, None));
     // Without a persistent kernel, the ring uses plain GPU memory.
     let launched = ("dispatch = \"persistent\"", "");
     let plan = planned(&[launched, above], &typical());
@@ -262,14 +268,14 @@ fn large_frames_use_copy_engine() {
         raw.mapping_reason,
         "none, because the copy engine copies frames of 129 KiB"
     );
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
+    assert_eq!(method(&plan, "raw"), (PlannedMethod::Engine, None));
     assert_eq!(plan.kernels[0].doorbell, None);
     let plan = planned(&[launched, at], &typical());
     let raw = plan.ring("raw").unwrap();
     assert_eq!(raw.mapping, Some(Backend::Vulkan));
     let why = "by vulkan: the CPU can store frames of 128 KiB";
     assert_eq!(raw.mapping_reason, format!("{why}; {REFUSED}"));
-    assert_eq!(method(&plan, "raw"), (CopyMethod::Either, None));
+    assert_eq!(method(&plan, "raw"), (PlannedMethod::Either, None));
 }
 
 #[test]
@@ -292,7 +298,7 @@ fn host_ring_is_copied_to_mapped_ring() {
     );
     assert_eq!(
         method(&plan, "raw@cuda:0"),
-        (CopyMethod::Stores, Some("quarter"))
+        (PlannedMethod::Stores, Some("quarter"))
     );
     // The declared ring is in host memory, to which the CPU writes.
     let reason = "the CPU writes packets to host memory";
@@ -401,7 +407,7 @@ fn untested_backend_is_probed_at_startup() {
         let rendered = (None, "probed at startup");
         assert_eq!((raw.mapping, raw.mapping_reason.as_str()), rendered);
         assert_eq!(doorbell(&plan), rendered);
-        assert_eq!(method(&plan, "raw"), (CopyMethod::Engine, None));
+        assert_eq!(method(&plan, "raw"), (PlannedMethod::Engine, None));
         assert_eq!(plan.untried, BTreeSet::from([0]));
     }
     // If frames are large and kernels are launched, no decision depends on the backends.

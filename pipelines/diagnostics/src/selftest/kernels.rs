@@ -11,7 +11,7 @@ use std::sync::Arc;
 const FRAMES: usize = 4096;
 
 /// Frames that a kernel reads from slots in mapped memory and copies to an output buffer.
-struct Stretch {
+struct FrameSeries {
     /// Offset of the first slot, counted from [`FRAMES`].
     offset: usize,
     bytes: usize,
@@ -20,7 +20,7 @@ struct Stretch {
     frames: usize,
 }
 
-impl Stretch {
+impl FrameSeries {
     /// Stores the frames as slots become free, then compares the kernel's copies.
     fn run(&self, target: &Target, mapped: &Arc<BarMapping>) -> Result<(), Verdict> {
         let device = target.method.device;
@@ -65,14 +65,14 @@ pub(super) fn kernel_sees(target: &Target) -> Result<(), Verdict> {
     let mapped = target.method.map(FRAMES + 8 * 8192)?;
     for offset in [0, 1, 3, 129] {
         for bytes in [1, 64, 4097] {
-            let stretch = Stretch {
+            let series = FrameSeries {
                 offset,
                 bytes,
                 stride: 4099,
                 slots: 8,
                 frames: 8,
             };
-            stretch.run(target, &mapped)?;
+            series.run(target, &mapped)?;
         }
     }
     Ok(())
@@ -81,14 +81,14 @@ pub(super) fn kernel_sees(target: &Target) -> Result<(), Verdict> {
 pub(super) fn staging(target: &Target) -> Result<(), Verdict> {
     let mapped = target.method.map(FRAMES + 16 * 4224)?;
     for (bytes, stride) in [(64, 64), (1000, 1024), (4097, 4224)] {
-        let stretch = Stretch {
+        let series = FrameSeries {
             offset: 0,
             bytes,
             stride,
             slots: 16,
             frames: 1000,
         };
-        stretch.run(target, &mapped)?;
+        series.run(target, &mapped)?;
     }
     Ok(())
 }
