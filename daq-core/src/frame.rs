@@ -182,11 +182,8 @@ pub struct FrameMeta {
     pub packets_per_frame: u32,
     /// Number of packets that arrived.
     pub arrived: u32,
-    /// Number of payload bytes of the first packet; 0 if neither the plan nor the producer defines it.
-    pub first_bytes: u32,
-    /// Number of payload bytes of each packet except the first and the last; 0 if neither the plan nor the producer
-    /// defines it.
-    pub packet_bytes: u32,
+    /// Sizes of the packets.
+    pub packet_sizes: PacketSizes,
     /// Values from the headers of the frame's packets. The first packet that arrives and contains a field sets it.
     pub kept: KeptFields,
 }
@@ -204,6 +201,66 @@ impl FrameMeta {
     /// Returns whether a packet is missing.
     pub const fn is_incomplete(&self) -> bool {
         self.flags.contains(Flags::INCOMPLETE)
+    }
+}
+
+/// How the payload of a frame is divided into packets. All sizes are 0 if neither the plan nor the producer defines them.
+///
+/// A frame consists of `parts` parts of equal size, one after the other. Each part has the same number of packets.
+/// ```text
+///   | part 0: first | rest | rest | last | part 1: first | rest | rest | last | …
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct PacketSizes {
+    /// Number of payload bytes of the first packet of a part.
+    #[serde(rename = "first_bytes")]
+    pub first: u32,
+    /// Number of payload bytes of every packet of a part except the first and the last.
+    #[serde(rename = "packet_bytes")]
+    pub rest: u32,
+    /// Number of parts of a frame; 0 means 1.
+    #[serde(skip_serializing_if = "is_undivided")]
+    pub parts: u32,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+const fn is_undivided(parts: &u32) -> bool {
+    *parts <= 1
+}
+
+impl PacketSizes {
+    /// Returns the sizes for packets of `bytes` bytes in a frame of one part.
+    pub const fn equal(bytes: u32) -> Self {
+        Self {
+            first: bytes,
+            rest: bytes,
+            parts: 1,
+        }
+    }
+
+    /// Returns the offset of packet `index` in a frame of `packets_per_frame` packets and `frame_bytes` bytes, at most
+    /// `frame_bytes`.
+    ///
+    /// ```
+    /// use daq_core::frame::PacketSizes;
+    /// let sizes = PacketSizes { first: 6, rest: 8, parts: 2 };
+    /// assert_eq!([0, 1, 2, 3, 4, 5].map(|i| sizes.offset(i, 4, 20)), [0, 6, 10, 16, 20, 20]);
+    /// ```
+    pub fn offset(&self, index: u32, packets_per_frame: u32, frame_bytes: u64) -> u64 {
+        let in_part = |index: u32| match index.checked_sub(1) {
+            None => 0,
+            Some(after) => u64::from(self.first) + u64::from(after) * u64::from(self.rest),
+        };
+        if self.parts <= 1 {
+            return in_part(index).min(frame_bytes);
+        }
+        let packets = (packets_per_frame / self.parts).max(1);
+        let part_bytes = frame_bytes / u64::from(self.parts);
+        let start = u64::from(index / packets) * part_bytes;
+        (start + in_part(index % packets).min(part_bytes)).min(frame_bytes)
     }
 }
 

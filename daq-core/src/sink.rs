@@ -1,5 +1,6 @@
 //! Sinks, which write frames to files or send them to other hosts.
 
+use crate::frame::PacketSizes;
 use crate::layout::Layout;
 use crate::ledger::SinkLedger;
 use crate::notify::Wait;
@@ -83,12 +84,9 @@ pub struct SinkContext {
     pub packets_per_frame: u32,
     /// Names of the fields that frames keep, see [`FrameMeta::kept`](crate::frame::FrameMeta::kept).
     pub kept: Vec<String>,
-    /// Number of payload bytes of the first packet slot; 0 if frames do not consist of packets, or if the packet sizes
-    /// are detected at run time. Then each frame's record contains them.
-    pub first_bytes: usize,
-    /// Number of payload bytes of each packet slot except the first and the last; 0 if frames do not consist of
-    /// packets, or if the packet sizes are detected at run time. Then each frame's record contains them.
-    pub packet_bytes: usize,
+    /// Sizes of the packet slots; 0 if frames do not consist of packets, or if the packet sizes are detected at run time.
+    /// Then each frame's record contains them.
+    pub packet_sizes: PacketSizes,
     /// The base directory of relative paths.
     pub directory: PathBuf,
     /// The memory of the ring, for sinks whose devices read it directly.

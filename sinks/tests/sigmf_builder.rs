@@ -1,5 +1,6 @@
 //! Compares the totals and spans of a segment's metadata with a list of every sample.
 
+use daq_core::frame::PacketSizes;
 use daq_core::sigmf::{Datatype, Meta, Number};
 use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Moment, Record, Recording};
 use daq_testkit::assert_fields;
@@ -20,8 +21,7 @@ fn recording(
         sample_rate: None,
         frame_bytes,
         packets_per_frame,
-        first_bytes: packet_bytes,
-        packet_bytes,
+        packet_sizes: PacketSizes::equal(packet_bytes.try_into().unwrap_or(u32::MAX)),
         detects_sizes: false,
         source: "raw".into(),
         description: None,

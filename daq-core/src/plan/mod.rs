@@ -14,6 +14,7 @@ mod resolve;
 mod totals;
 mod wiring;
 
+use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::staging::Direction;
 use crate::topology::DataPath;
@@ -125,11 +126,10 @@ pub struct PlannedRing {
     pub slot_bytes: usize,
     /// Number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
-    /// Number of payload bytes of the first packet; 0 if frames do not consist of packets, or if the packet sizes are
-    /// detected at run time. Then each frame's metadata contains them.
-    pub first_bytes: usize,
-    /// Number of payload bytes of every packet except the first and the last; 0 in the same cases as `first_bytes`.
-    pub packet_bytes: usize,
+    /// Sizes of the packets; 0 if frames do not consist of packets, or if the packet sizes are detected at run time. Then
+    /// each frame's metadata contains them.
+    #[serde(flatten)]
+    pub packet_sizes: PacketSizes,
     /// Names of the fields that frames keep from the headers of their packets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<String>,

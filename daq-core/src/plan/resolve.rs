@@ -13,6 +13,7 @@ use super::{dma, mapping, nics, totals};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::SourceSpec;
+use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::layout::Layout;
@@ -272,8 +273,9 @@ impl Resolver<'_> {
             slots: ring.keys.slots as usize,
             slot_bytes: slot,
             packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
-            first_bytes: exact.map_or(0, |(geometry, _)| geometry.first_bytes),
-            packet_bytes: exact.map_or(0, |(geometry, _)| geometry.packet_bytes),
+            packet_sizes: exact.map_or_else(PacketSizes::default, |(geometry, _)| {
+                geometry.packet_sizes()
+            }),
             kept: self.kept.get(name).cloned().unwrap_or_default(),
             supports_backpressure,
             fill: ring.keys.fill.0,

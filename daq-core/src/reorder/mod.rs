@@ -37,7 +37,7 @@ pub use batch::{Batch, Outcome, PacketSlot};
 pub use numbering::{Numbering, PacketId};
 pub use size::{Arrival, WindowSize};
 
-use crate::frame::Timestamp;
+use crate::frame::{PacketSizes, Timestamp};
 use crate::ledger::SourceLedger;
 use crate::ring::{Fill, Producer};
 use crate::sync::{Arc, Ordering};
@@ -45,18 +45,23 @@ use candidates::{Candidates, Content};
 use classification::Candidate;
 use sequencer::Sequencer;
 use shared::{Epoch, Shared};
+use std::ops::Range;
 use std::time::Instant;
 
 /// How frames are divided into packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Number of packets per frame, at least 1.
+    /// Number of packets per frame, at least 1 and a multiple of `parts`.
     pub packets_per_frame: u32,
-    /// Number of payload bytes in the first packet of a frame.
+    /// Number of parts of a frame, at least 1. The parts have the same size and are numbered from 0 in the order of their
+    /// packets. Each comes from a detector module, an antenna or another sender of its own.
+    pub parts: u32,
+    /// Number of payload bytes in the first packet of a part.
     pub first_bytes: usize,
-    /// Number of payload bytes of every packet except the first and the last.
+    /// Number of payload bytes of every packet of a part except the first and the last.
     pub packet_bytes: usize,
-    /// Number of payload bytes of a frame; the last packet contains the remaining bytes.
+    /// Number of payload bytes of a frame, a multiple of `parts`. The last packet of a part contains the remaining bytes of
+    /// the part.
     pub frame_bytes: usize,
     /// How packets are numbered.
     pub numbering: Numbering,
@@ -80,6 +85,7 @@ impl Geometry {
     pub const fn new(packets_per_frame: u32, packet_bytes: usize) -> Self {
         Self {
             packets_per_frame,
+            parts: 1,
             first_bytes: packet_bytes,
             packet_bytes,
             frame_bytes: packets_per_frame as usize * packet_bytes,
@@ -120,22 +126,53 @@ impl Geometry {
         (position / packets_per_frame, index)
     }
 
+    /// Returns the number of packets of a part.
+    pub const fn packets_per_part(&self) -> u32 {
+        self.packets_per_frame / self.parts
+    }
+
+    /// Returns the sizes of packets for the metadata of frames.
+    pub fn packet_sizes(&self) -> PacketSizes {
+        let size = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
+        PacketSizes {
+            first: size(self.first_bytes),
+            rest: size(self.packet_bytes),
+            parts: self.parts,
+        }
+    }
+
     /// Returns the byte range of packet `i` in the frame.
-    pub const fn extent(&self, i: u32) -> std::ops::Range<usize> {
+    #[inline]
+    pub const fn extent(&self, i: u32) -> Range<usize> {
+        if self.parts == 1 {
+            return self.extent_in_part(i, self.packets_per_frame, self.frame_bytes);
+        }
+        let (packets, bytes) = (
+            self.packets_per_part(),
+            self.frame_bytes / self.parts as usize,
+        );
+        let start = (i / packets) as usize * bytes;
+        let extent = self.extent_in_part(i % packets, packets, bytes);
+        start + extent.start..start + extent.end
+    }
+
+    /// Returns the byte range of packet `i` in a part of `packets` packets and `bytes` bytes.
+    #[inline]
+    const fn extent_in_part(&self, i: u32, packets: u32, bytes: usize) -> Range<usize> {
         let start = if i == 0 {
             0
         } else {
             self.first_bytes + (i as usize - 1) * self.packet_bytes
         };
-        let bytes = if i == 0 {
+        let size = if i == 0 {
             self.first_bytes
         } else {
             self.packet_bytes
         };
-        let end = if i + 1 == self.packets_per_frame {
-            self.frame_bytes
+        let end = if i + 1 == packets {
+            bytes
         } else {
-            start + bytes
+            start + size
         };
         start..end
     }
@@ -195,6 +232,12 @@ impl ReorderWindow {
         assert!(
             geometry.frame_bytes <= producer.options().slot_bytes,
             "a frame must fit into a slot of the ring: {geometry:?}"
+        );
+        assert!(
+            geometry.parts > 0
+                && geometry.packets_per_frame.is_multiple_of(geometry.parts)
+                && geometry.frame_bytes.is_multiple_of(geometry.parts as usize),
+            "packets and bytes of a frame must be multiples of its parts: {geometry:?}"
         );
         let last = geometry.extent(geometry.packets_per_frame - 1);
         assert!(

@@ -502,15 +502,13 @@ impl Sequencer {
     fn bytes(shared: &Shared, frame: u64, arrived: u64) -> u64 {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
-        let odd = [0, geometry.packets_per_frame - 1];
-        let odd = if geometry.packets_per_frame == 1 {
-            &odd[..1]
-        } else {
-            &odd[..]
-        };
-        let odd = odd.iter().filter(|index| record.is_present(**index));
+        // Only the first and the last packet of a part may have another size.
+        let packets = geometry.packets_per_part();
+        let first = (0..geometry.parts).map(|part| part * packets);
+        let odd = first.flat_map(|first| [Some(first), (packets > 1).then(|| first + packets - 1)]);
+        let odd = odd.flatten().filter(|index| record.is_present(*index));
         let (count, bytes) = odd.fold((0, 0), |(n, bytes), index| {
-            (n + 1, bytes + geometry.extent(*index).len() as u64)
+            (n + 1, bytes + geometry.extent(index).len() as u64)
         });
         (arrived - count) * geometry.packet_bytes as u64 + bytes
     }
@@ -557,8 +555,7 @@ impl Sequencer {
             length: geometry.frame_bytes,
             packets_per_frame: geometry.packets_per_frame,
             arrived: narrow(arrived),
-            first_bytes: narrow(geometry.first_bytes as u64),
-            packet_bytes: narrow(geometry.packet_bytes as u64),
+            packet_sizes: geometry.packet_sizes(),
             kept: record.kept(),
         };
         let meta = if clock == Clock::None {

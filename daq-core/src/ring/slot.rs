@@ -1,6 +1,6 @@
 //! Frame metadata and `present` bitmaps of all slots, in host memory regardless of where the payload is.
 
-use crate::frame::{Clock, Flags, FrameMeta, KeptFields, Timestamp};
+use crate::frame::{Clock, Flags, FrameMeta, KeptFields, PacketSizes, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of 8-byte words of a record before its bitmap.
@@ -72,10 +72,10 @@ impl Slots {
             meta.sequence,
             u64::from(meta.epoch) | u64::from(meta.flags.0) << 32,
             meta.timestamp.ns,
-            meta.timestamp.clock as u64,
+            meta.timestamp.clock as u64 | u64::from(meta.packet_sizes.parts) << 32,
             meta.length as u64,
             u64::from(meta.packets_per_frame) | u64::from(meta.arrived) << 32,
-            u64::from(meta.first_bytes) | u64::from(meta.packet_bytes) << 32,
+            u64::from(meta.packet_sizes.first) | u64::from(meta.packet_sizes.rest) << 32,
         ];
         for (word, value) in words.iter().zip(head) {
             word.store(value, Ordering::Relaxed);
@@ -130,8 +130,11 @@ impl Slots {
             length: word(4) as usize,
             packets_per_frame: word(5) as u32,
             arrived: (word(5) >> 32) as u32,
-            first_bytes: word(6) as u32,
-            packet_bytes: (word(6) >> 32) as u32,
+            packet_sizes: PacketSizes {
+                first: word(6) as u32,
+                rest: (word(6) >> 32) as u32,
+                parts: (word(3) >> 32) as u32,
+            },
             kept: if self.kept == 0 {
                 KeptFields::default()
             } else {
@@ -183,8 +186,11 @@ mod tests {
             length: 4096,
             packets_per_frame: 70,
             arrived: 69,
-            first_bytes: 40,
-            packet_bytes: 60,
+            packet_sizes: PacketSizes {
+                first: 40,
+                rest: 60,
+                parts: 2,
+            },
             kept: KeptFields::default().with(1, u64::MAX),
         };
         slots.write(1, &meta, [u64::MAX, 0x1f].into_iter());

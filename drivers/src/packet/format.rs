@@ -60,8 +60,20 @@ pub trait PacketFormat: Debug + Send + Sync {
     /// Returns how units are numbered.
     fn numbering(&self) -> Numbering;
 
-    /// Returns how the payload of a unit is divided into packets.
+    /// Returns how the payload of a unit is divided into packets. If a unit has [parts](Self::parts), returns the layout of
+    /// one part.
     fn packet_layout(&self) -> PacketLayout;
+
+    /// Returns the number of parts of a unit, which have the same layout. Packet `i` of part `p` has the index
+    /// `p * packet_layout().count() + i`. Only units that are frames can have more than one part.
+    fn parts(&self) -> u32 {
+        1
+    }
+
+    /// Returns the names of the parts for messages and metrics, such as the sender's address; by default their indices.
+    fn part_names(&self) -> Vec<String> {
+        (0..self.parts()).map(|part| part.to_string()).collect()
+    }
 
     /// Returns the key that sets the size of a unit, which also names a unit in messages.
     fn unit_key(&self) -> &'static str {

@@ -110,7 +110,7 @@ impl Frames {
 
     /// Returns the preferred number of payload bytes in a slot.
     pub(crate) fn preferred_slot(&self) -> usize {
-        let unit = self.format.packet_layout().unit_bytes;
+        let unit = self.format.packet_layout().unit_bytes * self.format.parts() as usize;
         match self.format.unknown_sizes() {
             Some(known) => known.frame.unwrap_or(SLOT),
             None if self.format.is_unit_frame() => unit,
@@ -185,8 +185,12 @@ impl Frames {
             Some(known) => largest(known.frame.unwrap_or(slot)),
             None => format.packet_layout(),
         };
+        let parts = format.parts();
         let (count, frame_bytes) = if format.is_unit_frame() {
-            (layout.count(), layout.unit_bytes)
+            (
+                layout.count().saturating_mul(parts),
+                layout.unit_bytes.saturating_mul(parts as usize),
+            )
         } else {
             let packets = self.packets(slot);
             (
@@ -195,10 +199,11 @@ impl Frames {
             )
         };
         if count == 0 || frame_bytes > slot {
-            return Err(self.too_large(layout.unit_bytes, slot));
+            return Err(self.too_large(frame_bytes.max(layout.unit_bytes), slot));
         }
         Ok(Geometry {
             packets_per_frame: count,
+            parts,
             first_bytes: layout.range(0).len(),
             packet_bytes: layout.rest,
             frame_bytes,

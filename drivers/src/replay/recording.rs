@@ -317,6 +317,7 @@ impl Recording {
             u32::try_from(frame_bytes.div_ceil(packet_bytes)).unwrap_or(u32::MAX);
         Ok(Geometry {
             packets_per_frame,
+            parts: 1,
             first_bytes: if packets_per_frame == 1 {
                 frame_bytes
             } else {

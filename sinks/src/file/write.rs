@@ -98,8 +98,7 @@ impl FileSink {
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
             packets_per_frame: meta.packets_per_frame,
-            first_bytes: meta.first_bytes,
-            packet_bytes: meta.packet_bytes,
+            packet_sizes: meta.packet_sizes,
             truncated: meta.flags.contains(Flags::TRUNCATED),
             cause: self
                 .refused

@@ -168,7 +168,7 @@ impl MetaBuilder {
     /// Records a written frame. `missing` contains the frame's missing packets as ascending pairs of the first packet
     /// and the number of packets. Allocates nothing.
     pub fn frame(&mut self, record: &Record, missing: impl IntoIterator<Item = (u32, u32)>) {
-        if std::mem::take(&mut self.recording.detects_sizes) && record.packet_bytes > 0 {
+        if std::mem::take(&mut self.recording.detects_sizes) && record.packet_sizes.rest > 0 {
             self.detect_sizes(record);
         }
         let start = self.bytes / self.group;
@@ -232,19 +232,13 @@ impl MetaBuilder {
             } else {
                 Kind::Missing
             };
-            let (first_bytes, packet_bytes) = match record.packet_bytes {
-                0 => (self.recording.first_bytes, self.recording.packet_bytes),
-                packet_bytes => (record.first_bytes.into(), packet_bytes.into()),
+            let sizes = match record.packet_sizes.rest {
+                0 => &self.recording.packet_sizes,
+                _ => &record.packet_sizes,
             };
-            let byte = |place: u64| match place.checked_sub(1) {
-                None => 0,
-                Some(after) => after
-                    .saturating_mul(packet_bytes)
-                    .saturating_add(first_bytes)
-                    .min(record.bytes),
-            };
-            let from = byte(u64::from(first)) / self.group;
-            let to = byte(u64::from(first) + u64::from(count)).div_ceil(self.group);
+            let byte = |packet: u32| sizes.offset(packet, record.packets_per_frame, record.bytes);
+            let from = byte(first) / self.group;
+            let to = byte(first.saturating_add(count)).div_ceil(self.group);
             if to > from {
                 let cause = (kind == Kind::Truncated).then_some(CAUSE_TRUNCATED);
                 self.note(kind, start + from, to - from, cause);
@@ -261,8 +255,7 @@ impl MetaBuilder {
         let recording = &mut self.recording;
         recording.frame_bytes = first.bytes;
         recording.packets_per_frame = first.packets_per_frame;
-        recording.first_bytes = first.first_bytes.into();
-        recording.packet_bytes = first.packet_bytes.into();
+        recording.packet_sizes = first.packet_sizes;
         if let Some(table) = &mut recording.table {
             let point = recording.datatype.bytes() as u64 * u64::from(table.channels.max(1));
             table.points = first.bytes / point.max(1);

@@ -1,5 +1,6 @@
 //! The input from which the metadata is built: properties of the recording, and of each frame.
 
+use daq_core::frame::PacketSizes;
 use daq_core::sigmf::Datatype;
 
 /// Properties that all frames of a recording share.
@@ -16,10 +17,8 @@ pub struct Recording {
     pub frame_bytes: u64,
     /// Number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
-    /// Number of payload bytes of the first packet in a frame.
-    pub first_bytes: u64,
-    /// Number of payload bytes of every other packet in a frame.
-    pub packet_bytes: u64,
+    /// Sizes of the packets.
+    pub packet_sizes: PacketSizes,
     /// Whether the sizes above are only maximum values, which the first frame replaces by the actual sizes.
     pub detects_sizes: bool,
     /// Name of the ring that is recorded.
@@ -101,10 +100,8 @@ pub struct Record {
     pub suspect: bool,
     /// Number of packets of the frame; 0 if the frame does not consist of packets.
     pub packets_per_frame: u32,
-    /// Number of payload bytes of the first packet; 0 means the value of the recording.
-    pub first_bytes: u32,
-    /// Number of payload bytes of every other packet; 0 means the value of the recording.
-    pub packet_bytes: u32,
+    /// Sizes of the packets; 0 means those of the recording.
+    pub packet_sizes: PacketSizes,
     /// Whether the stream began or ended inside the frame.
     pub truncated: bool,
     /// Reason why frames between the previous frame and this one are missing, if known.

@@ -104,7 +104,8 @@ impl Batch {
                 }
             }
         }
-        let sizes = [meta.packets_per_frame, meta.first_bytes, meta.packet_bytes];
+        let sizes = &meta.packet_sizes;
+        let sizes = [meta.packets_per_frame, sizes.first, sizes.rest];
         for (column, size) in self.columns.iter_mut().skip(PRESENT + 1).zip(sizes) {
             column.put(row, &size.to_le_bytes());
         }

@@ -101,8 +101,8 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     ];
     if context.packets_per_frame > 0 {
         let packets_per_frame = u64::from(context.packets_per_frame);
-        let attributes = if context.packet_bytes > 0 {
-            json!({ "packet_bytes": context.packet_bytes, "first_bytes": context.first_bytes })
+        let attributes = if context.packet_sizes.rest > 0 {
+            json!(context.packet_sizes)
         } else {
             json!({})
         };
@@ -117,7 +117,7 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
             &attributes,
         )?);
     }
-    if context.packets_per_frame > 0 && context.packet_bytes == 0 {
+    if context.packets_per_frame > 0 && context.packet_sizes.rest == 0 {
         for name in ["packets_per_frame", "first_bytes", "packet_bytes"] {
             columns.push(plain(name, "uint32", 4, json!({}))?);
         }

@@ -2,6 +2,7 @@
 //!
 //! Searches for a Python with this package: `DAQ_TEST_PYTHON`, then `.venv/bin/python` in the repository's root.
 
+use daq_core::frame::PacketSizes;
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, LABEL_MISSING, MAX_INTEGER, Meta, Number};
@@ -19,8 +20,7 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
         frame_bytes,
         packets_per_frame: 8,
         detects_sizes: false,
-        first_bytes: frame_bytes / 8,
-        packet_bytes: frame_bytes / 8,
+        packet_sizes: PacketSizes::equal((frame_bytes / 8).try_into().unwrap()),
         source: "raw".into(),
         description: Some("a \"test\"\nwith µ".into()),
         hardware: None,

@@ -4,7 +4,7 @@ use crate::ring::RingFixture;
 use crate::{test_name, test_process};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::frame::FrameMeta;
+use daq_core::frame::{FrameMeta, PacketSizes};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::ledger::SinkLedger;
 use daq_core::notify::Wait;
@@ -107,8 +107,7 @@ pub fn context(
         layout,
         packets_per_frame,
         kept: Vec::new(),
-        first_bytes: packet_bytes,
-        packet_bytes,
+        packet_sizes: PacketSizes::equal(u32::try_from(packet_bytes).unwrap()),
         directory: dir.to_owned(),
         ledger: SinkLedger::default(),
     }

@@ -28,7 +28,10 @@ fn frames_have_pinned_length_and_packet_sizes() {
             (meta.sequence, meta.length, meta.packets_per_frame),
             (sequence, BYTES, 1)
         );
-        assert_eq!((meta.first_bytes, meta.packet_bytes), (bytes, bytes));
+        assert_eq!(
+            (meta.packet_sizes.first, meta.packet_sizes.rest),
+            (bytes, bytes)
+        );
     }
     assert_eq!(bench.report().delivered, 3);
 }
