@@ -7,6 +7,7 @@ mod fuzz_formats;
 mod fuzz_headers;
 mod fuzz_hsb;
 mod hsb;
+mod instruments;
 mod replay;
 mod udp;
 

@@ -21,8 +21,6 @@ use daq_testkit::loopback::{self, Queue};
 use daq_testkit::source::{SourceFixture, new_fixture};
 use proptest::prelude::*;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 const HEADER: usize = 16;
 
@@ -539,29 +537,7 @@ fn flows_on_several_sockets_fill_one_window() {
     let mut fixture = open(&text, payload * 40, 1024);
     assert_eq!(fixture.fillers.len(), 2);
     let format = raw(payload, 64);
-    let stop = AtomicBool::new(false);
-    let others = AtomicU64::new(1);
-    let (fillers, windows) = (&mut fixture.fillers, &mut fixture.windows);
-    std::thread::scope(|scope| {
-        let others = &others;
-        for (filler, window) in fillers.iter_mut().zip(windows) {
-            let stop = &stop;
-            scope.spawn(move || {
-                while !stop.load(Ordering::Acquire) {
-                    filler.fill(window, Duration::from_micros(200)).unwrap();
-                    window.tick(Instant::now());
-                }
-                // The sequencer must tick until the other thread has ended, as in the runtime.
-                if window.is_sequencer() {
-                    while others.load(Ordering::Acquire) > 0 {
-                        window.tick(Instant::now());
-                    }
-                } else {
-                    others.fetch_sub(1, Ordering::AcqRel);
-                }
-            });
-        }
-        loopback::stay();
+    fixture.fill_by_threads(|| {
         let mut senders: Vec<_> = (0..FLOWS)
             .map(|_| Sender::open(port, false, None).unwrap())
             .collect();
@@ -575,9 +551,7 @@ fn flows_on_several_sockets_fill_one_window() {
             }
         }
         Queue::all_drained(port.port(), 2);
-        stop.store(true, Ordering::Release);
     });
-    fixture.windows[0].finish();
     let report = fixture.report();
     // Packets before the first one seen are not expected, so earlier packets of other flows may be rejected.
     assert_eq!(

@@ -116,11 +116,14 @@ impl Check {
     }
 
     pub(super) fn end(self, format: Format) -> Result<Format, Vec<Problem>> {
-        if self.0.is_empty() {
-            Ok(format)
-        } else {
-            Err(self.0)
+        match self.problems() {
+            problems if problems.is_empty() => Ok(format),
+            problems => Err(problems),
         }
+    }
+
+    pub(super) fn problems(self) -> Vec<Problem> {
+        self.0
     }
 }
 

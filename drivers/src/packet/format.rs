@@ -1,6 +1,6 @@
 //! What a packet format implements, and the registry of formats.
 
-use super::{Numbering, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
+use super::{Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
 use daq_core::config::{Diagnostics, Section};
 use daq_core::entry::Registered;
 use daq_core::frame::{KeptFields, Timestamp};
@@ -78,6 +78,17 @@ pub trait PacketFormat: Debug + Send + Sync {
     /// Returns the key that sets the size of a unit, which also names a unit in messages.
     fn unit_key(&self) -> &'static str {
         "packet"
+    }
+
+    /// Returns which address of packets determines their part. If it is not `None`, the source calls
+    /// [`use_flow`](Self::use_flow) before it parses packets of another flow.
+    fn part_origin(&self) -> Option<Origin> {
+        None
+    }
+
+    /// Selects the flow of the packets that are parsed from now on.
+    fn use_flow(&mut self, flow: &Flow) {
+        let _ = flow;
     }
 
     /// Returns whether a unit is a frame. Otherwise, a frame contains as many units as fit.
@@ -259,6 +270,14 @@ macro_rules! formats {
                 match self {
                     $(Self::$name(format) => format.parse(packet),)*
                     Self::Other(format) => format.parse(packet),
+                }
+            }
+
+            /// Selects the flow of the packets that follow, see [`PacketFormat::use_flow`].
+            pub fn use_flow(&mut self, flow: &Flow) {
+                match self {
+                    $(Self::$name(format) => format.use_flow(flow),)*
+                    Self::Other(format) => format.use_flow(flow),
                 }
             }
 

@@ -25,6 +25,7 @@ mod format;
 pub(crate) mod frames;
 pub(crate) mod keys;
 mod layout;
+mod parts;
 mod time;
 
 pub use daq_core::reorder::Numbering;
@@ -33,11 +34,22 @@ pub use format::{
 };
 pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
+pub use parts::Origin;
 pub use raw::{Endian, Field, Raw, RawConfig};
 pub use time::TimeScale;
 
 use daq_core::reorder::PacketId;
+use std::net::SocketAddr;
 use std::ops::Range;
+
+/// The addresses of a packet, as far as they are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// The address and port from which the packet was sent.
+    pub source: Option<SocketAddr>,
+    /// The address and port to which the packet was sent.
+    pub destination: Option<SocketAddr>,
+}
 
 /// One packet with payload at a known position of its unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +208,18 @@ pub enum Reject {
         /// Payload size in bytes stated in the packet.
         got: u64,
     },
+    /// A number in the packet has an unexpected value.
+    #[error("`{key}` is {value}, {why}")]
+    Number {
+        /// Short name of the reason for counters.
+        name: &'static str,
+        /// The key that describes the number.
+        key: &'static str,
+        /// The value in the packet.
+        value: u64,
+        /// What is wrong with the value, and what to correct in the configuration.
+        why: &'static str,
+    },
     /// Another reason, which a format defines.
     #[error("{message}")]
     Other {
@@ -218,7 +242,7 @@ impl Reject {
             Self::MissingItem { .. } => "missing_item",
             Self::Misplaced { .. } => "misplaced",
             Self::PayloadLength { .. } => "payload_length",
-            Self::Other { name, .. } => name,
+            Self::Number { name, .. } | Self::Other { name, .. } => name,
         }
     }
 }

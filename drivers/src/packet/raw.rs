@@ -1,24 +1,29 @@
-//! `raw`: a fixed header that contains a sequence number, a fixed payload, and optionally a fixed trailer.
+//! `raw`: a fixed header that contains numbers, a fixed payload, and optionally a fixed trailer.
 //!
 //! ```text
 //!   | header: ... sequence ... timestamp ... | payload | trailer |
 //! ```
-//! One packet is one unit.
+//! Either a packet has a sequence number and is one unit, or it has the number of its frame, and the frame is the unit
+//! ([`frames`]). Packets that do not meet the conditions of `match` are control packets ([`rules`]).
 
-use super::checks::{Check, LARGEST_PACKET};
+mod config;
+mod frames;
+mod rules;
+
 use super::{
-    Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
-    TimeScale, section,
+    Control, Flow, FormatEntry, Numbering, Origin, Packet, PacketFormat, PacketLayout, Parsed,
+    Reject, Split, TimeScale, section,
 };
-use daq_core::config::Problem;
-use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
-use schemars::JsonSchema;
-use serde::Deserialize;
+pub use config::RawConfig;
+use daq_core::reorder::PacketId;
+use frames::{FrameNumbers, Place};
+use rules::Rule;
+use schemars::JsonSchema as _;
 
 /// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
     name: "raw",
-    summary: "Packets with a header of fixed size that contains a sequence number, and a payload of fixed size",
+    summary: "Packets with a header of fixed size that contains a sequence number or a frame number, and a payload of fixed size",
     example: r#"kind     = "raw"
 header   = "16 B"        # before the payload of each packet
 payload  = "8 KiB"       # of each packet
@@ -27,137 +32,6 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
     schema: RawConfig::json_schema,
     parse: |table, diagnostics| section::finish(table, diagnostics, RawConfig::build),
 };
-
-/// An unsigned number at a fixed position of the header.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SequenceConfig {
-    /// Offset in bytes from the start of the packet.
-    pub offset: usize,
-    /// Size in bytes, 1 to 8.
-    pub bytes: usize,
-    /// Byte order of the field.
-    #[serde(default)]
-    pub endian: Endian,
-    /// Increment of the number from one packet to the next.
-    #[serde(default = "one")]
-    pub step: u64,
-    /// Number of significant bits, by default all. The sequence number wraps at 2 to the power of `bits`.
-    pub bits: Option<u32>,
-    /// Number of lowest bits that are not part of the number.
-    #[serde(default)]
-    pub shift: u32,
-}
-
-/// The time in the header of a `raw` packet. Set at most one of `tick` and `rate`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TimestampConfig {
-    /// Offset in bytes from the start of the packet.
-    pub offset: usize,
-    /// Size in bytes, 1 to 8.
-    pub bytes: usize,
-    /// Byte order of the field.
-    #[serde(default)]
-    pub endian: Endian,
-    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
-    pub tick: Option<Period>,
-    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
-    pub rate: Option<Frequency>,
-    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
-    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
-    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
-    pub origin: Option<UtcTime>,
-}
-
-/// `kind = "raw"`: a fixed header with a sequence number, a fixed payload, optionally a trailer.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RawConfig {
-    /// Number of bytes before the payload in each packet.
-    pub header: ByteSize,
-    /// Number of payload bytes in each packet.
-    pub payload: ByteSize,
-    /// Number of bytes after the payload in each packet.
-    #[serde(default)]
-    pub trailer: ByteSize,
-    /// The sequence number of packets.
-    pub sequence: SequenceConfig,
-    /// The time of a packet, if the header contains it.
-    pub timestamp: Option<TimestampConfig>,
-}
-
-fn one() -> u64 {
-    1
-}
-
-impl RawConfig {
-    /// Returns the format, or every problem of the configuration.
-    pub fn build(&self) -> Result<Format, Vec<Problem>> {
-        let mut check = Check::default();
-        let header = check.size("header", self.header, 1, LARGEST_PACKET);
-        let payload = check.size("payload", self.payload, 1, LARGEST_PACKET);
-        let trailer = check.size("trailer", self.trailer, 0, LARGEST_PACKET);
-        let length = header.saturating_add(payload).saturating_add(trailer);
-        check.must(
-            length <= LARGEST_PACKET || header.max(payload).max(trailer) > LARGEST_PACKET,
-            "payload",
-            || {
-                let message = format!("header, payload and trailer have {length} bytes in total, which is too large for a UDP packet");
-                (
-                    message,
-                    format!(
-                        "lower `payload`, `header` or `trailer`: a UDP packet can carry at most {LARGEST_PACKET} bytes"
-                    ),
-                )
-            },
-        );
-        let sequence = &self.sequence;
-        check.field("sequence", sequence.offset, sequence.bytes, header);
-        let width = u32::try_from(sequence.bytes.clamp(1, 8) * 8).unwrap_or(64);
-        let bits = sequence
-            .bits
-            .unwrap_or_else(|| width.saturating_sub(sequence.shift).max(1));
-        let fits = bits >= 1
-            && bits
-                .checked_add(sequence.shift)
-                .is_some_and(|end| end <= width);
-        check.must(
-            fits,
-            if sequence.bits.is_some() {
-                "sequence.bits"
-            } else {
-                "sequence.shift"
-            },
-            || {
-                let shift = sequence.shift;
-                let message = format!("{bits} bits after a shift of {shift} bits exceed the {width} bits of the number");
-                (
-                    message,
-                    "lower `bits` or `shift`, or raise `bytes`".to_owned(),
-                )
-            },
-        );
-        check.step("sequence.step", sequence.step, bits);
-        let field = Field::new(
-            sequence.offset,
-            sequence.bytes,
-            sequence.endian,
-            sequence.shift,
-            bits,
-        );
-        let mut raw = Raw::new(header, payload, trailer, field, sequence.step);
-        if let Some(time) = &self.timestamp {
-            check.field("timestamp", time.offset, time.bytes, header);
-            let scale = check.scale(time.tick, time.rate, time.origin);
-            raw = raw.timestamped(
-                Field::new(time.offset, time.bytes, time.endian, 0, 64),
-                scale,
-            );
-        }
-        check.end(Format::Raw(raw))
-    }
-}
 
 /// Byte order of a number in a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
@@ -260,6 +134,9 @@ pub struct Raw {
     step: u64,
     timestamp: Option<Field>,
     scale: Option<TimeScale>,
+    /// Set if units are frames.
+    frames: Option<Box<FrameNumbers>>,
+    rules: Box<[Rule]>,
 }
 
 impl Raw {
@@ -276,6 +153,8 @@ impl Raw {
             step: step.max(1),
             timestamp: None,
             scale: None,
+            frames: None,
+            rules: Box::default(),
         }
     }
 
@@ -296,29 +175,54 @@ impl Raw {
 
     #[inline]
     fn check(&self, header: &[u8], length: usize) -> Result<Parsed, Reject> {
-        let expected = self.len();
-        if length != expected {
-            return Err(Reject::Length {
-                expected,
-                got: length,
-            });
+        if !self.rules.iter().all(|rule| rule.holds(header, length)) {
+            return Ok(Parsed::Control(Control::Beside));
         }
-        let short = Reject::Short {
-            need: self.header,
-            got: header.len(),
-        };
-        let unit = self.sequence.read(header).ok_or(short)?;
+        match &self.frames {
+            None if length != self.len() => Err(self.wrong_length(self.payload, length)),
+            None => {
+                let id = PacketId::of(self.read(&self.sequence, header)?);
+                self.data(id, self.payload, header)
+            }
+            Some(frames) => {
+                let id = frames.id(self.read(&self.sequence, header)?, header)?;
+                let payload = frames.payload_of(id.sub);
+                if length != self.header + payload + self.trailer {
+                    return Err(self.wrong_length(payload, length));
+                }
+                self.data(id, payload, header)
+            }
+        }
+    }
+
+    #[inline]
+    fn data(&self, id: PacketId, payload: usize, header: &[u8]) -> Result<Parsed, Reject> {
         let timestamp = match &self.timestamp {
-            Some(field) => Some(field.read(header).ok_or(short)?),
+            Some(field) => Some(self.read(field, header)?),
             None => None,
         };
-        let payload = self.header..self.header + self.payload;
         Ok(Parsed::Data(Packet {
-            unit,
-            sub: 0,
-            payload,
+            unit: id.unit,
+            sub: id.sub,
+            payload: self.header..self.header + payload,
             timestamp,
         }))
+    }
+
+    #[cold]
+    fn wrong_length(&self, payload: usize, got: usize) -> Reject {
+        Reject::Length {
+            expected: self.header + payload + self.trailer,
+            got,
+        }
+    }
+
+    #[inline]
+    fn read(&self, field: &Field, header: &[u8]) -> Result<u64, Reject> {
+        field.read(header).ok_or(Reject::Short {
+            need: self.header,
+            got: header.len(),
+        })
     }
 
     /// Writes the number and the timestamp into the first `header` bytes of `packet`. The other header
@@ -351,8 +255,16 @@ impl PacketFormat for Raw {
         self.check(header, length).map(Split::Whole)
     }
 
-    fn packet_len(&self, _: &[u8]) -> Option<usize> {
-        Some(self.len())
+    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        let Some(frames) = &self.frames else {
+            return Some(self.len());
+        };
+        let header = bytes.get(..self.header)?;
+        let number = self.sequence.read(header)?;
+        let payload = frames
+            .id(number, header)
+            .map_or(self.payload, |id| frames.payload_of(id.sub));
+        Some(self.header + payload + self.trailer)
     }
 
     #[inline]
@@ -368,25 +280,73 @@ impl PacketFormat for Raw {
         self.trailer
     }
 
-    /// One packet is one unit, whose number has the bit width of the sequence field.
+    /// The number of a unit has the bit width of its field.
     fn numbering(&self) -> Numbering {
+        let (bits, step) = (self.sequence.bits(), self.step);
+        let Some(frames) = &self.frames else {
+            return Numbering {
+                width: bits,
+                step,
+                packets_per_unit: 1,
+            };
+        };
+        let width = match frames.place {
+            Place::Remainder if bits < 64 => bits.saturating_sub(frames.packets.ilog2()).max(1),
+            _ => bits,
+        };
+        let packets_per_unit = frames.packets * frames.parts.count();
         Numbering {
-            width: self.sequence.bits(),
-            step: self.step,
-            packets_per_unit: 1,
+            width,
+            step,
+            packets_per_unit,
         }
     }
 
     fn packet_layout(&self) -> PacketLayout {
+        let unit_bytes = self
+            .frames
+            .as_ref()
+            .map_or(self.payload, |frames| frames.part_bytes());
+        let first = self.payload.min(unit_bytes);
         PacketLayout {
-            unit_bytes: self.payload,
-            first: self.payload,
+            unit_bytes,
+            first,
             rest: self.payload,
         }
     }
 
+    fn parts(&self) -> u32 {
+        self.frames
+            .as_ref()
+            .map_or(1, |frames| frames.parts.count())
+    }
+
+    fn part_names(&self) -> Vec<String> {
+        self.frames
+            .as_ref()
+            .map_or_else(Vec::new, |frames| frames.parts.names())
+    }
+
+    fn part_origin(&self) -> Option<Origin> {
+        self.frames.as_ref()?.parts.origin()
+    }
+
+    fn use_flow(&mut self, flow: &Flow) {
+        if let Some(frames) = &mut self.frames {
+            frames.parts.use_flow(flow);
+        }
+    }
+
+    fn is_unit_frame(&self) -> bool {
+        self.frames.is_some()
+    }
+
     fn unit_key(&self) -> &'static str {
-        "payload"
+        if self.frames.is_some() {
+            "frame"
+        } else {
+            "payload"
+        }
     }
 
     #[inline]
@@ -395,10 +355,25 @@ impl PacketFormat for Raw {
     }
 
     /// Header bytes that belong to no field are zero.
-    fn build(&self, unit: u64, _: u32, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+    fn build(
+        &self,
+        unit: u64,
+        sub: u32,
+        timestamp: Option<u64>,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) {
         let start = out.len();
         out.resize(start + self.header, 0);
-        self.write_header(unit, timestamp, &mut out[start..]);
+        let header = &mut out[start..];
+        self.rules.iter().for_each(|rule| rule.write(header));
+        match &self.frames {
+            None => self.write_header(unit, timestamp, header),
+            Some(frames) => {
+                self.write_header(frames.number(unit, sub), timestamp, header);
+                frames.write(sub, header);
+            }
+        }
         out.extend_from_slice(payload);
         out.resize(out.len() + self.trailer, 0);
     }

@@ -3,9 +3,9 @@
 use super::config::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
-use crate::packet::Format;
 use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::pcap::{Capture, Datagram};
+use crate::packet::{Flow, Format};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
@@ -59,6 +59,7 @@ impl Filter {
 struct WaitingRecord {
     waits: bool,
     timestamp_ns: u64,
+    flow: Flow,
     payload: Vec<u8>,
     /// Size in bytes of each datagram in the record except the last.
     segment: usize,
@@ -105,6 +106,7 @@ impl CapturePlayer {
             held: WaitingRecord {
                 waits: false,
                 timestamp_ns: 0,
+                flow: Flow::default(),
                 payload: Vec::with_capacity(MAX_UDP_PAYLOAD),
                 segment: MAX_UDP_PAYLOAD,
             },
@@ -173,8 +175,15 @@ impl CapturePlayer {
 impl Splitter {
     /// Places the datagrams of a record, each of `segment` bytes except the last. Returns the number of bytes that must
     /// wait for a slot.
-    fn put(&mut self, window: &mut ReorderWindow, bytes: &[u8], segment: usize, ns: u64) -> usize {
+    fn put(
+        &mut self,
+        window: &mut ReorderWindow,
+        bytes: &[u8],
+        segment: usize,
+        (ns, flow): (u64, Flow),
+    ) -> usize {
         let received = recorded(ns);
+        self.depacketizer.use_flow(flow);
         if !self.backpressure {
             let datagrams = split_message(bytes, segment).map(|datagram| (datagram, received));
             self.depacketizer.place(window, datagrams);
@@ -222,9 +231,12 @@ impl Filler for CapturePlayer {
                 return Ok(Polled::Until(wait));
             }
             let WaitingRecord {
-                payload, segment, ..
+                payload,
+                segment,
+                flow,
+                ..
             } = &mut self.held;
-            let rest = self.splitter.put(window, payload, *segment, ns);
+            let rest = self.splitter.put(window, payload, *segment, (ns, *flow));
             payload.drain(..payload.len() - rest);
             if rest > 0 {
                 return Ok(Polled::Full);
@@ -264,20 +276,24 @@ impl Filler for CapturePlayer {
             };
             self.split += u64::from(segment < payload.len());
             let ns = datagram.timestamp_ns;
+            let flow = Flow {
+                source: Some(datagram.source),
+                destination: Some(datagram.destination),
+            };
             let wait = if ns == 0 {
                 None
             } else {
                 self.timetable.wait(ns, now)
             };
             let rest = match wait {
-                None => self.splitter.put(window, payload, segment, ns),
+                None => self.splitter.put(window, payload, segment, (ns, flow)),
                 Some(_) => payload.len(),
             };
             if rest == 0 && wait.is_none() {
                 continue;
             }
             self.held.waits = true;
-            self.held.timestamp_ns = ns;
+            (self.held.timestamp_ns, self.held.flow) = (ns, flow);
             self.held.payload.clear();
             let rest = &payload[payload.len() - rest..];
             self.held.payload.extend_from_slice(rest);

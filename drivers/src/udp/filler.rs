@@ -7,7 +7,7 @@
 //! about as long as copying 4 KiB.)
 
 use crate::packet::datagram::{Depacketizer, split_message};
-use crate::packet::{Format, Parsed, Split};
+use crate::packet::{Flow, Format, Origin, Parsed, Split};
 use crate::sender::message_of;
 use crate::socket::SourceSocket;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
@@ -112,6 +112,10 @@ impl Receiver {
             exclusive,
             is_prepared: false,
         };
+        receiver.depacketizer.use_flow(Flow {
+            source: None,
+            destination: Some(receiver.socket.socket.local()),
+        });
         receiver.prepare();
         receiver
     }
@@ -126,10 +130,18 @@ impl Receiver {
         let trailer = format.trailer_len();
         let header = format.fixed_header_len().unwrap_or(HEADER);
         let packets = MAX_BATCH_PACKETS.min(HEADERS / (header + trailer).max(1));
-        if self.exclusive && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD {
+        if self.exclusive
+            && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD
+            && !self.is_by_sender()
+        {
             self.scatter = Some(Scatter::new(MESSAGES, packets, header, trailer));
             self.bounce = vec![0; MESSAGES * MESSAGE_BYTES].into_boxed_slice();
         }
+    }
+
+    /// Returns whether the sender of a packet determines its part of a frame.
+    fn is_by_sender(&self) -> bool {
+        self.depacketizer.format().part_origin() == Some(Origin::Address)
     }
 
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<Got> {
@@ -148,7 +160,9 @@ impl Receiver {
     }
 
     fn receive_and_copy(&mut self, window: &mut ReorderWindow, is_rule: bool) -> io::Result<Got> {
-        self.plain.name_all(self.socket.senders.wants_all());
+        let is_by_sender = self.is_by_sender();
+        self.plain
+            .name_all(is_by_sender || self.socket.senders.wants_all());
         let count = self
             .plain
             .recv(&self.socket.socket, self.tune.plain(is_rule))?;
@@ -160,9 +174,26 @@ impl Receiver {
             let about = plain.message(message);
             tune.saw_plain(about.packets());
             split_message(plain.bytes(message), about.segment)
-                .map(move |bytes| (bytes, received_at(about.timestamp_ns)))
+                .map(move |bytes| (message, bytes, received_at(about.timestamp_ns)))
         });
-        let duplicate = self.depacketizer.place(window, datagrams);
+        let duplicate = if is_by_sender {
+            let destination = Some(self.socket.socket.local());
+            let flows = datagrams.map(|(message, bytes, received)| {
+                let source = plain.sender(message);
+                (
+                    bytes,
+                    received,
+                    Flow {
+                        source,
+                        destination,
+                    },
+                )
+            });
+            self.depacketizer.place_flows(window, flows)
+        } else {
+            let datagrams = datagrams.map(|(_, bytes, received)| (bytes, received));
+            self.depacketizer.place(window, datagrams)
+        };
         self.socket.saw(plain, count, duplicate);
         Ok(Got::Something)
     }

@@ -193,7 +193,7 @@ impl Receiver {
                 Some((start, end)) => &whole[start..end],
             };
             match headers::payload(bytes) {
-                Ok(payload) => Some((&bytes[payload], received)),
+                Ok(payload) => Some((bytes, payload, received)),
                 Err(why) => {
                     wrong = Some(why);
                     wrongs += 1;
@@ -201,7 +201,16 @@ impl Receiver {
                 }
             }
         });
-        let duplicate = self.depacketizer.place(window, datagrams);
+        let duplicate = if self.depacketizer.format().part_origin().is_some() {
+            let flows = datagrams.map(|(whole, payload, received)| {
+                let flow = headers::flow(whole).unwrap_or_default();
+                (&whole[payload], received, flow)
+            });
+            self.depacketizer.place_flows(window, flows)
+        } else {
+            let datagrams = datagrams.map(|(whole, payload, received)| (&whole[payload], received));
+            self.depacketizer.place(window, datagrams)
+        };
         let packet = |i: usize| {
             let packet = self.packets.get(i)?;
             Some(match packet.whole {

@@ -1,6 +1,7 @@
 //! Finds the UDP datagram in a packet, with the same checks as the Linux network stack.
 
-use std::net::SocketAddr;
+use crate::packet::Flow;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 /// Reason why a packet contains no usable datagram.
@@ -88,21 +89,32 @@ pub fn payload(packet: &[u8]) -> Result<Range<usize>, Wrong> {
 
 /// Returns the sender of `packet`, if [`payload`] accepts the packet's headers.
 pub fn sender(packet: &[u8]) -> Option<SocketAddr> {
+    flow(packet)?.source
+}
+
+/// Returns the addresses of `packet`, if [`payload`] accepts the packet's headers.
+pub fn flow(packet: &[u8]) -> Option<Flow> {
     let payload = payload(packet).ok()?;
-    let port = word(packet, payload.start - UDP).ok()?;
+    let from = word(packet, payload.start - UDP).ok()?;
+    let to = word(packet, payload.start - UDP + 2).ok()?;
     let network = if ETHERTYPE_TAGS.contains(&word(packet, 12).ok()?) {
         18
     } else {
         14
     };
     let rest = packet.get(network..)?;
-    if rest.first()? >> 4 == 4 {
-        let address: &[u8; 4] = rest.get(12..)?.first_chunk()?;
-        Some((*address, port).into())
-    } else {
-        let address: &[u8; 16] = rest.get(8..)?.first_chunk()?;
-        Some((*address, port).into())
-    }
+    let is_four = rest.first()? >> 4 == 4;
+    let address = |four: usize, six: usize| -> Option<IpAddr> {
+        Some(if is_four {
+            IpAddr::from(*rest.get(four..)?.first_chunk::<4>()?)
+        } else {
+            IpAddr::from(*rest.get(six..)?.first_chunk::<16>()?)
+        })
+    };
+    Some(Flow {
+        source: Some((address(12, 8)?, from).into()),
+        destination: Some((address(16, 24)?, to).into()),
+    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::{Geometry, ReorderWindow};
 use daq_core::ring::{Fill, Reader, RingOptions};
 use daq_core::source::{Filler, Polled, Producers, SourceError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Returns the checked source of a configuration's first section, which has only keys of the source, or all diagnostics.
@@ -153,6 +154,36 @@ impl SourceFixture {
     pub fn fill_all(&mut self) {
         loopback::arrived();
         while self.fill() == Polled::Busy {}
+    }
+
+    /// Calls `send` while each filler runs on a thread of its own, and then ends the stream. All that `send` has sent must
+    /// have been received when it returns.
+    pub fn fill_by_threads(&mut self, send: impl FnOnce()) {
+        let stop = AtomicBool::new(false);
+        let others = AtomicUsize::new(self.fillers.len() - 1);
+        std::thread::scope(|scope| {
+            let (stop, others) = (&stop, &others);
+            for (filler, window) in self.fillers.iter_mut().zip(&mut self.windows) {
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Acquire) {
+                        filler.fill(window, Duration::from_micros(200)).unwrap();
+                        window.tick(Instant::now());
+                    }
+                    // The sequencer must tick until the other threads have ended, as in the runtime.
+                    if window.is_sequencer() {
+                        while others.load(Ordering::Acquire) > 0 {
+                            window.tick(Instant::now());
+                        }
+                    } else {
+                        others.fetch_sub(1, Ordering::AcqRel);
+                    }
+                });
+            }
+            loopback::stay();
+            send();
+            stop.store(true, Ordering::Release);
+        });
+        self.windows[0].finish();
     }
 
     /// Returns the state of the source's counters.

@@ -5,7 +5,7 @@ mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
-use crate::packet::{Control, Format, Parsed, Part, Reject, Split};
+use crate::packet::{Control, Flow, Format, Parsed, Part, Reject, Split};
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
@@ -31,6 +31,8 @@ pub struct Depacketizer {
     /// The source's name, for messages.
     name: String,
     format: Format,
+    /// The current flow, if the source has selected one.
+    flow: Option<Flow>,
     /// Whether the format contains timestamps.
     has_time: bool,
     keeping: Keeping,
@@ -66,6 +68,7 @@ impl Depacketizer {
             has_time: format.time_scale().is_some(),
             keeping: Keeping::of(&format),
             format,
+            flow: None,
             rejections: Rejections::default(),
             is_other_unit_logged: false,
             is_missing_time_logged: false,
@@ -76,6 +79,9 @@ impl Depacketizer {
     fn use_format(&mut self, format: Format) {
         self.reassembly = Reassembly::of(&format);
         self.format = format;
+        if let Some(flow) = &self.flow {
+            self.format.use_flow(flow);
+        }
     }
 
     /// Counts rejected packets by reason in `rejections`, which all threads of the source share.
@@ -131,6 +137,31 @@ impl Depacketizer {
             };
             self.handle_control(window, control);
         }
+    }
+
+    /// Selects the flow of the datagrams that follow, for formats whose [parts](crate::packet::PacketFormat::part_origin) have
+    /// flows of their own.
+    pub fn use_flow(&mut self, flow: Flow) {
+        if self.flow != Some(flow) {
+            self.format.use_flow(&flow);
+            self.flow = Some(flow);
+        }
+    }
+
+    /// Places datagrams of several flows. Returns the same as [`place`](Self::place).
+    pub fn place_flows<'d>(
+        &mut self,
+        window: &mut ReorderWindow,
+        datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp, Flow)>,
+    ) -> Option<usize> {
+        let mut duplicate = None;
+        for (i, (bytes, received, flow)) in datagrams.into_iter().enumerate() {
+            self.use_flow(flow);
+            if self.place(window, [(bytes, received)]).is_some() {
+                duplicate = Some(i);
+            }
+        }
+        duplicate
     }
 
     /// Places datagrams of which the first was parsed before: `first` is the result, unless its header was incomplete.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::packet::Format;
 use proptest::prelude::*;
 
 fn format() -> Raw {

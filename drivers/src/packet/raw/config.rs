@@ -1,0 +1,314 @@
+//! The keys of the format `raw`.
+
+use super::frames::{FrameNumbers, Place};
+use super::rules::MatchConfig;
+use super::{Endian, Field, Raw};
+use crate::packet::Format;
+use crate::packet::checks::{Check, LARGEST_PACKET};
+use crate::packet::parts::{PartConfig, Parts};
+use daq_core::config::Problem;
+use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// An unsigned number at a fixed position of the header.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NumberConfig {
+    /// Offset in bytes from the start of the packet.
+    pub offset: usize,
+    /// Size in bytes, 1 to 8.
+    pub bytes: usize,
+    /// Byte order of the field.
+    #[serde(default)]
+    pub endian: Endian,
+    /// Increment of the number from one packet or frame to the next. For `position`: the unit in bytes.
+    #[serde(default = "one")]
+    pub step: u64,
+    /// Number of significant bits, by default all. A sequence or frame number wraps at 2 to the power of `bits`.
+    pub bits: Option<u32>,
+    /// Number of lowest bits that are not part of the number.
+    #[serde(default)]
+    pub shift: u32,
+    /// The number of the first packet of a part. Only for `packet`.
+    #[serde(default)]
+    pub first: u64,
+}
+
+/// The time in the header of a `raw` packet. Set at most one of `tick` and `rate`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimestampConfig {
+    /// Offset in bytes from the start of the packet.
+    pub offset: usize,
+    /// Size in bytes, 1 to 8.
+    pub bytes: usize,
+    /// Byte order of the field.
+    #[serde(default)]
+    pub endian: Endian,
+    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
+    pub tick: Option<Period>,
+    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
+    pub rate: Option<Frequency>,
+    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
+    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
+    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
+    pub origin: Option<UtcTime>,
+}
+
+/// `kind = "raw"`: a fixed header with numbers, a fixed payload, optionally a trailer.
+///
+/// Set `sequence` if packets are numbered in one sequence. Set `frame` if packets have the number of their frame; a frame
+/// then consists of `packets` packets for each part.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    /// Number of bytes before the payload in each packet.
+    pub header: ByteSize,
+    /// Number of payload bytes in each packet.
+    pub payload: ByteSize,
+    /// Number of bytes after the payload in each packet.
+    #[serde(default)]
+    pub trailer: ByteSize,
+    /// The sequence number of packets.
+    pub sequence: Option<NumberConfig>,
+    /// The number of the frame of a packet. One frame fills one slot of the ring.
+    pub frame: Option<NumberConfig>,
+    /// The number of a packet in its part of a frame.
+    pub packet: Option<NumberConfig>,
+    /// The offset of a packet's payload in its part of a frame, instead of `packet`. `step` is the unit of the offset in bytes.
+    pub position: Option<NumberConfig>,
+    /// Number of packets of a frame, or of each part of a frame; by default 1. With `sequence`, each `packets` packets are one
+    /// frame that begins at a multiple of this number.
+    pub packets: Option<u32>,
+    /// Payload size of the last packet of each part, if it is shorter than `payload`.
+    pub last: Option<ByteSize>,
+    /// What distinguishes the parts of a frame, such as detector modules or antennas. Each part has `packets` packets.
+    pub part: Option<PartConfig>,
+    /// Conditions that packets with data meet. Other packets, such as leaders and trailers, are counted as `control`.
+    #[serde(default, rename = "match")]
+    pub conditions: Vec<MatchConfig>,
+    /// The time of a packet, if the header contains it.
+    pub timestamp: Option<TimestampConfig>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl RawConfig {
+    /// Returns the format, or every problem of the configuration.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check::default();
+        let header = check.size("header", self.header, 1, LARGEST_PACKET);
+        let payload = check.size("payload", self.payload, 1, LARGEST_PACKET);
+        let trailer = check.size("trailer", self.trailer, 0, LARGEST_PACKET);
+        let length = header.saturating_add(payload).saturating_add(trailer);
+        check.must(
+            length <= LARGEST_PACKET || header.max(payload).max(trailer) > LARGEST_PACKET,
+            "payload",
+            || {
+                let message = format!("header, payload and trailer have {length} bytes in total, which is too large for a UDP packet");
+                (
+                    message,
+                    format!(
+                        "lower `payload`, `header` or `trailer`: a UDP packet can carry at most {LARGEST_PACKET} bytes"
+                    ),
+                )
+            },
+        );
+        let number = self.number(header, &mut check);
+        let frames = self.frame_numbers(header, payload, &mut check);
+        let mut raw = Raw::new(header, payload, trailer, number.field(), number.step);
+        raw.frames = frames.map(Box::new);
+        let conditions = self.conditions.iter();
+        raw.rules = conditions
+            .map(|condition| condition.rule(header, &mut check))
+            .collect();
+        if let Some(time) = &self.timestamp {
+            check.field("timestamp", time.offset, time.bytes, header);
+            let scale = check.scale(time.tick, time.rate, time.origin);
+            raw = raw.timestamped(
+                Field::new(time.offset, time.bytes, time.endian, 0, 64),
+                scale,
+            );
+        }
+        check.end(Format::Raw(raw))
+    }
+
+    /// Returns the number of the unit of a packet: its own, or that of its frame.
+    fn number(&self, header: usize, check: &mut Check) -> NumberConfig {
+        check.must(self.sequence.is_some() != self.frame.is_some(), "sequence", || {
+            let message = "a format needs either `sequence` or `frame`".to_owned();
+            (message, "set `sequence` for a running number of packets, or `frame` for the number of the frame".to_owned())
+        });
+        let keys = [
+            ("sequence", &self.sequence),
+            ("frame", &self.frame),
+            ("packet", &self.packet),
+            ("position", &self.position),
+        ];
+        for (key, number) in keys {
+            let Some(number) = number else { continue };
+            number.check(key, header, check);
+            check.must(
+                number.first == 0 || key == "packet",
+                &format!("{key}.first"),
+                || {
+                    (
+                        "`first` is the number of the first packet of a part".to_owned(),
+                        format!("set `first` in `packet`, not in `{key}`"),
+                    )
+                },
+            );
+        }
+        let number = self.frame.as_ref().or(self.sequence.as_ref()).cloned();
+        number.unwrap_or_else(|| NumberConfig::at(0, 1))
+    }
+
+    /// Returns how packets form frames with numbers of their own; `None` if packets are numbered in one sequence.
+    fn frame_numbers(
+        &self,
+        header: usize,
+        payload: usize,
+        check: &mut Check,
+    ) -> Option<FrameNumbers> {
+        let place = Place::of(self.packet.as_ref(), self.position.as_ref());
+        let is_placed = !matches!(place, Place::Only);
+        check.must(
+            self.packet.is_none() || self.position.is_none(),
+            "position",
+            || {
+                (
+                    "`packet` and `position` both state the place of a packet".to_owned(),
+                    "set only one of them".to_owned(),
+                )
+            },
+        );
+        check.must(self.packets != Some(0), "packets", || {
+            (
+                "a frame needs at least 1 packet".to_owned(),
+                "set the number of packets of each part".to_owned(),
+            )
+        });
+        let packets = self.packets.unwrap_or(1).max(1);
+        check.must(!is_placed || self.sequence.is_none(), "frame", || {
+            let message = "`packet` and `position` need the number of the frame".to_owned();
+            (message, "set `frame` instead of `sequence`".to_owned())
+        });
+        check.must(!is_placed || self.packets.is_some(), "packets", || {
+            let message = "the number of packets of a frame is unknown".to_owned();
+            (
+                message,
+                "set `packets`: the number of packets of each part".to_owned(),
+            )
+        });
+        check.must(
+            packets == 1 || is_placed || self.frame.is_none(),
+            "packet",
+            || {
+                let message = format!("the place of {packets} packets in a frame is unknown");
+                (message, "set `packet` or `position`".to_owned())
+            },
+        );
+        let last = self
+            .last
+            .map_or(payload, |last| check.size("last", last, 1, payload));
+        let part = self.part.as_ref();
+        let parts = part.map_or_else(Parts::default, |part| part.parts(header, check));
+        let place = match &self.sequence {
+            None => place,
+            Some(number) => {
+                self.check_remainder(number, packets, check);
+                self.packets?;
+                Place::Remainder
+            }
+        };
+        Some(FrameNumbers {
+            place,
+            packets,
+            parts,
+            payload,
+            last,
+        })
+    }
+
+    /// Checks frames that are formed from sequence numbers.
+    fn check_remainder(&self, number: &NumberConfig, packets: u32, check: &mut Check) {
+        for (is_set, key) in [(self.part.is_some(), "part"), (self.last.is_some(), "last")] {
+            check.must(!is_set || self.packets.is_some(), key, || {
+                let message = format!("`{key}` needs frames of a fixed number of packets");
+                (
+                    message,
+                    "set `frame`, or `packets` beside `sequence`".to_owned(),
+                )
+            });
+        }
+        let units = u64::from(packets).saturating_mul(number.step);
+        let wraps_in_frame = number.field().bits() < 64 && !units.is_power_of_two();
+        check.must(self.packets.is_none() || !wraps_in_frame, "packets", || {
+            let message = format!("the sequence number wraps inside a frame of {packets} packets");
+            (message, "set a power of two".to_owned())
+        });
+        check.must(
+            self.packets.is_none() || number.step == 1,
+            "sequence.step",
+            || {
+                let message =
+                    "frames of a fixed number of packets need consecutive sequence numbers"
+                        .to_owned();
+                (
+                    message,
+                    "remove `step`, or skip the lowest bits with `shift`".to_owned(),
+                )
+            },
+        );
+    }
+}
+
+impl NumberConfig {
+    /// Returns a number of `bytes` bytes at `offset` in network byte order.
+    const fn at(offset: usize, bytes: usize) -> Self {
+        Self {
+            offset,
+            bytes,
+            endian: Endian::Big,
+            step: 1,
+            bits: None,
+            shift: 0,
+            first: 0,
+        }
+    }
+
+    fn width(&self) -> u32 {
+        u32::try_from(self.bytes.clamp(1, 8) * 8).unwrap_or(64)
+    }
+
+    /// Returns the position of the number.
+    pub(super) fn field(&self) -> Field {
+        let bits = self
+            .bits
+            .unwrap_or_else(|| self.width().saturating_sub(self.shift).max(1));
+        Field::new(self.offset, self.bytes, self.endian, self.shift, bits)
+    }
+
+    fn check(&self, key: &str, header: usize, check: &mut Check) {
+        check.field(key, self.offset, self.bytes, header);
+        let (width, shift) = (self.width(), self.shift);
+        let bits = self
+            .bits
+            .unwrap_or_else(|| width.saturating_sub(shift).max(1));
+        let fits = bits >= 1 && bits.checked_add(shift).is_some_and(|end| end <= width);
+        let wrong = if self.bits.is_some() { "bits" } else { "shift" };
+        check.must(fits, &format!("{key}.{wrong}"), || {
+            let message = format!(
+                "{bits} bits after a shift of {shift} bits exceed the {width} bits of the number"
+            );
+            (
+                message,
+                "lower `bits` or `shift`, or raise `bytes`".to_owned(),
+            )
+        });
+        check.step(&format!("{key}.step"), self.step, bits);
+    }
+}

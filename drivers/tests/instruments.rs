@@ -1,0 +1,420 @@
+//! Layouts of real instruments. The packets are built from the public description of each instrument, without daq's own
+//! builders, and sent through sockets.
+
+use crate::spec;
+use daq_core::ledger::SourceReport;
+use daq_drivers::udp::ENTRY;
+use daq_testkit::loopback::{Queue, free_address};
+use daq_testkit::source::{SourceFixture, new_fixture};
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
+
+/// One packet with data: its frame, its part, its place in the part, and its bytes.
+struct Packet {
+    frame: u64,
+    part: usize,
+    place: usize,
+    bytes: Vec<u8>,
+}
+
+/// An instrument: its configuration, and how it builds packets.
+struct Instrument {
+    name: &'static str,
+    /// The table `format`.
+    format: String,
+    /// Number of parts, and of packets of each part.
+    parts: usize,
+    packets: usize,
+    /// Payload bytes of a packet at a place.
+    payload: fn(usize) -> usize,
+    /// Builds the packet of a frame, a part and a place around its payload.
+    packet: fn(u64, usize, usize, &[u8]) -> Vec<u8>,
+    /// The index of the port of a part.
+    port: fn(usize) -> usize,
+    /// Packets without data that belong to a frame.
+    control: fn(u64) -> Vec<Vec<u8>>,
+}
+
+/// Returns the payload of a packet: different for every packet.
+fn content(frame: u64, part: usize, place: usize, bytes: usize) -> Vec<u8> {
+    let seed =
+        frame.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (part as u64) << 40 ^ (place as u64) << 20;
+    (0..bytes as u64)
+        .map(|i| (seed.rotate_left((i % 61) as u32) ^ i).to_le_bytes()[0])
+        .collect()
+}
+
+impl Instrument {
+    fn part_bytes(&self) -> usize {
+        (0..self.packets).map(self.payload).sum()
+    }
+
+    fn open(&self, ports: &[SocketAddr], window: usize) -> SourceFixture {
+        let listen: Vec<_> = ports.iter().map(|port| format!("\"{port}\"")).collect();
+        let mut format = self.format.clone();
+        for (i, port) in ports.iter().enumerate() {
+            format = format.replace(&format!("PORT{i}"), &port.port().to_string());
+        }
+        let text = format!(
+            "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [{}]\nwindow = {window}\n[source.adc.format]\n{format}",
+            listen.join(", ")
+        );
+        let spec = spec(&ENTRY, &text).unwrap_or_else(|errors| panic!("{}: {errors}", self.name));
+        new_fixture(&*spec, self.part_bytes() * self.parts, 256).unwrap()
+    }
+
+    fn frame(&self, frame: u64) -> Vec<Packet> {
+        let places =
+            (0..self.packets).flat_map(|place| (0..self.parts).map(move |part| (part, place)));
+        places
+            .map(|(part, place)| {
+                let payload = content(frame, part, place, (self.payload)(place));
+                let bytes = (self.packet)(frame, part, place, &payload);
+                Packet {
+                    frame,
+                    part,
+                    place,
+                    bytes,
+                }
+            })
+            .collect()
+    }
+
+    /// Sends packets, receives them, and checks each byte of each frame. Returns the source's report. `sent` contains the
+    /// packets in the order of sending, with control packets.
+    fn check(&self, window: usize, sent: &[Packet]) -> SourceReport {
+        let ports: Vec<_> = (0..=(self.port)(self.parts - 1))
+            .map(|_| free_address())
+            .collect();
+        let mut fixture = self.open(&ports, window);
+        fixture.fill_by_threads(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            for (i, packet) in sent.iter().enumerate() {
+                let to = ports[(self.port)(packet.part)];
+                socket.send_to(&packet.bytes, to).unwrap();
+                // No port may be ahead of another by more than the window, however the threads are scheduled.
+                if i % 32 == 31 || i + 1 == sent.len() {
+                    for port in &ports {
+                        Queue::drained(port.port());
+                    }
+                }
+            }
+        });
+        let report = fixture.report();
+        let arrived: BTreeSet<_> = sent
+            .iter()
+            .map(|packet| (packet.frame, packet.part, packet.place))
+            .collect();
+        let mut delivered = 0;
+        for (number, _, bytes, present) in fixture.read() {
+            for (i, is_present) in present.iter().enumerate() {
+                let (part, place) = (i / self.packets, i % self.packets);
+                assert!(
+                    !is_present || arrived.contains(&(number, part, place)),
+                    "{}",
+                    self.name
+                );
+                delivered += u64::from(*is_present);
+                let start = part * self.part_bytes() + (0..place).map(self.payload).sum::<usize>();
+                let found = &bytes[start..start + (self.payload)(place)];
+                let wanted = match is_present {
+                    true => content(number, part, place, found.len()),
+                    false => vec![0xee; found.len()],
+                };
+                assert_eq!(
+                    found, wanted,
+                    "{}: packet {place} of part {part} of frame {number}",
+                    self.name
+                );
+            }
+        }
+        assert_eq!(delivered, report.delivered, "{}: {report:?}", self.name);
+        assert_eq!(
+            report.expected,
+            report.delivered + report.lost_total(),
+            "{}: {report:?}",
+            self.name
+        );
+        report
+    }
+}
+
+/// Returns a header of `bytes` bytes with little-endian numbers at offsets.
+fn little(bytes: usize, numbers: &[(usize, usize, u64)]) -> Vec<u8> {
+    let mut header = vec![0x5a; bytes];
+    for (offset, size, number) in numbers {
+        header[*offset..offset + size].copy_from_slice(&number.to_le_bytes()[..*size]);
+    }
+    header
+}
+
+/// Returns a header of `bytes` bytes with big-endian numbers at offsets.
+fn big(bytes: usize, numbers: &[(usize, usize, u64)]) -> Vec<u8> {
+    let mut header = vec![0x5a; bytes];
+    for (offset, size, number) in numbers {
+        header[*offset..offset + size].copy_from_slice(&number.to_be_bytes()[8 - size..]);
+    }
+    header
+}
+
+fn no_control(_: u64) -> Vec<Vec<u8>> {
+    Vec::new()
+}
+
+fn instruments() -> Vec<Instrument> {
+    vec![
+        Instrument {
+            name: "JUNGFRAU: two modules with two ports each",
+            format: r#"kind = "raw"
+header = "48 B"
+payload = "1 KiB"
+frame = { offset = 0, bytes = 8, endian = "little" }
+packet = { offset = 12, bytes = 4, endian = "little" }
+packets = 16
+part = { from = "port", values = [PORT0, PORT1, PORT2, PORT3] }
+timestamp = { offset = 24, bytes = 8, endian = "little", tick = "100 ns" }
+"#
+            .to_owned(),
+            parts: 4,
+            packets: 16,
+            payload: |_| 1024,
+            packet: |frame, part, place, payload| {
+                let numbers = [
+                    (0, 8, frame),
+                    (8, 4, 10),
+                    (12, 4, place as u64),
+                    (16, 8, frame * 7),
+                    (24, 8, frame * 100),
+                    (34, 2, part as u64),
+                ];
+                [little(48, &numbers), payload.to_vec()].concat()
+            },
+            port: |part| part,
+            control: no_control,
+        },
+        Instrument {
+            name: "GigE Vision stream: leader, payload, trailer",
+            format: r#"kind = "raw"
+header = "8 B"
+payload = "1440 B"
+last = "400 B"
+frame = { offset = 2, bytes = 2 }
+packet = { offset = 5, bytes = 3, first = 1 }
+packets = 11
+match = [{ offset = 4, bytes = 1, values = [3] }]
+"#
+            .to_owned(),
+            parts: 1,
+            packets: 11,
+            payload: |place| if place == 10 { 400 } else { 1440 },
+            packet: |frame, _, place, payload| {
+                let numbers = [
+                    (0, 2, 0),
+                    (2, 2, frame),
+                    (4, 1, 3),
+                    (5, 3, place as u64 + 1),
+                ];
+                [big(8, &numbers), payload.to_vec()].concat()
+            },
+            port: |_| 0,
+            control: |frame| {
+                let header =
+                    |kind, id| big(8, &[(0, 2, 0), (2, 2, frame), (4, 1, kind), (5, 3, id)]);
+                vec![
+                    [header(1, 0), vec![0; 36]].concat(),
+                    [header(2, 12), vec![0; 8]].concat(),
+                ]
+            },
+        },
+        Instrument {
+            name: "E2SAR: event number and byte offset",
+            format: r#"kind = "raw"
+header = "20 B"
+payload = "1000 B"
+last = "700 B"
+frame = { offset = 12, bytes = 8 }
+position = { offset = 4, bytes = 4 }
+packets = 6
+part = { offset = 2, bytes = 2, values = [4, 9] }
+"#
+            .to_owned(),
+            parts: 2,
+            packets: 6,
+            payload: |place| if place == 5 { 700 } else { 1000 },
+            packet: |frame, part, place, payload| {
+                let numbers = [
+                    (0, 1, 0x10),
+                    (2, 2, [4, 9][part]),
+                    (4, 4, place as u64 * 1000),
+                    (8, 4, 5700),
+                    (12, 8, frame),
+                ];
+                [big(20, &numbers), payload.to_vec()].concat()
+            },
+            port: |_| 0,
+            control: no_control,
+        },
+        Instrument {
+            name: "ultrasound: frame and packet numbers that count from 1",
+            format: r#"kind = "raw"
+header = "8 B"
+payload = "512 B"
+frame = { offset = 0, bytes = 4, endian = "little" }
+packet = { offset = 4, bytes = 2, endian = "little", first = 1 }
+packets = 32
+"#
+            .to_owned(),
+            parts: 1,
+            packets: 32,
+            payload: |_| 512,
+            packet: |frame, _, place, payload| {
+                [
+                    little(8, &[(0, 4, frame), (4, 2, place as u64 + 1)]),
+                    payload.to_vec(),
+                ]
+                .concat()
+            },
+            port: |_| 0,
+            control: no_control,
+        },
+        Instrument {
+            name: "four antennas on one port, each with a packet counter",
+            format: r#"kind = "raw"
+header = "16 B"
+payload = "1 KiB"
+sequence = { offset = 0, bytes = 6 }
+packets = 8
+part = { offset = 7, bytes = 1, bits = 4, count = 4 }
+"#
+            .to_owned(),
+            parts: 4,
+            packets: 8,
+            payload: |_| 1024,
+            packet: |frame, part, place, payload| {
+                let numbers = [(0, 6, frame * 8 + place as u64), (7, 1, 0xa0 | part as u64)];
+                [big(16, &numbers), payload.to_vec()].concat()
+            },
+            port: |_| 0,
+            control: no_control,
+        },
+        Instrument {
+            name: "lidar: frame number and column, a step of 16, and a checksum at the end",
+            format: r#"kind = "raw"
+header = "24 B"
+payload = "768 B"
+trailer = "32 B"
+frame = { offset = 2, bytes = 2, endian = "little" }
+packet = { offset = 8, bytes = 2, endian = "little", step = 16 }
+packets = 64
+match = [{ length = "824 B" }, { offset = 0, bytes = 2, endian = "little", values = [1] }]
+"#
+            .to_owned(),
+            parts: 1,
+            packets: 64,
+            payload: |_| 768,
+            packet: |frame, _, place, payload| {
+                let numbers = [(0, 2, 1), (2, 2, frame), (8, 2, place as u64 * 16)];
+                [little(24, &numbers), payload.to_vec(), vec![0xcc; 32]].concat()
+            },
+            port: |_| 0,
+            control: |_| vec![vec![1; 48], vec![2; 824]],
+        },
+    ]
+}
+
+#[test]
+fn frames_of_instruments_are_byte_identical() {
+    for instrument in instruments() {
+        let sent: Vec<_> = (100..120)
+            .flat_map(|frame| instrument.frame(frame))
+            .collect();
+        let report = instrument.check(8, &sent);
+        assert_eq!(
+            report.delivered,
+            sent.len() as u64,
+            "{}: {report:?}",
+            instrument.name
+        );
+        assert_eq!(
+            (report.rejected, report.duplicates, report.epochs),
+            (0, 0, 1),
+            "{}",
+            instrument.name
+        );
+    }
+}
+
+#[test]
+fn lost_reordered_and_repeated_packets_of_instruments_are_counted() {
+    for instrument in instruments() {
+        let mut sent: Vec<_> = (100..130)
+            .flat_map(|frame| instrument.frame(frame))
+            .collect();
+        let all = sent.len() as u64;
+        // The first and the last frame stay complete, so that all packets between them are expected.
+        let inner = |packet: &Packet| (101..129).contains(&packet.frame);
+        let mut number = 0;
+        sent.retain(|packet| {
+            number += 1;
+            !inner(packet) || number % 13 != 5
+        });
+        let lost = all - sent.len() as u64;
+        let again: Vec<_> = sent
+            .iter()
+            .enumerate()
+            .filter(|(i, packet)| inner(packet) && i % 29 == 3)
+            .map(|(i, _)| i)
+            .collect();
+        for i in again.iter().rev() {
+            let Packet {
+                frame,
+                part,
+                place,
+                bytes,
+            } = &sent[*i];
+            let copy = Packet {
+                frame: *frame,
+                part: *part,
+                place: *place,
+                bytes: bytes.clone(),
+            };
+            sent.insert(i + 1, copy);
+        }
+        for i in (0..sent.len().saturating_sub(8)).step_by(7) {
+            sent.swap(i, i + 5);
+        }
+        let mut with_control = Vec::new();
+        let mut controls = 0;
+        for packet in sent {
+            if packet.part == 0 && packet.place == 1 {
+                for bytes in (instrument.control)(packet.frame) {
+                    controls += 1;
+                    with_control.push(Packet {
+                        frame: packet.frame,
+                        part: 0,
+                        place: usize::MAX,
+                        bytes,
+                    });
+                }
+            }
+            with_control.push(packet);
+        }
+        let report = instrument.check(8, &with_control);
+        let name = instrument.name;
+        assert_eq!(
+            (report.expected, report.lost_total()),
+            (all, lost),
+            "{name}: {report:?}"
+        );
+        assert_eq!(
+            (report.duplicates, report.control),
+            (again.len() as u64, controls),
+            "{name}: {report:?}"
+        );
+        assert_eq!(
+            (report.rejected, report.epochs),
+            (0, 1),
+            "{name}: {report:?}"
+        );
+    }
+}
