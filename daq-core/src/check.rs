@@ -16,6 +16,8 @@ pub enum FileUse {
     Reads,
     /// The component reads the file at the path, or the files in the directory at the path.
     ReadsAny,
+    /// The component writes the file at the path. The directory of the file must exist.
+    Writes,
     /// The component writes files into this directory, which is created if it does not exist.
     WritesInto,
 }
@@ -91,6 +93,21 @@ impl NamedFile {
                 Some(ancestor) if !ancestor.is_dir() => wrong(
                     format!("{} is a file, not a directory", ancestor.display()),
                     "choose another `path`, or move that file away".to_owned(),
+                ),
+                _ => Ok(()),
+            };
+        }
+        if self.purpose == FileUse::Writes {
+            if path.is_dir() {
+                return wrong(
+                    format!("{shown} is a directory, not a file"),
+                    "add a file name".to_owned(),
+                );
+            }
+            return match path.parent() {
+                Some(parent) if !parent.is_dir() => wrong(
+                    format!("there is no directory {}", parent.display()),
+                    format!("create it: mkdir -p {}", parent.display()),
                 ),
                 _ => Ok(()),
             };
@@ -226,6 +243,10 @@ mod tests {
         assert!(file(".", FileUse::Reads).contains("is a directory"));
         assert_eq!(file(".", FileUse::ReadsAny), "");
         assert_eq!(file("new/deep", FileUse::WritesInto), "");
+        assert_eq!(file("new", FileUse::Writes), "");
+        assert_eq!(file("a.pcap", FileUse::Writes), "");
+        assert!(file(".", FileUse::Writes).contains("is a directory, not a file"));
+        assert!(file("new/deep", FileUse::Writes).contains("create it: mkdir -p "));
         assert!(
             file("a.pcap/out", FileUse::WritesInto).contains("a.pcap is a file, not a directory")
         );

@@ -94,7 +94,7 @@ pub(super) fn files(
         if !is_here && section.kind() != "kernel" {
             let what = match file.purpose {
                 FileUse::Reads | FileUse::ReadsAny => "exists",
-                FileUse::WritesInto => "can be written to",
+                FileUse::Writes | FileUse::WritesInto => "can be written to",
             };
             let path = file.path.display();
             unchecked.push(format!(
