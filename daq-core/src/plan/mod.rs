@@ -331,6 +331,13 @@ impl Plan {
     pub fn ring(&self, name: &str) -> Option<&PlannedRing> {
         self.rings.iter().find(|ring| ring.name == name)
     }
+
+    /// Returns the source whose frames the ring `name` contains, directly or copied.
+    pub fn source_of(&self, name: &str) -> Option<&PlannedSource> {
+        let copy = self.copies.iter().find(|copy| copy.to == name);
+        let filled = copy.map_or(name, |copy| &copy.from);
+        self.sources.iter().find(|source| source.ring == filled)
+    }
 }
 
 fn display<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {

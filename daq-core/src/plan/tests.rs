@@ -293,6 +293,11 @@ fn plan_with_gpu_inserts_staging_rings() {
     assert_eq!(copies, [("raw@host", "raw"), ("small", "small@host")]);
     assert_eq!(plan.sources[0].path, DataPath::Staged);
     assert_eq!(plan.sources[0].ring, "raw@host");
+    for ring in ["raw@host", "raw"] {
+        let source = plan.source_of(ring).map(|source| &source.name);
+        assert_eq!(source, Some(&plan.sources[0].name));
+    }
+    assert!(plan.source_of("small").is_none());
     assert_eq!(plan.kernels[0].side, Side::Cuda(0));
     assert_eq!(plan.sinks[0].input, "small@host");
     let inserted: Vec<_> = plan

@@ -6,7 +6,8 @@ use super::{exit, state};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::entry::Registry;
 use daq_core::kernel::KernelError;
-use daq_core::ledger::Report;
+use daq_core::ledger::{Report, SourceReport};
+use daq_core::plan::Plan;
 use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
@@ -34,6 +35,9 @@ const SLOW_STOP: Duration = Duration::from_secs(1);
 /// Interval at which the main thread checks for a stop request.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Time without packets after which a frame with a gap is assumed to be the last frame of `--frames`.
+const LAST_FRAME_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Interval of the log lines with the state, without `--verbose`.
 const SUMMARY_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -46,7 +50,8 @@ pub(super) struct Args {
     /// Stop after this time, for example `10s`.
     #[arg(long = "for", value_name = "TIME")]
     duration: Option<Span>,
-    /// Stop when RING has published N frames. Frames in progress are still delivered.
+    /// Stop when RING has published N frames, or when packets of N frames have arrived and the source has been silent for
+    /// 5 s, because the last frame has a gap. Frames in progress are still delivered.
     #[arg(long, value_name = "RING=N", value_parser = frames)]
     frames: Option<(String, u64)>,
     /// Print the final ledger to stdout in this format. Nothing else is printed to stdout.
@@ -179,7 +184,7 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
             };
         }
     };
-    let (report, failures) = watch(args, pipeline, &signals);
+    let (report, failures) = watch(args, &loaded.plan, pipeline, &signals);
     side.stop();
     conclude(args, &report, &failures)
 }
@@ -406,8 +411,21 @@ fn style(args: &Args) -> Style {
     }
 }
 
+/// Returns whether packets of `count` frames with up to `packets` packets have arrived from `source`, but no packet for
+/// [`LAST_FRAME_TIMEOUT`]. A frame with missing packets is published only when packets of later frames arrive.
+fn awaits_gap(source: &SourceReport, packets: u64, count: u64) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let last = source.last_packet_ns.map(Duration::from_nanos);
+    let silence = now
+        .unwrap_or_default()
+        .saturating_sub(last.unwrap_or(Duration::MAX));
+    source.pending > 0
+        && source.expected.div_ceil(packets.max(1)) >= count
+        && silence >= LAST_FRAME_TIMEOUT
+}
+
 /// Monitors the pipeline on the main thread while data flows.
-fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
+fn watch(args: &Args, plan: &Plan, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Failure>) {
     let start = Instant::now();
     let health = pipeline.health();
     let mut live = Live::new(style(args));
@@ -424,6 +442,12 @@ fn watch(args: &Args, pipeline: Pipeline, signals: &Signal) -> (Report, Vec<Fail
             pipeline
                 .published(ring)
                 .is_some_and(|published| published >= *count)
+                || plan.source_of(ring).is_some_and(|source| {
+                    let packets = u64::from(source.geometry.packets_per_frame);
+                    let report = pipeline.report();
+                    let report = report.sources.get(&source.name);
+                    report.is_some_and(|report| awaits_gap(report, packets, *count))
+                })
         });
         let signal = signals.came();
         if stopping.is_none() && (signal.is_some() || time_is_up || has_enough) {
@@ -509,6 +533,37 @@ fn conclude(args: &Args, report: &Report, failures: &[Failure]) -> u8 {
 mod tests {
     use super::*;
     use tracing_subscriber::filter::LevelFilter as Level;
+
+    #[test]
+    fn frame_with_gap_is_last_after_silence() {
+        let silent = SourceReport {
+            expected: 35,
+            delivered: 30,
+            pending: 5,
+            last_packet_ns: Some(1),
+            ..SourceReport::default()
+        };
+        // The fourth frame has begun, with 10 packets per frame.
+        assert!(awaits_gap(&silent, 10, 4) && !awaits_gap(&silent, 10, 5));
+        let complete = SourceReport {
+            expected: 30,
+            pending: 0,
+            ..silent.clone()
+        };
+        assert!(!awaits_gap(&complete, 10, 3));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let last = u64::try_from(now.as_nanos()).unwrap();
+        let receiving = SourceReport {
+            last_packet_ns: Some(last),
+            ..silent.clone()
+        };
+        assert!(!awaits_gap(&receiving, 10, 4));
+        let not_started = SourceReport {
+            last_packet_ns: None,
+            ..silent
+        };
+        assert!(!awaits_gap(&not_started, 10, 4));
+    }
 
     #[test]
     fn log_levels_are_parsed() {
