@@ -46,6 +46,48 @@ fn requirements(writer: Writer) -> EngineRequirements {
     }
 }
 
+/// A source with the engine of a NIC, or without `nic` with the engine of an FPGA that can ring a doorbell.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Carded {
+    nic: Option<String>,
+    #[serde(default)]
+    path: P2pPreference,
+    #[serde(default)]
+    cpu_reads_memory: bool,
+}
+
+impl SourceSpec for Carded {
+    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
+        Ok(Geometry::new(4, 1024))
+    }
+
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        layout_of(geometry)
+    }
+
+    fn supports_backpressure(&self) -> bool {
+        true
+    }
+
+    fn engine(&self) -> Option<EngineRequirements> {
+        let writer = self.nic.as_ref().map_or(Writer::Fpga, |_| Writer::Nic);
+        Some(EngineRequirements {
+            device: self.nic.clone(),
+            preference: self.path,
+            cpu_reads_memory: self.cpu_reads_memory,
+            can_ring_doorbell: self.nic.is_none(),
+            ..requirements(writer)
+        })
+    }
+
+    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
+        Err(SourceError::new("carded", "is never built"))
+    }
+}
+
+const CARDED: SourceEntry = SourceEntry::of::<Carded>("carded", "", "");
+
 /// A source whose frames consist of four packets.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -6,46 +6,6 @@ use crate::staging::{Profile, Sending};
 use crate::topology::nic::{Nic, NicPort};
 use crate::topology::tree::{Acs, PciDevice, PciTree};
 
-/// A source whose engine is that of a NIC.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Carded {
-    nic: String,
-    #[serde(default)]
-    path: P2pPreference,
-    #[serde(default)]
-    cpu_reads_memory: bool,
-}
-
-impl SourceSpec for Carded {
-    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
-        Ok(Geometry::new(4, 1024))
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        layout_of(geometry)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        Some(EngineRequirements {
-            device: Some(self.nic.clone()),
-            preference: self.path,
-            cpu_reads_memory: self.cpu_reads_memory,
-            ..requirements(Writer::Nic)
-        })
-    }
-
-    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
-        Err(SourceError::new("carded", "is never built"))
-    }
-}
-
-const CARDED: SourceEntry = SourceEntry::of::<Carded>("carded", "", "");
-
 fn carded() -> Registry {
     registry().with(&CARDED)
 }

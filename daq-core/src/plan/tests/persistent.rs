@@ -35,42 +35,10 @@ impl KernelSpec for Staying {
     }
 }
 
-/// A source whose engine can ring a doorbell.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct Ringing {}
-
-impl SourceSpec for Ringing {
-    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
-        Ok(Geometry::new(4, 1024))
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        layout_of(geometry)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        Some(EngineRequirements {
-            can_ring_doorbell: true,
-            ..requirements(Writer::Fpga)
-        })
-    }
-
-    fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
-        Err(SourceError::new("ringing", "is never built"))
-    }
-}
-
-const RINGING: SourceEntry = SourceEntry::of::<Ringing>("ringing", "", "");
-
 const STAYING: KernelEntry = KernelEntry::of::<Staying>(FILE_KERNEL, "", "");
 
 fn persistent() -> Registry {
-    registry().with(&RINGING).with(&STAYING)
+    registry().with(&CARDED).with(&STAYING)
 }
 
 /// Returns the pipeline with a persistent kernel and `changes`.
@@ -438,7 +406,7 @@ fn doorbell_by_device_without_capable_engine_is_rejected() {
     assert_contains!(rendered => "doorbell = \"device\"", "set it to \"cpu\"");
     let ringing = (
         "driver = \"fake\"\npacket = \"1 KiB\"",
-        "driver = \"ringing\"",
+        "driver = \"carded\"",
     );
     let plan = planned(&[(persistent, &by("device")), ringing], &typical());
     let bell = plan.kernels[0].doorbell.as_ref().unwrap();
