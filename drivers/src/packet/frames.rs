@@ -255,6 +255,14 @@ impl Frames {
 
     /// Returns the sample layout of frames with `geometry`.
     pub(crate) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        let (packet, number) = (geometry.packet_bytes, self.samples.scalar.bytes());
+        if !self.format.is_unit_frame() && !packet.is_multiple_of(number) {
+            let message = format!(
+                "a packet with {packet} bytes of payload does not contain a whole number of samples of {number} bytes"
+            );
+            return Err(Problem::at("samples", message)
+                .help("correct `type`, or the size of a packet in the table `format`"));
+        }
         let mut bytes = geometry.frame_bytes;
         if self.detects_frame_size() {
             // A slot may be longer than a heap, so it need not contain whole points.
@@ -356,6 +364,24 @@ mod tests {
         let geometry = frames(&format, &points).geometry(5 * 1456).unwrap();
         assert_eq!(geometry.packets_per_frame, 3);
         assert!(frames(&format, &points).layout(&geometry).is_ok());
+        // Two packets contain whole samples, but a sample would be in both packets.
+        let odd = Format::Raw(Raw::new(
+            16,
+            1001,
+            0,
+            Field::new(0, 8, Endian::Big, 0, 64),
+            1,
+        ));
+        let words = Samples {
+            scalar: Scalar::Int16,
+            ..Samples::default()
+        };
+        let geometry = frames(&odd, &words).geometry(2002).unwrap();
+        let problem = frames(&odd, &words).layout(&geometry).unwrap_err();
+        assert!(
+            problem.to_string().contains("1001 bytes of payload"),
+            "{problem}"
+        );
         let geometry = frames(&format, &points).geometry(2 * 1456).unwrap();
         let problem = frames(&format, &points).layout(&geometry).unwrap_err();
         assert_eq!(problem.key.as_deref(), Some("samples"));
