@@ -173,7 +173,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::Topo(args) => topo::topo(registry, &args),
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Bench(args) => bench::bench(registry, &args),
-        Command::Selftest(args) => selftest::selftest(&args),
+        Command::Selftest(args) => selftest::selftest(registry, &args),
         Command::Emulate(device) => emulate::emulate(&device, registry),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(registry, page)),

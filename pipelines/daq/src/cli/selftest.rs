@@ -2,6 +2,7 @@
 
 use super::{exit, show};
 use clap::{Subcommand, ValueEnum};
+use daq_core::entry::Registry;
 use daq_core::gpu::Backend;
 use daq_core::units::Span;
 use daq_diagnostics::selftest::{self, Options};
@@ -74,7 +75,7 @@ fn parser(checks: &[(&'static str, &str)]) -> clap::builder::PossibleValuesParse
     names.collect::<Vec<_>>().into()
 }
 
-pub(super) fn selftest(args: &Args) -> u8 {
+pub(super) fn selftest(registry: &Registry, args: &Args) -> u8 {
     match &args.what {
         What::Gpu {
             list: true, json, ..
@@ -102,7 +103,7 @@ pub(super) fn selftest(args: &Args) -> u8 {
                 device: *device,
                 checks: checks.clone(),
             };
-            let report = selftest::rdma::rdma(&options);
+            let report = selftest::rdma::rdma(registry, &options);
             print_report(
                 report.map(|report| (render(*json, &report.json(), &report), report.has_failed())),
             )

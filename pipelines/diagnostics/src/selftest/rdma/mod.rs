@@ -12,6 +12,7 @@ use super::report::{Columns, Entry, Report};
 use super::{Verdict, run};
 use crate::doctor;
 use checks::Found;
+use daq_core::entry::Registry;
 use daq_core::gpu::driver::Device;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Nic, VerbsError};
@@ -38,6 +39,7 @@ pub struct Options {
 
 /// The input of every check.
 struct Setup {
+    registry: Registry,
     name: String,
     nic: Arc<dyn Nic>,
     gpu: Result<&'static Device, String>,
@@ -156,11 +158,11 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
     checks.chain([DOCTOR]).collect()
 }
 
-/// Runs the requested checks on every card.
+/// Runs the requested checks on every card, in a program with the entries of `registry`.
 ///
 /// # Errors
 /// If there is no card, or a requested card cannot be opened.
-pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
+pub fn rdma(registry: &Registry, options: &Options) -> Result<Report, VerbsError> {
     let names = if options.nics.is_empty() {
         cards().map_err(|mut error| {
             error.why += "; `--nics emulated` tests the emulated NIC, which needs no hardware";
@@ -192,6 +194,7 @@ pub fn rdma(options: &Options) -> Result<Report, VerbsError> {
     report.findings = Some(Vec::new());
     for name in names {
         let setup = Setup {
+            registry: registry.clone(),
             nic: nics::open(&name)?,
             name,
             gpu: gpu.clone(),

@@ -57,7 +57,7 @@ segment = "64 MiB"
 
 fn run(setup: &Setup, memories: [&str; 2], path: &str) -> Found {
     let environment = Environment::new(
-        daq_pipelines::registry(),
+        setup.registry.clone(),
         Scratch::new("selftest", "", None)?,
         None,
     )?;
