@@ -194,6 +194,14 @@ fn page_shows_copies_and_gpus() {
             "{line:?} is not in {lines:#?}"
         );
     }
+    let sources = lines.iter().position(|line| line == "# sources").unwrap();
+    let (titles, values) = (&lines[sources + 1], &lines[sources + 2]);
+    assert_contains!(titles => "| engine path |", "| engine faults");
+    assert_contains!(values => "| verified |", "| 10! |", "| descriptor: magic 12!");
+    assert!(
+        !lines.iter().any(|line| line.contains("[object")),
+        "{lines:#?}"
+    );
     // A report without any.
     let mut without = first;
     let report = without["report"].as_object_mut().unwrap();
