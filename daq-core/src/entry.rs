@@ -195,6 +195,12 @@ pub trait SourceSpec: Send + Sync {
         &[]
     }
 
+    /// Returns the names of the parts of frames, such as ports or antenna numbers; empty if frames have one part. Each part
+    /// has a ledger of its own.
+    fn parts(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Returns the number of threads of the source.
     fn threads(&self) -> usize {
         1

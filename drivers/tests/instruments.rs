@@ -2,7 +2,7 @@
 //! builders, and sent through sockets.
 
 use crate::spec;
-use daq_core::ledger::SourceReport;
+use daq_core::ledger::{PartReport, SourceReport};
 use daq_drivers::udp::ENTRY;
 use daq_testkit::loopback::{Queue, free_address};
 use daq_testkit::source::{SourceFixture, new_fixture};
@@ -129,6 +129,7 @@ impl Instrument {
             }
         }
         assert_eq!(delivered, report.delivered, "{}: {report:?}", self.name);
+        self.check_parts(&report);
         assert_eq!(
             report.expected,
             report.delivered + report.lost_total(),
@@ -137,6 +138,52 @@ impl Instrument {
         );
         report
     }
+}
+
+impl Instrument {
+    /// Checks that the ledgers of the parts add up to that of the source.
+    fn check_parts(&self, report: &SourceReport) {
+        let parts = &report.parts;
+        assert_eq!(
+            parts.len(),
+            if self.parts == 1 { 0 } else { self.parts },
+            "{}",
+            self.name
+        );
+        if parts.is_empty() {
+            return;
+        }
+        let sum = |count: fn(&PartReport) -> u64| parts.values().map(count).sum::<u64>();
+        assert_eq!(
+            [
+                sum(|part| part.expected),
+                sum(|part| part.delivered),
+                sum(|part| part.lost),
+                sum(|part| part.duplicates)
+            ],
+            [
+                report.expected,
+                report.delivered,
+                report.lost_total(),
+                report.duplicates
+            ],
+            "{}: {report:?}",
+            self.name
+        );
+        assert!(
+            parts
+                .values()
+                .all(|part| part.expected == part.delivered + part.lost),
+            "{}: {report:?}",
+            self.name
+        );
+    }
+}
+
+/// Returns the ledgers of the parts in their order in a frame.
+fn in_order(report: &SourceReport) -> Vec<PartReport> {
+    // The values of the parts are ascending numbers of the same length, so their names are in the order of the parts.
+    report.parts.values().cloned().collect()
 }
 
 /// Returns a header of `bytes` bytes with little-endian numbers at offsets.
@@ -414,6 +461,132 @@ fn lost_reordered_and_repeated_packets_of_instruments_are_counted() {
         assert_eq!(
             (report.rejected, report.epochs),
             (0, 1),
+            "{name}: {report:?}"
+        );
+    }
+}
+
+#[test]
+fn silent_part_is_missing_in_its_ledger_alone() {
+    for instrument in instruments()
+        .into_iter()
+        .filter(|instrument| instrument.parts > 1)
+    {
+        let (name, all) = (instrument.name, instrument.packets as u64);
+        let mut sent: Vec<_> = (100..140)
+            .flat_map(|frame| instrument.frame(frame))
+            .collect();
+        sent.retain(|packet| packet.part != 1 || !(110..130).contains(&packet.frame));
+        let report = instrument.check(4, &sent);
+        for (i, part) in in_order(&report).iter().enumerate() {
+            let lost = if i == 1 { 20 * all } else { 0 };
+            assert_eq!(
+                (part.expected, part.lost),
+                (40 * all, lost),
+                "{name}: part {i} of {report:?}"
+            );
+            assert_eq!(
+                (part.rejected, part.duplicates),
+                (0, 0),
+                "{name}: {report:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn restarted_part_does_not_end_the_epoch_of_the_others() {
+    for instrument in instruments()
+        .into_iter()
+        .filter(|instrument| instrument.parts > 1)
+    {
+        let (name, all) = (instrument.name, instrument.packets as u64);
+        let mut sent = Vec::new();
+        for frame in 1000..1040 {
+            for mut packet in instrument.frame(frame) {
+                if packet.part == 0 && frame >= 1010 {
+                    // The sender of this part counts from 3 again.
+                    let frame = frame - 1010 + 3;
+                    let payload =
+                        content(frame, 0, packet.place, (instrument.payload)(packet.place));
+                    let bytes = (instrument.packet)(frame, 0, packet.place, &payload);
+                    packet = Packet {
+                        frame,
+                        bytes,
+                        ..packet
+                    };
+                }
+                sent.push(packet);
+            }
+        }
+        let report = instrument.check(4, &sent);
+        assert_eq!(report.epochs, 1, "{name}: {report:?}");
+        for (i, part) in in_order(&report).iter().enumerate() {
+            let (lost, rejected) = if i == 0 { (30 * all, 30 * all) } else { (0, 0) };
+            assert_eq!(
+                (part.lost, part.rejected),
+                (lost, rejected),
+                "{name}: part {i} of {report:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn all_parts_that_restart_begin_one_epoch() {
+    for instrument in instruments() {
+        let (name, all) = (
+            instrument.name,
+            (instrument.packets * instrument.parts) as u64,
+        );
+        let frames = (1000..1020).chain(1..21);
+        let sent: Vec<_> = frames.flat_map(|frame| instrument.frame(frame)).collect();
+        let report = instrument.check(4, &sent);
+        assert_eq!(report.epochs, 2, "{name}: {report:?}");
+        assert!(
+            report.delivered + report.rejected >= 40 * all - report.lost_total(),
+            "{name}: {report:?}"
+        );
+        assert!(report.rejected <= all, "{name}: {report:?}");
+    }
+}
+
+#[test]
+fn sender_of_random_bytes_changes_no_other_packet() {
+    for instrument in instruments() {
+        let name = instrument.name;
+        let mut sent = Vec::new();
+        let mut state = 1_u64;
+        let mut random = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        };
+        let first = instrument.frame(100);
+        let length = first[0].bytes.len();
+        let mut good = 0;
+        for frame in 100..130 {
+            for packet in instrument.frame(frame) {
+                good += 1;
+                sent.push(packet);
+                if random() % 4 == 0 {
+                    let bytes = (0..length as u64 - random() % 3)
+                        .map(|_| random().to_le_bytes()[0])
+                        .collect();
+                    sent.push(Packet {
+                        frame,
+                        part: 0,
+                        place: usize::MAX,
+                        bytes,
+                    });
+                }
+            }
+        }
+        let report = instrument.check(8, &sent);
+        assert_eq!(
+            (report.delivered, report.lost_total(), report.epochs),
+            (good, 0, 1),
             "{name}: {report:?}"
         );
     }

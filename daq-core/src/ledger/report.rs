@@ -2,8 +2,8 @@
 
 use super::stored::Balanced;
 use super::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, MetricText, ReaderReport, RingReport,
-    SinkReport, SourceReport,
+    CopyReport, DeviceReport, EngineReport, KernelReport, MetricText, PartReport, ReaderReport,
+    RingReport, SinkReport, SourceReport,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -102,6 +102,7 @@ impl Report {
     pub fn metrics() -> Vec<&'static MetricText> {
         let mut all: Vec<&'static MetricText> = Vec::new();
         all.extend(SourceReport::METRICS.iter().map(|metric| &metric.text));
+        all.extend(PartReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(EngineReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(RingReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(ReaderReport::METRICS.iter().map(|metric| &metric.text));
@@ -116,6 +117,9 @@ impl Report {
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         check("source", &self.sources, &mut found);
+        for source in self.sources.values() {
+            check("part", &source.parts, &mut found);
+        }
         check("ring", &self.rings, &mut found);
         check("reader", &self.readers, &mut found);
         check("copy to", &self.copies, &mut found);

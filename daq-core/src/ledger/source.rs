@@ -2,7 +2,7 @@
 
 use super::metric::{Put, Sample, seconds};
 use super::stored::{Balanced, Make, Stored, Total};
-use super::{Counter, CounterFileError, EngineReport};
+use super::{Counter, CounterFileError, EngineReport, PartLedgers, PartReport};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -51,7 +51,10 @@ ledger! {
     /// The counters of a source.
     ///
     /// The counted unit is the one that contains the sequence number; for network sources, this is a packet.
-    ledger SourceLedger {}
+    ledger SourceLedger {
+        /// The ledgers of the parts of frames; empty if frames have one part.
+        parts: PartLedgers,
+    }
     /// A snapshot of a source's ledger.
     report SourceReport ["source"] {
         /// Packets between the first and the last sequence number seen, summed over epochs.
@@ -151,6 +154,9 @@ ledger! {
             cause: "The sender has stopped, or its packets do not reach this source.",
             remedy: "See the log line that starts with the source's name.",
         },
+        /// The ledgers of the parts of frames, by port, address or number; empty if frames have one part.
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        parts: BTreeMap<String, PartReport>,
         /// The counters of the source's DMA engine; `None` for a source without a DMA engine.
         #[serde(skip_serializing_if = "Option::is_none")]
         engine: Option<EngineReport>,
@@ -186,7 +192,10 @@ impl SourceLedger {
 impl SourceReport {
     /// Reads the counters.
     pub fn of(ledger: &SourceLedger) -> Self {
-        let mut report = ledger.read();
+        let mut report = Self {
+            parts: ledger.parts.read(),
+            ..ledger.read()
+        };
         report.settle();
         report
     }

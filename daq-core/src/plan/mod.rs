@@ -80,6 +80,9 @@ pub struct PlannedSource {
     /// Names of the counters that the source has in addition to its ledger.
     #[serde(skip)]
     pub counts: &'static [&'static str],
+    /// Names of the parts of its frames; empty if frames have one part.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
     /// Assumed defaults and detected limits.
     pub notes: Vec<String>,
 }

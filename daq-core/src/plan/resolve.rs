@@ -234,6 +234,7 @@ impl Resolver<'_> {
                 engine,
                 nic: None,
                 counts: source.spec.counts(),
+                parts: source.spec.parts(),
                 notes,
             });
         }

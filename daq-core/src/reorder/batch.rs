@@ -4,7 +4,7 @@ use super::candidates::Content;
 use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
 use super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
-use super::{Geometry, PacketId, WriterState};
+use super::{Geometry, PacketId, WriterState, count_rejected};
 use crate::frame::{KeptFields, Timestamp};
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -161,20 +161,20 @@ impl<'a> Batch<'a> {
     ) -> Outcome {
         let (frame, index) = match self.find(id, Some(bytes)) {
             Found::Open { frame, index } => (frame, index),
-            Found::Closed { frame, index } => return self.place_late(frame, index),
+            Found::Closed { frame, index } => return self.place_late(id, frame, index),
             Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
-            Found::Reject => return self.reject(),
+            Found::Reject => return self.reject(id),
         };
         let record = self.shared.record(frame);
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
             Memory::RingFull => None,
-            Memory::Closed => return self.place_late(frame, index),
-            Memory::Reject => return self.reject(),
+            Memory::Closed => return self.place_late(id, frame, index),
+            Memory::Reject => return self.reject(id),
         };
         let exclusive = self.shared.is_exclusive();
         if !record.claim(index, exclusive) {
-            return self.duplicate();
+            return self.duplicate(index);
         }
         self.see(frame, index);
         if let Some(memory) = memory {
@@ -221,17 +221,17 @@ impl<'a> Batch<'a> {
                 let record = self.shared.record(frame);
                 record.resolve_skip_request(state::UNASSIGNED);
                 if record.state.load(Ordering::Acquire) == state::SKIPPED {
-                    return self.reject();
+                    return self.reject(id);
                 }
                 self.see(frame, index);
                 if record.is_present(index) || !record.mark_bad(index, self.shared.is_exclusive()) {
-                    return self.duplicate();
+                    return self.duplicate(index);
                 }
                 Outcome::Placed
             }
-            Found::Closed { frame, index } => self.place_late(frame, index),
+            Found::Closed { frame, index } => self.place_late(id, frame, index),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
-            Found::Reject => self.reject(),
+            Found::Reject => self.reject(id),
         }
     }
 
@@ -249,7 +249,7 @@ impl<'a> Batch<'a> {
                 write(memory.as_mut_ptr());
                 Outcome::Kept
             }
-            None => self.reject(),
+            None => self.reject(id),
         }
     }
 
@@ -487,29 +487,37 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn reject(&mut self) -> Outcome {
-        self.state.ledger.rejected.add_shared(1);
+    fn reject(&mut self, id: PacketId) -> Outcome {
+        count_rejected(&self.state.ledger, self.geometry(), id);
         Outcome::Rejected
     }
 
-    fn duplicate(&mut self) -> Outcome {
-        self.state.ledger.duplicates.add_shared(1);
+    /// Counts packet `index` of a frame, which has already arrived.
+    fn duplicate(&mut self, index: u32) -> Outcome {
+        let ledger = &self.state.ledger;
+        ledger.duplicates.add_shared(1);
+        if let Some(part) = ledger
+            .parts
+            .get(index / self.shared.geometry.packets_per_part())
+        {
+            part.duplicates.add_shared(1);
+        }
         Outcome::Duplicate
     }
 
-    fn place_late(&mut self, frame: u64, index: u32) -> Outcome {
+    fn place_late(&mut self, id: PacketId, frame: u64, index: u32) -> Outcome {
         let record = self.shared.record(frame);
         if record.is_present(index) {
-            return self.duplicate();
+            return self.duplicate(index);
         }
         let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
         let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
         let was_expected = position >= self.shared.start.load(Ordering::Acquire);
         if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
-            return self.reject();
+            return self.reject(id);
         }
         if !record.mark_late(index, self.shared.is_exclusive()) {
-            return self.duplicate();
+            return self.duplicate(index);
         }
         Outcome::Late
     }

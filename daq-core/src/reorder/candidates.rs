@@ -1,6 +1,6 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
-use super::PacketId;
+use super::{Geometry, PacketId};
 use crate::frame::{KeptFields, Timestamp};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -48,10 +48,11 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Creates a buffer for the `resync_after - 1` packets before the confirming packet, and for the same number of
-    /// units without data between them.
-    pub(super) fn new(resync_after: u32, max_payload: usize) -> Self {
-        let wanted = 2 * (resync_after.max(1) as usize - 1);
+    /// Creates a buffer for the `resync_after - 1` packets of each part before the confirming packet, and for the same
+    /// number of units without data between them.
+    pub(super) fn new(geometry: &Geometry) -> Self {
+        let max_payload = geometry.max_payload();
+        let wanted = 2 * (geometry.resync_after.max(1) as usize - 1) * geometry.parts as usize;
         let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
         Self {
             memory: vec![0; capacity * max_payload].into_boxed_slice(),
@@ -66,24 +67,27 @@ impl Candidates {
         self.kept.is_empty()
     }
 
-    /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. A full buffer drops its
-    /// oldest packets. The second value is the number of packets dropped this way.
+    /// Drops the oldest packet if the buffer is full, and returns its number if it was a packet with data.
+    pub(super) fn make_room(&mut self) -> Option<PacketId> {
+        let is_full = self.kept.len() == self.capacity;
+        let dropped = is_full.then(|| self.kept.pop_front()).flatten()?;
+        (dropped.packets() > 0).then_some(dropped.id)
+    }
+
+    /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. There must be
+    /// [room](Self::make_room).
     pub(super) fn push(
         &mut self,
         id: PacketId,
         content: Content,
         time: Timestamp,
-    ) -> (Option<&mut [u8]>, u64) {
+    ) -> Option<&mut [u8]> {
         let bytes = match content {
             Content::Payload(bytes) => bytes,
             Content::Damaged | Content::NoData => 0,
         };
         if self.capacity == 0 || bytes > self.max_payload {
-            return (None, 0);
-        }
-        let mut dropped = 0;
-        if self.kept.len() == self.capacity {
-            dropped = self.kept.pop_front().map_or(0, |kept| kept.packets());
+            return None;
         }
         let offset = self.next * self.max_payload;
         self.next = (self.next + 1) % self.capacity;
@@ -95,7 +99,7 @@ impl Candidates {
             offset,
         });
         self.seen = None;
-        (Some(&mut self.memory[offset..offset + bytes]), dropped)
+        Some(&mut self.memory[offset..offset + bytes])
     }
 
     /// Sets the kept fields of the newest packet.
@@ -131,12 +135,10 @@ impl Candidates {
         packets.map(|kept| kept.id)
     }
 
-    /// Drops all packets and returns their number.
-    pub(super) fn clear(&mut self) -> u64 {
-        let packets = self.kept.iter().map(Kept::packets).sum();
+    /// Drops all packets.
+    pub(super) fn clear(&mut self) {
         self.kept.clear();
         (self.is_confirmed, self.seen) = (false, None);
-        packets
     }
 
     /// Returns whether the packets have been kept for longer than the maximum time without being confirmed.

@@ -105,7 +105,13 @@ impl WriterState {
             count: agreed,
             since,
         });
-        if agreed < geometry.resync_after {
+        let window = geometry.window as u64;
+        let parts_agree = || {
+            shared
+                .parts
+                .agree(geometry.part_of(id), since, base, window)
+        };
+        if agreed < geometry.resync_after || !parts_agree() && !shared.has_been_silent() {
             return (Classification::Undecided, candidate);
         }
         if let Some((frame, index)) = self.locate_beyond_gap(geometry, base, id) {

@@ -28,6 +28,7 @@ mod batch;
 mod candidates;
 mod classification;
 mod numbering;
+mod parts;
 mod record;
 mod sequencer;
 mod shared;
@@ -124,6 +125,15 @@ impl Geometry {
         )]
         let index = (position % packets_per_frame) as u32;
         (position / packets_per_frame, index)
+    }
+
+    /// Returns the part of the packet `id`. Only units that are frames have more than one part.
+    const fn part_of(&self, id: PacketId) -> u32 {
+        if self.parts == 1 {
+            0
+        } else {
+            id.sub / self.packets_per_part()
+        }
     }
 
     /// Returns the number of packets of a part.
@@ -248,6 +258,10 @@ impl ReorderWindow {
             geometry.packets_per_frame <= producer.options().packets_per_frame,
             "`packets_per_frame` must not exceed the ring's `packets_per_frame`: {geometry:?}"
         );
+        assert!(
+            ledger.parts.is_empty() || ledger.parts.len() == geometry.parts as usize,
+            "each part needs a ledger: {geometry:?}"
+        );
         let shared = Arc::new(Shared::new(
             geometry,
             producer.options().kept_fields(),
@@ -260,7 +274,7 @@ impl ReorderWindow {
                     writer,
                     epoch: Epoch::default(),
                     candidate: None,
-                    candidates: Candidates::new(geometry.resync_after, geometry.max_payload()),
+                    candidates: Candidates::new(&geometry),
                     cursor: 0,
                     restarts: false,
                     next: None,
@@ -319,7 +333,7 @@ impl ReorderWindow {
         self.shared = pinned;
         self.is_pinned = true;
         let geometry = &self.shared.geometry;
-        self.state.candidates = Candidates::new(geometry.resync_after, geometry.max_payload());
+        self.state.candidates = Candidates::new(geometry);
     }
 
     /// Returns whether only this thread fills the window. If so, Linux can receive packets directly into their packet
@@ -510,9 +524,14 @@ impl WriterState {
             let first = self.lowest_candidate(&shared.geometry, id);
             shared.requests().firsts[self.writer] = Some(first);
         }
-        let (memory, dropped) = self.candidates.push(id, content, time);
-        self.ledger.rejected.add_shared(dropped);
-        memory
+        if let Some(candidate) = &self.candidate {
+            let part = shared.geometry.part_of(id);
+            shared.parts.note_far(part, candidate.since);
+        }
+        if let Some(dropped) = self.candidates.make_room() {
+            count_rejected(&self.ledger, &shared.geometry, dropped);
+        }
+        self.candidates.push(id, content, time)
     }
 
     /// Returns the candidate with the lowest position, including `id`.
@@ -525,10 +544,21 @@ impl WriterState {
         if self.candidates.is_empty() {
             return;
         }
-        self.ledger.rejected.add_shared(self.candidates.clear());
+        for id in self.candidates.ids() {
+            count_rejected(&self.ledger, &shared.geometry, id);
+        }
+        self.candidates.clear();
         if !shared.is_exclusive() {
             shared.requests().firsts[self.writer] = None;
         }
+    }
+}
+
+/// Counts a packet with an implausible number.
+fn count_rejected(ledger: &SourceLedger, geometry: &Geometry, id: PacketId) {
+    ledger.rejected.add_shared(1);
+    if let Some(part) = ledger.parts.get(geometry.part_of(id)) {
+        part.rejected.add_shared(1);
     }
 }
 

@@ -363,6 +363,9 @@ impl Sequencer {
         shared.horizon.fetch_max(end, Ordering::AcqRel);
         self.absent += end - start;
         self.account(shared);
+        shared
+            .parts
+            .pass(&self.ledger.parts, &shared.geometry, &(start..end));
         self.note_gaps(shared, end - start);
         shared.base.store(open, Ordering::SeqCst);
     }
@@ -475,7 +478,7 @@ impl Sequencer {
         self.absent += missing;
         self.account(shared);
         let closed = self.closed_mut(shared, frame);
-        (closed.packets, closed.missing) = (packets, missing);
+        (closed.packets, closed.missing) = (packets.clone(), missing);
         shared
             .history
             .record(first, geometry.packets_per_frame, record.present());
@@ -490,11 +493,17 @@ impl Sequencer {
             }
             self.ledger.bytes.add(Self::bytes(shared, frame, arrived));
             self.ledger.delivered.add(arrived);
+            shared
+                .parts
+                .close(&self.ledger.parts, shared, frame, &packets, true);
         } else {
             if publish {
                 self.producer.refuse(1);
             }
             self.ledger.lost(Cause::RingFull).add(arrived);
+            shared
+                .parts
+                .close(&self.ledger.parts, shared, frame, &packets, false);
         }
     }
 
@@ -582,7 +591,15 @@ impl Sequencer {
         if closed.missing == 0 {
             return;
         }
-        let (late, bad) = shared.record(frame).dispositions(closed.packets);
+        let record = shared.record(frame);
+        let parts = &shared.parts;
+        parts.finalise(
+            &self.ledger.parts,
+            &shared.geometry,
+            record,
+            &closed.packets,
+        );
+        let (late, bad) = record.dispositions(closed.packets);
         self.ledger.lost(Cause::Late).add(late);
         self.ledger.lost(Cause::BadPacket).add(bad);
         self.missing -= closed.missing;

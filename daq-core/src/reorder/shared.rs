@@ -5,6 +5,7 @@
 //! the position, and then waits for a grace period: until no older pin exists. Afterwards no writer accesses the frames
 //! that were passed, so their records may be read, published and reused.
 
+use super::parts::Parts;
 use super::record::{History, Record};
 use super::{Geometry, PacketId};
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering, fence};
@@ -94,6 +95,8 @@ pub(super) struct Shared {
     pub(super) drops: Box<[AtomicU64]>,
     /// Number of readings of the drop counts.
     pub(super) readings: AtomicU64,
+    /// The parts of frames.
+    pub(super) parts: Parts,
     /// The state that all threads use instead once the geometry is pinned, see
     /// [`ReorderWindow::pin`](super::ReorderWindow::pin).
     pub(super) pinned: OnceLock<Arc<Self>>,
@@ -135,6 +138,7 @@ impl Shared {
             closed: AtomicU32::new(0),
             drops: (0..writers).map(|_| AtomicU64::new(0)).collect(),
             readings: AtomicU64::new(0),
+            parts: Parts::new(&geometry),
             pinned: OnceLock::new(),
             geometry,
             kept,

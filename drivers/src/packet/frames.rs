@@ -52,6 +52,10 @@ macro_rules! frame_methods {
             Some(self.frames.arrival())
         }
 
+        fn parts(&self) -> Vec<String> {
+            self.frames.parts()
+        }
+
         fn detected_from(&self) -> Option<&'static str> {
             self.frames.detected_from()
         }
@@ -88,6 +92,14 @@ impl Frames {
             declared: self.keys.window,
             threads: self.threads,
             batch: self.batch,
+        }
+    }
+
+    /// Returns the names of the parts of frames; empty if frames have one part.
+    pub(crate) fn parts(&self) -> Vec<String> {
+        match self.format.parts() {
+            1 => Vec::new(),
+            _ => self.format.part_names(),
         }
     }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
 /// Maximum number of parts of a frame.
-const MAX_PARTS: usize = 4096;
+const MAX_PARTS: usize = 1024;
 
 /// `part`: what distinguishes the parts of a frame. Set `from`, or `offset` and `bytes`. Set `values`, or `count`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -346,7 +346,7 @@ mod tests {
             ("from = \"address\"\ncount = 2", "cannot be counted"),
             ("from = \"address\"\nvalues = [1]", "must be IP addresses"),
             ("from = \"port\"\nvalues = [1, 1]", "the same value"),
-            ("from = \"port\"\nvalues = []", "1 to 4096 parts"),
+            ("from = \"port\"\nvalues = []", "1 to 1024 parts"),
             ("offset = 63\nbytes = 2\ncount = 2", "exceed the header"),
         ] {
             let error = parts(text).unwrap_err();

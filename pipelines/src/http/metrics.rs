@@ -4,7 +4,7 @@ use super::process::{self, Process};
 use super::table::{self, PIPELINE, PROCESS};
 use daq_core::ledger::{
     CopyReport, DeviceReport, EngineReport, KernelReport, Metric, MetricKind, MetricText,
-    ReaderReport, Report, RingReport, Sample, SinkReport, SourceReport,
+    PartReport, ReaderReport, Report, RingReport, Sample, SinkReport, SourceReport,
 };
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, Bucket, LabelPair, MetricFamily, MetricType};
@@ -140,6 +140,11 @@ impl Collector for Ledgers {
             .clone()
             .map(|(name, source)| (vec![name.as_str()], source));
         add(&mut all, SourceReport::METRICS, by_name);
+        let parts = sources.clone().flat_map(|(name, source)| {
+            let parts = source.parts.iter();
+            parts.map(move |(part, report)| (vec![name.as_str(), part], report))
+        });
+        add(&mut all, PartReport::METRICS, parts);
         let engines =
             sources.filter_map(|(name, s)| Some((vec![name.as_str()], s.engine.as_ref()?)));
         add(&mut all, EngineReport::METRICS, engines);

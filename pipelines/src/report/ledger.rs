@@ -13,7 +13,14 @@ use std::collections::BTreeMap;
 /// Formats the final ledger as text, with one line per component.
 pub fn ledger(report: &Report) -> String {
     let mut lines = Vec::new();
-    lines.extend(report.sources.iter().map(|(name, s)| source(name, s)));
+    for (name, report) in &report.sources {
+        lines.push(source(name, report));
+        for (part, counts) in &report.parts {
+            let counts = others(counts.counters(), &[]);
+            let counts = counts.trim_start_matches(", ");
+            lines.push(format!("part {part} of source {name}: {counts}"));
+        }
+    }
     lines.extend(report.rings.iter().map(|(name, r)| ring(name, r)));
     lines.extend(report.copies.iter().map(|(name, c)| copy(name, c)));
     let kernels = report.kernels.iter();

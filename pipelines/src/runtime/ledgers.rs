@@ -5,8 +5,8 @@ use daq_core::gpu::Backend;
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     CopyLedger, CopyReport, CounterFile, CounterFileError, Counts, EngineCounters, EngineReport,
-    KernelLedger, KernelReport, ReaderLedger, ReaderReport, Rejections, Report, RingLedger,
-    RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
+    KernelLedger, KernelReport, PartLedgers, ReaderLedger, ReaderReport, Rejections, Report,
+    RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::plan::Plan;
 use std::collections::BTreeMap;
@@ -50,7 +50,10 @@ impl Ledgers {
         };
         for source in &plan.sources {
             let prefix = format!("source.{}", source.name);
-            let ledger = SourceLedger::on(counter_file, &prefix)?;
+            let ledger = SourceLedger {
+                parts: PartLedgers::on(counter_file, &source.name, &source.parts)?,
+                ..SourceLedger::on(counter_file, &prefix)?
+            };
             let rejections = Rejections::default();
             ledgers.rejections.insert(source.name.clone(), rejections);
             let counts = Counts::on(counter_file, &prefix, source.counts)?;

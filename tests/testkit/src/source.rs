@@ -4,7 +4,9 @@ use crate::loopback;
 use crate::ring::RingFixture;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
-use daq_core::ledger::{Counts, Rejections, RingLedger, SourceLedger, SourceReport};
+use daq_core::ledger::{
+    CounterFile, Counts, PartLedgers, Rejections, RingLedger, SourceLedger, SourceReport,
+};
 use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::{Geometry, ReorderWindow};
 use daq_core::ring::{Fill, Reader, RingOptions};
@@ -117,7 +119,10 @@ pub fn new_fixture(
         ledger: ring_ledger,
         ..
     } = RingFixture::in_region(region, options);
-    let ledger = SourceLedger::default();
+    let ledger = SourceLedger {
+        parts: PartLedgers::on(&CounterFile::in_memory(), "adc", &spec.parts()).unwrap(),
+        ..SourceLedger::default()
+    };
     let windows = ReorderWindow::new(producer, geometry, fillers.len(), &ledger);
     Ok(SourceFixture {
         fillers,

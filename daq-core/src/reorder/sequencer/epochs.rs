@@ -152,6 +152,7 @@ impl Sequencer {
         shared.wanted.store(0, Ordering::Relaxed);
         shared.finalised.store(front, Ordering::Relaxed);
         shared.floor.store(front, Ordering::Relaxed);
+        shared.parts.begin(front);
         shared.set_epoch(epoch);
         self.flags = Flags::EPOCH;
         self.ledger.epochs.set(epoch.number);
