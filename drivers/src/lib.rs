@@ -3,6 +3,7 @@
 #![warn(unreachable_pub)]
 
 pub mod fpga;
+pub mod gige;
 pub mod hsb;
 mod list;
 pub mod packet;
@@ -23,6 +24,7 @@ pub const SOURCES: &[SourceEntry] = &[
     udp::ENTRY,
     xdp::ENTRY,
     hsb::ENTRY,
+    gige::ENTRY,
     rdma::ENTRY,
     fpga::ENTRY,
     sim::ENTRY,

@@ -4,6 +4,7 @@
 
 mod allocations;
 mod fuzz_formats;
+mod fuzz_gige;
 mod fuzz_headers;
 mod fuzz_hsb;
 mod hsb;

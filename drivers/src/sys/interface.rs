@@ -69,17 +69,19 @@ unsafe fn ask(
     Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
 }
 
-/// Returns the name of the interface that has the IPv4 address `address`.
-fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
+/// Calls `visit` with each IPv4 address of this machine and the name of its interface, until it returns a value.
+fn find_address<T>(
+    mut visit: impl FnMut(Ipv4Addr, &std::ffi::CStr) -> Option<T>,
+) -> io::Result<Option<T>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call writes one pointer to `first`, which lives longer than the call. On success, `first` is the head
     // of a list that this function owns and frees once below.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut name = None;
+    let mut result = None;
     let mut next = first;
-    while !next.is_null() && name.is_none() {
+    while !next.is_null() && result.is_none() {
         // SAFETY: `next` is an element of the list, which is not freed yet and which nothing modifies.
         let element = unsafe { &*next };
         let found = element.ifa_addr;
@@ -88,20 +90,39 @@ fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
             // SAFETY: a socket address of this family is a `sockaddr_in`. The read does not require alignment.
             let found: libc::sockaddr_in =
                 unsafe { found.cast::<libc::sockaddr_in>().read_unaligned() };
-            if Ipv4Addr::from_bits(u32::from_be(found.sin_addr.s_addr)) == address {
-                // SAFETY: the name of an element is a zero-terminated string that lives as long as the list.
-                let text = unsafe { std::ffi::CStr::from_ptr(element.ifa_name) };
-                // An address with a label appears as `eth0:1`.
-                let text = text.to_string_lossy();
-                name = text.split(':').next().map(str::to_owned);
-            }
+            // SAFETY: the name of an element is a zero-terminated string that lives as long as the list.
+            let name = unsafe { std::ffi::CStr::from_ptr(element.ifa_name) };
+            result = visit(
+                Ipv4Addr::from_bits(u32::from_be(found.sin_addr.s_addr)),
+                name,
+            );
         }
         next = element.ifa_next;
     }
     // SAFETY: `first` is the head of the list from `getifaddrs`. It is freed only here, and no pointer into the list is
     // used afterwards.
     unsafe { libc::freeifaddrs(first) };
-    Ok(name)
+    Ok(result)
+}
+
+/// Returns the name of the interface that has the IPv4 address `address`.
+fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
+    find_address(|found, name| {
+        // An address with a label appears as `eth0:1`.
+        let name = name.to_string_lossy();
+        let name = name.split(':').next().unwrap_or_default();
+        (found == address).then(|| name.to_owned())
+    })
+}
+
+/// Returns the IPv4 addresses of this machine.
+pub(crate) fn addresses() -> io::Result<Vec<Ipv4Addr>> {
+    let mut addresses = Vec::new();
+    find_address(|address, _| {
+        addresses.push(address);
+        None::<()>
+    })?;
+    Ok(addresses)
 }
 
 impl Interface {

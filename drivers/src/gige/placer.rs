@@ -1,0 +1,537 @@
+//! Places the payload of each GVSP packet in its frame.
+
+use super::blocks::{Arrival, Blocks, CameraCounts, ResendLimits};
+use super::gvcp::Resend;
+use super::gvsp::{
+    self, Content, EXTENDED_HEADER, IP_UDP, Leader, Malformed, Packet, STANDARD_HEADER,
+};
+use super::number;
+use super::pixel::{Code, PixelFormat};
+use crate::packet::datagram::log_reject;
+use daq_core::frame::{Clock, Timestamp};
+use daq_core::ledger::{FAR_NUMBER, Rejections};
+use daq_core::reorder::{Batch, Geometry, Numbering, Outcome, PacketId, ReorderWindow};
+use std::time::Instant;
+
+/// The images that the configuration declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+    /// The pixel format.
+    pub format: PixelFormat,
+}
+
+impl Image {
+    /// Returns the size of an image in bytes, or `None` if it is not a whole number of bytes.
+    pub fn bytes(&self) -> Option<u64> {
+        let pixels = u64::from(self.width) * u64::from(self.height);
+        let bits = pixels.checked_mul(self.format.bits().into())?;
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+}
+
+/// What the source knows about the camera after it was set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setup {
+    /// Size of the packets in bytes, including IP and UDP headers.
+    pub packet_size: usize,
+    /// Ticks of the camera's clock per second; 0 if unknown.
+    pub tick_rate: u64,
+    /// Whether the camera can send packets again.
+    pub can_resend: bool,
+}
+
+/// How blocks are divided into packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    /// Number of payload packets of a block.
+    packets: u32,
+    is_extended: bool,
+}
+
+/// Reason why a packet is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Reject {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("the packet arrived before the camera was set up")]
+    Early,
+    #[error("the block id has {} bits, but the first one had {}", bits(*.is_extended), bits(!.is_extended))]
+    IdMode { is_extended: bool },
+    #[error("packet id {id} exceeds the {packets} payload packets of a block")]
+    PacketId { id: u32, packets: u32 },
+    #[error("payload packet {id} has {bytes} bytes of payload, but must have {expected}")]
+    Length {
+        id: u32,
+        bytes: usize,
+        expected: usize,
+    },
+    #[error("the leader of block {block} does not match the configuration")]
+    Image { block: u64 },
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+}
+
+const fn bits(is_extended: bool) -> u32 {
+    if is_extended { 64 } else { 16 }
+}
+
+impl Reject {
+    /// Returns the name of the reason in the ledger.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Malformed(malformed) => malformed.name(),
+            Self::Early => "early",
+            Self::IdMode { .. } => "id_mode",
+            Self::PacketId { .. } => "packet_id",
+            Self::Length { .. } => "length",
+            Self::Image { .. } | Self::Mismatch(_) => "image",
+        }
+    }
+}
+
+/// The camera sends other images than the configuration declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the camera sends {} × {} pixels, {}{}, but the configuration declares {} × {}, {}: set `width`, `height` and \
+     `pixel_format` to what the camera sends, or add the camera's registers for them to `registers`",
+    sent.width, sent.height, Code(sent.pixel_format), padded(sent.padding), declared.width, declared.height, declared.format
+)]
+pub struct Mismatch {
+    sent: Leader,
+    declared: Image,
+}
+
+const fn padded(padding: (u16, u16)) -> &'static str {
+    if padding.0 == 0 && padding.1 == 0 {
+        ""
+    } else {
+        " with padding, which is not supported"
+    }
+}
+
+/// Places the payload of packets in the window.
+#[derive(Debug)]
+pub struct Placer {
+    /// Name of the source, for messages.
+    name: String,
+    image: Image,
+    limits: Option<ResendLimits>,
+    setup: Option<Setup>,
+    /// Known from the first packet.
+    division: Option<Division>,
+    open: usize,
+    blocks: Blocks,
+    /// The last leader that is far from the open blocks: it belongs to a new epoch if payload of its block is placed.
+    far: Option<(u64, Timestamp)>,
+    has_placed: bool,
+    mismatch: Option<Mismatch>,
+    rejections: Rejections,
+}
+
+impl Placer {
+    /// Creates a placer for the source `name`. `open` is the maximum number of open frames. `limits` is `None` if lost
+    /// packets are not requested again.
+    pub fn new(
+        name: &str,
+        image: Image,
+        open: usize,
+        limits: Option<ResendLimits>,
+        counts: CameraCounts,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            image,
+            limits,
+            setup: None,
+            division: None,
+            open,
+            blocks: Blocks::new(open, 1, false, counts),
+            far: None,
+            has_placed: false,
+            mismatch: None,
+            rejections: Rejections::default(),
+        }
+    }
+
+    /// Counts rejected packets by reason in `rejections`.
+    #[must_use]
+    pub fn with_rejections(mut self, rejections: Rejections) -> Self {
+        self.rejections = rejections;
+        self
+    }
+
+    /// Begins an epoch, because the camera was set up.
+    pub fn begin(&mut self, window: &mut ReorderWindow, setup: Setup) {
+        window.restart();
+        if setup.tick_rate > 0 {
+            // A leader that is sent again may arrive after the payload.
+            window.await_times();
+        }
+        self.blocks.close_all();
+        self.far = None;
+        self.setup = Some(setup);
+        self.limit();
+    }
+
+    fn limit(&mut self) {
+        let can_resend = self.setup.is_some_and(|setup| setup.can_resend);
+        self.blocks.set_limits(self.limits.filter(|_| can_resend));
+    }
+
+    /// Returns the requests for lost packets that are to be sent. The caller removes them.
+    pub const fn requests(&mut self) -> &mut Vec<Resend> {
+        &mut self.blocks.requests
+    }
+
+    /// Returns whether packets are missing that may be requested.
+    pub fn has_holes(&self) -> bool {
+        self.blocks.has_holes()
+    }
+
+    /// Requests lost packets that no later packet shows, and repeats requests.
+    pub fn sweep(&mut self, now: Instant) {
+        self.blocks.sweep(now);
+    }
+
+    /// Counts the packets that were requested and did not arrive, because no more packets will arrive.
+    pub fn finish(&mut self) {
+        self.blocks.close_all();
+    }
+
+    /// Returns why no frame can be received: the first leader does not match the configuration.
+    pub const fn mismatch(&self) -> Option<Mismatch> {
+        if self.has_placed { None } else { self.mismatch }
+    }
+
+    /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, or `None` if no
+    /// datagram had.
+    pub fn place<'d>(
+        &mut self,
+        window: &mut ReorderWindow,
+        datagrams: impl IntoIterator<Item = &'d [u8]>,
+        now: Instant,
+    ) -> Option<usize> {
+        let mut datagrams = datagrams.into_iter().peekable();
+        if self.division.is_none() {
+            // The window must know the number of packets per block before it gets the first packet.
+            while let Some(datagram) = datagrams.peek() {
+                if self.divide(window, datagram) {
+                    break;
+                }
+                let reject = gvsp::parse(datagram).map_or_else(Reject::from, |_| Reject::Early);
+                window.reject(1);
+                self.log(&reject, datagram);
+                datagrams.next();
+            }
+        }
+        let mut duplicate = None;
+        window.with_batch(|batch| {
+            for (i, datagram) in datagrams.enumerate() {
+                match self.put(batch, datagram, now) {
+                    Ok(true) => duplicate = Some(i),
+                    Ok(false) => {}
+                    Err(reject) => {
+                        batch.reject_unreadable(1);
+                        self.log(&reject, datagram);
+                    }
+                }
+            }
+        });
+        duplicate
+    }
+
+    /// Determines the number of packets per block from the header of the first packet. Returns whether it is known.
+    #[cold]
+    fn divide(&mut self, window: &mut ReorderWindow, datagram: &[u8]) -> bool {
+        let (Some(setup), Ok(packet)) = (self.setup, gvsp::parse(datagram)) else {
+            return false;
+        };
+        let is_extended = packet.is_extended;
+        let planned = *window.geometry();
+        let geometry = geometry(planned.frame_bytes, setup.packet_size, is_extended);
+        let packets = geometry.packets_per_frame;
+        window.pin(Geometry {
+            packets_per_frame: packets,
+            first_bytes: geometry.first_bytes,
+            packet_bytes: geometry.packet_bytes,
+            numbering: geometry.numbering,
+            ..planned
+        });
+        self.division = Some(Division {
+            packets,
+            is_extended,
+        });
+        let counts = self.blocks.counts.clone();
+        self.blocks = Blocks::new(self.open, packets, is_extended, counts);
+        self.limit();
+        true
+    }
+
+    /// Places one datagram. Returns whether the packet had already arrived.
+    #[inline]
+    fn put(
+        &mut self,
+        batch: &mut Batch<'_>,
+        datagram: &[u8],
+        now: Instant,
+    ) -> Result<bool, Reject> {
+        let packet = gvsp::parse(datagram)?;
+        let Some(Division {
+            packets,
+            is_extended,
+        }) = self.division
+        else {
+            return Err(Reject::Early);
+        };
+        if packet.is_extended != is_extended {
+            let is_extended = packet.is_extended;
+            return Err(Reject::IdMode { is_extended });
+        }
+        let number = number::number(packet.block, is_extended, self.blocks.newest());
+        match packet.content {
+            Content::Payload(payload) => self.put_payload(batch, &packet, number, payload, now),
+            Content::Leader(leader) => self.put_leader(batch, &packet, number, leader, now),
+            Content::Trailer => Ok(self.put_trailer(batch, &packet, number, packets, now)),
+            Content::Unavailable { is_temporary } => {
+                batch.control(1);
+                self.blocks.counts.unavailable.add(1);
+                if !is_temporary {
+                    self.blocks.give_up(number);
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    #[inline]
+    fn put_payload(
+        &mut self,
+        batch: &mut Batch<'_>,
+        packet: &Packet<'_>,
+        number: u64,
+        payload: &[u8],
+        now: Instant,
+    ) -> Result<bool, Reject> {
+        let (id, packets) = (packet.id, batch.geometry().packets_per_frame);
+        let index = id.wrapping_sub(1);
+        if index >= packets {
+            return Err(Reject::PacketId { id, packets });
+        }
+        let expected = batch.geometry().extent(index).len();
+        if payload.len() != expected {
+            return Err(Reject::Length {
+                id,
+                bytes: payload.len(),
+                expected,
+            });
+        }
+        let block = self.blocks.get(number);
+        let time = match block {
+            Some(block) if block.is_refused => {
+                return Err(Reject::Image {
+                    block: packet.block,
+                });
+            }
+            Some(block) => block.time,
+            None => self.far_time(number),
+        };
+        let id = PacketId {
+            unit: number,
+            sub: index,
+        };
+        match batch.place(id, payload, time) {
+            Outcome::Placed => {
+                self.has_placed = true;
+                self.arrive(packet, number, time, now);
+                Ok(false)
+            }
+            Outcome::RingFull => {
+                self.follow(number, packet.id, time);
+                self.blocks.give_up(number);
+                Ok(false)
+            }
+            Outcome::Duplicate => Ok(true),
+            Outcome::Late => Ok(false),
+            Outcome::Rejected | Outcome::Kept => {
+                self.log_far(packet.block);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Returns the time of a leader that arrived before the window accepted payload of its block.
+    fn far_time(&self, number: u64) -> Timestamp {
+        let far = self.far.filter(|(block, _)| *block == number);
+        far.map_or_else(Timestamp::default, |(_, time)| time)
+    }
+
+    /// Records a payload packet that the window placed.
+    #[inline]
+    fn arrive(&mut self, packet: &Packet<'_>, number: u64, time: Timestamp, now: Instant) {
+        self.follow(number, packet.id, time);
+        let _ = self.blocks.arrive(number, packet.id, packet.is_resent, now);
+    }
+
+    /// Opens block `number`, because the window accepted its packet `id`.
+    #[inline]
+    fn follow(&mut self, number: u64, id: u32, time: Timestamp) {
+        let is_epoch = !self.blocks.is_near(number);
+        if is_epoch {
+            self.blocks.close_all();
+        }
+        if self.blocks.newest().is_none_or(|newest| newest < number) {
+            self.blocks.open(number);
+            if let Some(block) = self.blocks.get(number) {
+                block.time = time;
+            }
+            if is_epoch {
+                // The window kept the packets before the one that confirmed the epoch.
+                self.blocks.assume_before(number, id);
+            }
+        }
+    }
+
+    fn put_leader(
+        &mut self,
+        batch: &mut Batch<'_>,
+        packet: &Packet<'_>,
+        number: u64,
+        leader: Leader,
+        now: Instant,
+    ) -> Result<bool, Reject> {
+        let is_near = self.blocks.is_near(number);
+        if is_near {
+            self.blocks.open(number);
+        }
+        let declared = self.image;
+        let is_image = leader.pixel_format == declared.format.code
+            && (leader.width, leader.height) == (declared.width, declared.height)
+            && leader.padding == (0, 0);
+        if !is_image {
+            let mismatch = Mismatch {
+                sent: leader,
+                declared,
+            };
+            if let Some(block) = self.blocks.get(number) {
+                block.is_refused = true;
+            }
+            self.mismatch.get_or_insert(mismatch);
+            self.blocks.counts.mismatched.add(1);
+            return Err(mismatch.into());
+        }
+        let time = self.time(leader.ticks);
+        if !is_near {
+            self.far = Some((number, time));
+        }
+        if self.blocks.arrive(number, 0, packet.is_resent, now) == Arrival::Repeated {
+            batch.repeated(1);
+            return Ok(true);
+        }
+        batch.control(1);
+        if let Some(block) = self.blocks.get(number) {
+            block.time = time;
+            if block.is_ended {
+                end(batch, number, time);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Handles a trailer. Returns whether it had already arrived.
+    fn put_trailer(
+        &mut self,
+        batch: &mut Batch<'_>,
+        packet: &Packet<'_>,
+        number: u64,
+        packets: u32,
+        now: Instant,
+    ) -> bool {
+        let id = packets + 1;
+        if self.blocks.arrive(number, id, packet.is_resent, now) == Arrival::Repeated {
+            batch.repeated(1);
+            return true;
+        }
+        batch.control(1);
+        if let Some(block) = self.blocks.get(number)
+            && !block.is_refused
+        {
+            block.is_ended = true;
+            end(batch, number, block.time);
+        }
+        false
+    }
+
+    /// Converts a time of the camera.
+    fn time(&self, ticks: u64) -> Timestamp {
+        match self.setup {
+            Some(Setup { tick_rate, .. }) if tick_rate > 0 => {
+                let ns = u128::from(ticks) * 1_000_000_000 / u128::from(tick_rate);
+                Timestamp {
+                    ns: u64::try_from(ns).unwrap_or(u64::MAX),
+                    clock: Clock::Sensor,
+                }
+            }
+            _ => Timestamp::default(),
+        }
+    }
+
+    #[cold]
+    fn log(&self, reject: &Reject, datagram: &[u8]) {
+        log_reject(
+            &self.name,
+            &self.rejections,
+            reject.name(),
+            reject,
+            datagram,
+        );
+    }
+
+    /// Logs the first packet that the window rejects or keeps until it is confirmed; the window counts them.
+    #[cold]
+    fn log_far(&self, block: u64) {
+        let message = format_args!(
+            "a packet belongs to block {block}, far from the previous blocks; the packet is accepted if the next packets are \
+             consistent with it"
+        );
+        if self.rejections.count(FAR_NUMBER, 0, message) {
+            tracing::warn!(
+                "source {}: {message}. Further such packets are only counted",
+                self.name
+            );
+        }
+    }
+}
+
+/// Ends the frame of block `number`: all its packets are expected.
+fn end(batch: &mut Batch<'_>, number: u64, time: Timestamp) {
+    let id = PacketId {
+        unit: number,
+        sub: batch.geometry().packets_per_frame - 1,
+    };
+    batch.end(id, time);
+}
+
+/// Returns how blocks of `frame_bytes` bytes are divided into packets of `packet_size` bytes, including IP and UDP headers.
+pub(super) fn geometry(frame_bytes: usize, packet_size: usize, is_extended: bool) -> Geometry {
+    let header = if is_extended {
+        EXTENDED_HEADER
+    } else {
+        STANDARD_HEADER
+    };
+    let payload = packet_size.saturating_sub(IP_UDP + header).max(1);
+    let packets = u32::try_from(frame_bytes.div_ceil(payload)).unwrap_or(u32::MAX);
+    Geometry {
+        first_bytes: payload.min(frame_bytes),
+        frame_bytes,
+        numbering: Numbering {
+            width: 64,
+            step: 1,
+            packets_per_unit: packets,
+        },
+        ..Geometry::new(packets, payload)
+    }
+}
