@@ -14,6 +14,7 @@ mod config_space;
 pub mod conformance;
 pub mod endpoint;
 pub mod faults;
+pub mod gige;
 pub mod hsb;
 pub mod in_process;
 pub mod litepcie;
@@ -67,11 +68,11 @@ pub const fn entry<D: EmulatedDevice + Default + 'static>(
     }
 }
 
-/// Returns the emulated device `name` of a program. The error names the devices, and the sensor bridge `hsb`, which `daq
-/// emulate` emulates too.
+/// Returns the emulated device `name` of a program. The error names the devices, and the sensor bridge `hsb` and the camera
+/// `gige`, which `daq emulate` emulates too.
 pub fn find(registry: &Registry, name: &str) -> Result<&'static EmulatedDeviceEntry, String> {
     let mut names = registry.names::<EmulatedDeviceEntry>();
-    names.push("hsb");
+    names.extend(["hsb", "gige"]);
     registry
         .find(name)
         .ok_or_else(|| match daq_core::config::nearest(name, &names) {

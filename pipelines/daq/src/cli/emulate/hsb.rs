@@ -1,6 +1,6 @@
 //! `daq emulate hsb`: emulates a Holoscan Sensor Bridge.
 
-use super::stop_signals;
+use super::{address, stop_signals, wait_until};
 use crate::cli::{exit, show};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::BitRate;
@@ -9,7 +9,6 @@ use daq_emulators::hsb::{
     ANNOUNCE, Board, CONTROL, Counts, FAULTS, FaultOption, Options, SensorError,
 };
 use daq_pipelines::console::print_error;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::str::FromStr;
@@ -115,15 +114,6 @@ impl FromStr for Announce {
     }
 }
 
-fn address(text: &str, port: u16) -> Result<SocketAddrV4, String> {
-    let address = text
-        .parse()
-        .or_else(|_| text.parse().map(|ip| SocketAddrV4::new(ip, port)));
-    address.map_err(|_| {
-        format!("{text:?} is not an IPv4 address; write for example \"127.0.0.2:{port}\"")
-    })
-}
-
 /// Returns the list of the faults for the help text.
 fn faults() -> String {
     let mut text = "Faults, by packet, frame or request:\n".to_owned();
@@ -226,23 +216,8 @@ pub(super) fn emulate(args: &Args) -> u8 {
     if code != 0 {
         return code;
     }
-    let look = Timespec {
-        tv_sec: 0,
-        tv_nsec: 20_000_000,
-    };
-    loop {
-        let mut fds = [PollFd::new(&stop, PollFlags::IN)];
-        let ended = match rustix::event::poll(&mut fds, Some(&look)) {
-            Ok(ready) => ready > 0,
-            Err(rustix::io::Errno::INTR) => false,
-            Err(error) => {
-                print_error!("error: poll failed: {error}");
-                return exit::INTERNAL;
-            }
-        };
-        if ended || (args.once && board.is_left()) {
-            break;
-        }
+    if let Err(code) = wait_until(&stop, || args.once && board.is_left()) {
+        return code;
     }
     let counts = board.stop();
     if args.json {
