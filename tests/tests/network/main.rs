@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+mod gige;
 mod hostile;
 mod hsb;
 mod rdma;
