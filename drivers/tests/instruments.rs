@@ -53,7 +53,7 @@ impl Instrument {
         let listen: Vec<_> = ports.iter().map(|port| format!("\"{port}\"")).collect();
         let mut format = self.format.clone();
         for (i, port) in ports.iter().enumerate() {
-            format = format.replace(&format!("PORT{i}"), &port.port().to_string());
+            format = format.replace(&(50_000 + i).to_string(), &port.port().to_string());
         }
         let text = format!(
             "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [{}]\nwindow = {window}\n[source.adc.format]\n{format}",
@@ -204,6 +204,15 @@ fn big(bytes: usize, numbers: &[(usize, usize, u64)]) -> Vec<u8> {
     header
 }
 
+/// Returns the table `format` below a heading of the page for users.
+fn documented(heading: &str) -> String {
+    let page = include_str!("../../docs/src/how-to/instruments.md");
+    let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    let (_, table) = section.split_once(".format]\n").unwrap();
+    let (table, _) = table.split_once("```").unwrap();
+    table.to_owned()
+}
+
 fn no_control(_: u64) -> Vec<Vec<u8>> {
     Vec::new()
 }
@@ -212,16 +221,7 @@ fn instruments() -> Vec<Instrument> {
     vec![
         Instrument {
             name: "JUNGFRAU: two modules with two ports each",
-            format: r#"kind = "raw"
-header = "48 B"
-payload = "1 KiB"
-frame = { offset = 0, bytes = 8, endian = "little" }
-packet = { offset = 12, bytes = 4, endian = "little" }
-packets = 16
-part = { from = "port", values = [PORT0, PORT1, PORT2, PORT3] }
-timestamp = { offset = 24, bytes = 8, endian = "little", tick = "100 ns" }
-"#
-            .to_owned(),
+            format: documented("JUNGFRAU"),
             parts: 4,
             packets: 16,
             payload: |_| 1024,
@@ -241,16 +241,7 @@ timestamp = { offset = 24, bytes = 8, endian = "little", tick = "100 ns" }
         },
         Instrument {
             name: "GigE Vision stream: leader, payload, trailer",
-            format: r#"kind = "raw"
-header = "8 B"
-payload = "1440 B"
-last = "400 B"
-frame = { offset = 2, bytes = 2 }
-packet = { offset = 5, bytes = 3, first = 1 }
-packets = 11
-match = [{ offset = 4, bytes = 1, values = [3] }]
-"#
-            .to_owned(),
+            format: documented("GigE Vision stream"),
             parts: 1,
             packets: 11,
             payload: |place| if place == 10 { 400 } else { 1440 },
@@ -275,16 +266,7 @@ match = [{ offset = 4, bytes = 1, values = [3] }]
         },
         Instrument {
             name: "E2SAR: event number and byte offset",
-            format: r#"kind = "raw"
-header = "20 B"
-payload = "1000 B"
-last = "700 B"
-frame = { offset = 12, bytes = 8 }
-position = { offset = 4, bytes = 4 }
-packets = 6
-part = { offset = 2, bytes = 2, values = [4, 9] }
-"#
-            .to_owned(),
+            format: documented("E2SAR"),
             parts: 2,
             packets: 6,
             payload: |place| if place == 5 { 700 } else { 1000 },
@@ -303,14 +285,7 @@ part = { offset = 2, bytes = 2, values = [4, 9] }
         },
         Instrument {
             name: "ultrasound: frame and packet numbers that count from 1",
-            format: r#"kind = "raw"
-header = "8 B"
-payload = "512 B"
-frame = { offset = 0, bytes = 4, endian = "little" }
-packet = { offset = 4, bytes = 2, endian = "little", first = 1 }
-packets = 32
-"#
-            .to_owned(),
+            format: documented("Ultrasound"),
             parts: 1,
             packets: 32,
             payload: |_| 512,
@@ -326,14 +301,7 @@ packets = 32
         },
         Instrument {
             name: "four antennas on one port, each with a packet counter",
-            format: r#"kind = "raw"
-header = "16 B"
-payload = "1 KiB"
-sequence = { offset = 0, bytes = 6 }
-packets = 8
-part = { offset = 7, bytes = 1, bits = 4, count = 4 }
-"#
-            .to_owned(),
+            format: documented("Four antennas"),
             parts: 4,
             packets: 8,
             payload: |_| 1024,
@@ -346,16 +314,7 @@ part = { offset = 7, bytes = 1, bits = 4, count = 4 }
         },
         Instrument {
             name: "lidar: frame number and column, a step of 16, and a checksum at the end",
-            format: r#"kind = "raw"
-header = "24 B"
-payload = "768 B"
-trailer = "32 B"
-frame = { offset = 2, bytes = 2, endian = "little" }
-packet = { offset = 8, bytes = 2, endian = "little", step = 16 }
-packets = 64
-match = [{ length = "824 B" }, { offset = 0, bytes = 2, endian = "little", values = [1] }]
-"#
-            .to_owned(),
+            format: documented("Lidar"),
             parts: 1,
             packets: 64,
             payload: |_| 768,
