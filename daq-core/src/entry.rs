@@ -12,6 +12,7 @@ use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
 use crate::ledger::{Counts, Rejections};
+use crate::outgoing::OutgoingFormatEntry;
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
 use crate::source::{Producers, SourceError};
@@ -251,6 +252,11 @@ pub trait Registered: Any + Send + Sync {
     fn mistake(&self) -> Option<String> {
         None
     }
+
+    /// Returns the entry as a packet format that can be sent, if it is one.
+    fn outgoing_format(&self) -> Option<&dyn OutgoingFormatEntry> {
+        None
+    }
 }
 
 macro_rules! registered {
@@ -348,6 +354,14 @@ impl Registry {
     /// Returns the names of all entries of type `E`.
     pub fn names<E: Registered>(&self) -> Vec<&'static str> {
         self.all::<E>().map(Registered::name).collect()
+    }
+
+    /// Returns the packet formats that can be sent, with their names.
+    pub fn outgoing_formats(
+        &self,
+    ) -> impl Iterator<Item = (&'static str, &'static dyn OutgoingFormatEntry)> {
+        let entries = self.entries.iter().copied();
+        entries.filter_map(|entry| Some((entry.name(), entry.outgoing_format()?)))
     }
 
     /// Returns all entries, in the order in which they were added.

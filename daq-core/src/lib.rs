@@ -17,6 +17,7 @@
 //! | [`log_limit`] | limits on repeated log messages |
 //! | [`dma`] | DMA engines: devices that write memory without the CPU |
 //! | [`source`], [`kernel`], [`sink`] | the interfaces between the core and drivers, kernels and sinks |
+//! | [`outgoing`] | packets that sinks build with packet formats |
 //! | [`entry`] | registry entries of drivers, kernels and sinks |
 //! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | configuration files, with errors that point at the text and suggest fixes |
@@ -38,6 +39,7 @@ pub mod leak;
 pub mod ledger;
 pub mod log_limit;
 pub mod notify;
+pub mod outgoing;
 pub mod plan;
 pub mod region;
 pub mod reorder;

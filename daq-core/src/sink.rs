@@ -107,7 +107,8 @@ pub struct SinkContext {
 pub trait Sink: Send {
     /// Accepts frames of `lease` and returns how many were accepted. A sink accepts all frames unless it fails.
     ///
-    /// The first `from` frames of the lease were accepted by earlier calls.
+    /// The first `from` frames of the lease were accepted by earlier calls. A sink that needs a long time for a frame returns 0
+    /// every few milliseconds, and continues with the same frame in the next call.
     ///
     /// If [`SinkError::Full`] or [`SinkError::Away`] occurs after some frames, the sink first returns the number of
     /// accepted frames. It returns the error when it is called with the remaining frames. If the ring waits for the

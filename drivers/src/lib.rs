@@ -5,7 +5,6 @@
 pub mod fpga;
 pub mod gige;
 pub mod hsb;
-mod list;
 pub mod packet;
 mod rdma;
 pub mod replay;

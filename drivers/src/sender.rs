@@ -1,7 +1,7 @@
 //! The senders that a source allows, and the senders that it has observed.
 
-use crate::list::{List, Listed};
 use daq_core::config::Problem;
+use daq_core::config::{List, Listed};
 use daq_core::log_limit::LogLimit;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,9 +1,9 @@
 //! What the sources share that receive from Linux sockets: their keys, the drop counter and the senders.
 
-use crate::list::List;
 use crate::sender::{self, Allowed, SenderWatch, message_of};
 use crate::sys::recv::RecvBatch;
 use crate::sys::socket::{Options, UdpSocket};
+use daq_core::config::List;
 use daq_core::config::Problem;
 use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Polled, SourceError};

@@ -176,7 +176,7 @@ impl PacketFormat for Wrong {
         }
     }
 
-    fn build(&self, _: u64, _: u32, _: Option<u64>, _: &[u8], _: &mut Vec<u8>) {}
+    fn build_header(&self, _: u64, _: u32, _: Option<u64>, _: usize, _: &mut Vec<u8>) {}
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {
         Box::new(Self)

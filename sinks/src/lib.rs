@@ -12,6 +12,7 @@ mod null;
 pub mod rdma;
 pub mod sigmf;
 mod stem;
+mod udp;
 mod zarr;
 
 use daq_core::entry::SinkEntry;
@@ -20,6 +21,12 @@ use daq_core::entry::SinkEntry;
 ///
 /// ```
 /// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["file", "zarr", "rdma", "null"]);
+/// assert_eq!(names, ["file", "zarr", "udp", "rdma", "null"]);
 /// ```
-pub const SINKS: &[SinkEntry] = &[file::ENTRY, zarr::ENTRY, rdma::ENTRY, null::ENTRY];
+pub const SINKS: &[SinkEntry] = &[
+    file::ENTRY,
+    zarr::ENTRY,
+    udp::ENTRY,
+    rdma::ENTRY,
+    null::ENTRY,
+];

@@ -50,6 +50,11 @@ fn frames_are_written_without_allocations() {
         ),
         ("null", "touch = true"),
         ("zarr", "path = \"out\"\nchunk = \"64 MiB\""),
+        (
+            "udp",
+            "to = [\"127.0.0.1:9\", \"127.0.0.2:9\"]\nsplit = \"parts\"\nrate = \"4 Gbit/s\"\n\
+             [sink.udp.format]\nkind = \"spead\"\npayload = 100",
+        ),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let context = context(

@@ -10,3 +10,4 @@ mod registry;
 mod segment_close;
 mod sigmf_builder;
 mod support;
+mod udp_sink;

@@ -1,8 +1,7 @@
 //! Checks that the example of every registry entry is valid and shows all keys, and that `null` counts frames.
 
-use crate::support::{Feed, Sent, context, layout, spec};
+use crate::support::{Feed, Sent, context, layout, registry, spec};
 use daq_core::config::{Diagnostics, Document};
-use daq_core::entry::Registry;
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::region::Placement;
@@ -57,7 +56,7 @@ fn sink_examples_are_valid_and_show_every_key() {
                     .0,
                 "INPUT"
             );
-            let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
+            let spec = (entry.parse)(&mut section, &registry(), &mut diagnostics);
             assert!(
                 diagnostics.is_empty(),
                 "{}",
@@ -65,7 +64,7 @@ fn sink_examples_are_valid_and_show_every_key() {
             );
             assert!(spec.unwrap().accepts().contains(Placement::Host));
         }
-        let schema = (entry.schema)(&Registry::default());
+        let schema = (entry.schema)(&registry());
         let keys = schema.get("properties").unwrap().as_object().unwrap();
         for (key, value) in keys {
             // A key that excludes another key of the example is shown in a comment beside that key.

@@ -124,6 +124,7 @@ impl Report {
         check("reader", &self.readers, &mut found);
         check("copy to", &self.copies, &mut found);
         check("kernel", &self.kernels, &mut found);
+        check("sink", &self.sinks, &mut found);
         found
     }
 }

@@ -1,9 +1,11 @@
 //! What a packet format implements, and the registry of formats.
 
+use super::outgoing::Outgoing;
 use super::{Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
-use daq_core::config::{Diagnostics, Section};
+use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
 use daq_core::frame::{KeptFields, Timestamp};
+use daq_core::outgoing::{OutgoingFormat, OutgoingFormatEntry, OutgoingFrames};
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
@@ -158,11 +160,52 @@ pub trait PacketFormat: Debug + Send + Sync {
         None
     }
 
-    /// Appends packet `sub` of `unit` to `out`, as a sender would build it.
+    /// Appends the header of packet `sub` of `unit` with `payload` payload bytes to `out`, as a sender would build it. Does not
+    /// allocate if `out` has room.
     ///
-    /// `payload` should have the size of the packet slot. Payload of another size is written unchanged, so that tests
-    /// can build invalid packets.
-    fn build(&self, unit: u64, sub: u32, timestamp: Option<u64>, payload: &[u8], out: &mut Vec<u8>);
+    /// `payload` should be the size of the packet slot. Another size is also written into headers that contain it, so that
+    /// tests can build invalid packets.
+    fn build_header(
+        &self,
+        unit: u64,
+        sub: u32,
+        timestamp: Option<u64>,
+        payload: usize,
+        out: &mut Vec<u8>,
+    );
+
+    /// Appends packet `sub` of `unit` to `out`, as a sender would build it: header, payload and a trailer of zeros.
+    fn build(
+        &self,
+        unit: u64,
+        sub: u32,
+        timestamp: Option<u64>,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) {
+        self.build_header(unit, sub, timestamp, payload.len(), out);
+        out.extend_from_slice(payload);
+        out.resize(out.len() + self.trailer_len(), 0);
+    }
+
+    /// Returns the format for sending `frames`, with a value for each size that a receiver would detect. Returns `None` if
+    /// the format has all values.
+    fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {
+        let _ = frames;
+        Ok(None)
+    }
+
+    /// Returns the packets that describe a stream of `frames` to a receiver.
+    fn description(&self, frames: &OutgoingFrames) -> Vec<Vec<u8>> {
+        let _ = frames;
+        Vec::new()
+    }
+
+    /// Returns the packets that end a stream. `unit` is the number after that of the last unit.
+    fn end(&self, unit: u64) -> Vec<Vec<u8>> {
+        let _ = unit;
+        Vec::new()
+    }
 
     /// Returns a clone for another thread.
     fn boxed_clone(&self) -> Box<dyn PacketFormat>;
@@ -390,5 +433,24 @@ impl Registered for FormatEntry {
 
     fn summary(&self) -> &'static str {
         self.summary
+    }
+
+    fn outgoing_format(&self) -> Option<&dyn OutgoingFormatEntry> {
+        Some(self)
+    }
+}
+
+impl OutgoingFormatEntry for FormatEntry {
+    fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
+        (self.schema)(generator)
+    }
+
+    fn parse(
+        &self,
+        table: &mut Section,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<Box<dyn OutgoingFormat>> {
+        let format = (self.parse)(table, diagnostics)?;
+        Some(Box::new(Outgoing(format)))
     }
 }

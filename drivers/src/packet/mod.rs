@@ -25,6 +25,7 @@ mod format;
 pub(crate) mod frames;
 pub(crate) mod keys;
 mod layout;
+mod outgoing;
 mod parts;
 mod time;
 

@@ -355,12 +355,12 @@ impl PacketFormat for Raw {
     }
 
     /// Header bytes that belong to no field are zero.
-    fn build(
+    fn build_header(
         &self,
         unit: u64,
         sub: u32,
         timestamp: Option<u64>,
-        payload: &[u8],
+        _: usize,
         out: &mut Vec<u8>,
     ) {
         let start = out.len();
@@ -374,8 +374,6 @@ impl PacketFormat for Raw {
                 frames.write(sub, header);
             }
         }
-        out.extend_from_slice(payload);
-        out.resize(out.len() + self.trailer, 0);
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {

@@ -2,12 +2,11 @@
 
 use super::keys::default_max_gap;
 use super::{Format, FormatEntry};
-use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::config::{Diagnostics, Problem, Section, with_kinds};
 use daq_core::entry::Registry;
 use schemars::Schema;
-use schemars::generate::SchemaSettings;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 /// Removes the table `format` from a source's section and parses it. Returns `None` after reporting an error.
 pub fn take(
@@ -88,62 +87,13 @@ pub(crate) fn with_defaults<const N: usize>(keys: Schema, defaults: [(&str, Valu
 
 /// Adds the table `format` to the schema `keys` of a source.
 pub fn with_format(registry: &Registry, keys: Schema, required: bool) -> Schema {
-    let mut schema = with_defaults(keys, [("max_gap", default_max_gap().into())]);
-    let mut generator = SchemaSettings::default().into_generator();
-    let kinds: Vec<_> = registry
-        .all::<FormatEntry>()
-        .map(|entry| with_kind(entry.name, (entry.schema)(&mut generator)))
-        .collect();
-    let format = json!({
-        "title": "FormatKeys",
-        "description": "The table `format`: the structure of a packet.",
-        "oneOf": kinds,
-    });
-    add(&mut schema, "$defs", generator.take_definitions(true));
-    let properties = Map::from_iter([("format".to_owned(), format)]);
-    add(&mut schema, "properties", properties);
-    if required
-        && let Some(list) = schema
-            .ensure_object()
-            .entry("required")
-            .or_insert_with(|| json!([]))
-            .as_array_mut()
-    {
-        list.push("format".into());
-    }
-    schema
-}
-
-/// Adds the key `kind` with the value `name` to the schema `keys` of a format.
-fn with_kind(name: &str, keys: Schema) -> Value {
-    let mut keys = keys;
-    let object = keys.ensure_object();
-    let mut properties = Map::new();
-    properties.insert(
-        "kind".to_owned(),
-        json!({ "type": "string", "const": name }),
-    );
-    if let Some(Value::Object(own)) = object.remove("properties") {
-        properties.extend(own);
-    }
-    object.insert("properties".to_owned(), properties.into());
-    let mut required = vec![Value::from("kind")];
-    if let Some(Value::Array(own)) = object.remove("required") {
-        required.extend(own);
-    }
-    object.insert("required".to_owned(), required.into());
-    keys.to_value()
-}
-
-/// Adds `entries` to the object `key` of `schema`.
-fn add(schema: &mut Schema, key: &str, entries: Map<String, Value>) {
-    let object = schema
-        .ensure_object()
-        .entry(key)
-        .or_insert_with(|| json!({}));
-    if let Some(object) = object.as_object_mut() {
-        object.extend(entries);
-    }
+    let keys = with_defaults(keys, [("max_gap", default_max_gap().into())]);
+    let description = "The table `format`: the structure of a packet.";
+    with_kinds(keys, "format", description, required, |generator| {
+        let entries = registry.all::<FormatEntry>();
+        let kinds = entries.map(|entry| (entry.name, (entry.schema)(generator)));
+        kinds.collect()
+    })
 }
 
 #[cfg(test)]

@@ -24,6 +24,14 @@ impl TimeScale {
             .saturating_add(self.origin_ns.unwrap_or(0))
     }
 
+    /// Converts nanoseconds to ticks, rounded up, so that ticks of at least 1 ns keep their value when they are converted to
+    /// nanoseconds and back. Times before tick 0 are 0.
+    pub fn ticks_at(&self, ns: u64) -> u64 {
+        let since = u128::from(ns.saturating_sub(self.origin_ns.unwrap_or(0)));
+        let ticks = (since * u128::from(self.ticks)).div_ceil(u128::from(self.nanoseconds.max(1)));
+        u64::try_from(ticks).unwrap_or(u64::MAX)
+    }
+
     /// Returns the clock that the converted timestamps refer to.
     pub const fn clock(&self) -> Clock {
         match self.origin_ns {
@@ -36,6 +44,25 @@ impl TimeScale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ticks_survive_conversion_to_nanoseconds() {
+        for (nanoseconds, ticks, origin_ns) in [
+            (1, 1, None),
+            (8, 1, Some(1_700_000_000_000_000_000)),
+            (1_000_000_000, 156_250_000, None),
+            (1_000_000_000, 3, Some(5)),
+        ] {
+            let scale = TimeScale {
+                nanoseconds,
+                ticks,
+                origin_ns,
+            };
+            for tick in [0, 1, 2, 7, 1 << 30] {
+                assert_eq!(scale.ticks_at(scale.ns(tick)), tick, "{scale:?}");
+            }
+        }
+    }
 
     #[test]
     fn fast_clock_ticks_do_not_drift() {

@@ -26,11 +26,11 @@
 //! | a sender ends the stream intentionally with `connection = "cm"`, which cannot signal the end | `peer-gone` |
 //! | no sender is connected | nothing: the source waits |
 
-use crate::list::List;
 use crate::packet::frames::{CHANGE_SLOT, sample_layout};
 use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
+use daq_core::config::List;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::counts;
 use daq_core::entry::{

@@ -1,7 +1,7 @@
 //! The keys of a `replay` source.
 
-use crate::list::List;
 use crate::packet::PacketKeys;
+use daq_core::config::List;
 use daq_core::config::Problem;
 use schemars::JsonSchema;
 use serde::Deserialize;

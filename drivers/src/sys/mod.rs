@@ -1,6 +1,8 @@
 //! Linux system calls of the sources, one thin function or type per call. Only these modules contain `unsafe` code of
 //! this crate.
 
+pub use daq_net::send;
+
 pub(crate) mod bpf;
 pub mod dmabuf;
 pub(crate) mod filter;
@@ -10,7 +12,6 @@ pub(crate) mod own_network;
 pub(crate) mod payload;
 pub mod recv;
 pub(crate) mod scatter;
-pub mod send;
 pub mod socket;
 pub(crate) mod vfio;
 pub mod vfio_bar;

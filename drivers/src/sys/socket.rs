@@ -5,6 +5,9 @@
 
 use super::filter;
 use crate::sender::Allowed;
+pub use daq_net::interface::{Interface, SocketError};
+use daq_net::interface::{interface_index, scoped};
+pub(super) use daq_net::set_int;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -16,31 +19,6 @@ use std::time::Duration;
 
 /// Maximum size in bytes of the receive buffer that can be requested, because Linux stores twice the value in an int.
 pub const LARGEST_BUFFER: usize = i32::MAX as usize / 2;
-
-/// The network interface on which a multicast group is joined or to which multicast packets are sent.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Interface {
-    /// Name of the interface, such as `eth0`.
-    Name(String),
-    /// An IPv4 address of the interface.
-    Address(Ipv4Addr),
-}
-
-impl fmt::Display for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Address(address) => address.fmt(f),
-        }
-    }
-}
-
-impl From<&str> for Interface {
-    fn from(text: &str) -> Self {
-        text.parse()
-            .map_or_else(|_| Self::Name(text.to_owned()), Self::Address)
-    }
-}
 
 /// Options of a socket.
 #[derive(Clone, Debug, Default)]
@@ -120,80 +98,6 @@ pub struct MemInfo {
     /// Number of messages dropped since the socket was opened, because the buffer was full or a checksum was wrong.
     /// With coalescing, a message contains many packets, so this shows that packets were lost but not how many.
     pub drops: u32,
-}
-
-/// Reason why a socket could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// Another socket uses the port.
-    #[error(
-        "the port is in use by another program: stop that program (`ss -lunp sport = :{}` names it) or listen on another port",
-        address.port()
-    )]
-    InUse {
-        /// The address to bind.
-        address: SocketAddr,
-    },
-    /// The port requires a privilege.
-    #[error("no permission to bind the port: use a port above 1023, or grant CAP_NET_BIND_SERVICE")]
-    NotPermitted {
-        /// The address to bind.
-        address: SocketAddr,
-    },
-    /// No interface of this host has the address.
-    #[error(
-        "this machine does not have this address: `ip address` lists its addresses; 0.0.0.0 or [::] receives on all of \
-         them"
-    )]
-    NoSuchAddress {
-        /// The address to bind.
-        address: SocketAddr,
-    },
-    /// The interface does not exist, or a group cannot be joined on it.
-    #[error("there is no interface {interface}: `ip link` lists all interfaces")]
-    NoSuchInterface {
-        /// The configured interface.
-        interface: Interface,
-    },
-    /// For an IPv6 group, the interface must be given by name.
-    #[error("the group {group} is IPv6: set the name of the interface instead of {interface}")]
-    InterfaceNeedsName {
-        /// The group to join.
-        group: IpAddr,
-        /// The configured interface.
-        interface: Interface,
-    },
-    /// A group cannot be joined.
-    #[error(
-        "cannot join {group}{}: {source}; set an interface that is up and has a route for the group",
-        interface.as_ref().map(|i| format!(" on {i}")).unwrap_or_default()
-    )]
-    Join {
-        /// The group to join.
-        group: IpAddr,
-        /// The configured interface.
-        interface: Option<Interface>,
-        /// Error of the system call.
-        source: Errno,
-    },
-    /// A configured group is not a multicast address.
-    #[error(
-        "{group} is not a multicast group: groups are 224.0.0.0 to 239.255.255.255 and ff00::/8"
-    )]
-    NoGroup {
-        /// The configured address.
-        group: IpAddr,
-    },
-    /// Any other failed call.
-    #[error("cannot {action} for {address}: {source}")]
-    Call {
-        /// The attempted action.
-        action: &'static str,
-        /// The address of the socket.
-        address: SocketAddr,
-        /// Error of the system call.
-        source: Errno,
-    },
 }
 
 /// A bound, non-blocking UDP socket for receiving.
@@ -321,25 +225,6 @@ impl AsFd for UdpSocket {
     }
 }
 
-/// Adds the interface number to `address` if it is a link-local address (group or not), which is ambiguous without an interface
-/// number.
-pub(super) fn scoped(
-    fd: BorrowedFd<'_>,
-    address: SocketAddr,
-    interface: Option<&Interface>,
-) -> Result<SocketAddr, SocketError> {
-    let SocketAddr::V6(mut six) = address else {
-        return Ok(address);
-    };
-    // The scope of a group is the low half of its second byte: 1 is interface-local, 2 is link-local.
-    let ip = six.ip();
-    let is_local = ip.is_unicast_link_local() || (ip.is_multicast() && ip.octets()[1] & 15 <= 2);
-    if is_local && six.scope_id() == 0 && interface.is_some() {
-        six.set_scope_id(interface_index(fd, address.ip(), interface)?);
-    }
-    Ok(six.into())
-}
-
 /// Creates a non-blocking UDP socket of the address's family.
 fn create(address: SocketAddr) -> Result<OwnedFd, SocketError> {
     let family = if address.is_ipv4() {
@@ -410,49 +295,6 @@ fn join(
         interface: interface.cloned(),
         source,
     })
-}
-
-/// Returns the interface's index; 0 lets the routing table select the interface.
-pub(super) fn interface_index(
-    fd: BorrowedFd<'_>,
-    group: IpAddr,
-    interface: Option<&Interface>,
-) -> Result<u32, SocketError> {
-    match interface {
-        None => Ok(0),
-        Some(Interface::Name(name)) => {
-            rustix::net::netdevice::name_to_index(fd, name).map_err(|_| {
-                SocketError::NoSuchInterface {
-                    interface: Interface::Name(name.clone()),
-                }
-            })
-        }
-        Some(interface) => Err(SocketError::InterfaceNeedsName {
-            group,
-            interface: interface.clone(),
-        }),
-    }
-}
-
-/// Sets a socket option of type `int`.
-pub(super) fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
-    let length = libc::socklen_t::try_from(size_of::<i32>()).expect("4 fits");
-    // SAFETY: `value` lives until the call returns, `length` is its size, and Linux only reads it. The descriptor is
-    // open, because it is borrowed.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            length,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 /// Reads `SO_MEMINFO`.

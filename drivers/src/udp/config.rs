@@ -1,8 +1,8 @@
 //! The keys of a `udp` source.
 
-use crate::list::List;
 use crate::packet::PacketKeys;
 use crate::socket::SocketKeys;
+use daq_core::config::List;
 use daq_core::config::Problem;
 use daq_core::units::counted;
 use schemars::JsonSchema;

@@ -1,9 +1,9 @@
 //! The keys of an `xdp` source.
 
 use super::program::MAX_ADDRESSES;
-use crate::list::List;
 use crate::packet::PacketKeys;
 use crate::socket::SocketKeys;
+use daq_core::config::List;
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, counted};
 use schemars::JsonSchema;

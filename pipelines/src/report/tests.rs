@@ -126,6 +126,15 @@ pub(crate) fn sample_report() -> Report {
         lost: 16,
         connections: 18,
         stalls: 19,
+        packets: 50,
+        sent_packets: 20,
+        absent_packets: 9,
+        refused_queue_full: 8,
+        refused_unreachable: 7,
+        refused_other: 4,
+        pending_packets: 2,
+        control_packets: 21,
+        undeliverable: 22,
     };
     report.sinks.insert("di\"sk".to_owned(), sink);
     assert_eq!(report.violations(), []);
@@ -151,7 +160,9 @@ fn ledger_shows_every_counter() {
             "kernel trigger: in 0, consumed 0, accumulating 0, failed 0, pending 0; produced 0; persistent, \
              occupancy 12.5 %",
             "reader spectrum of raw: published 99, read 70, overrun 9, discarded 4, pending 16, blocked 11 frames",
-            "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19",
+            "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19, packets 50, \
+             sent packets 20, absent packets 9, refused queue full 8, refused unreachable 7, refused other 4, \
+             control packets 21, undeliverable 22",
             "12.500 seconds",
         ]
     );

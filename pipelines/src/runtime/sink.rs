@@ -103,6 +103,8 @@ impl Writer<'_> {
         while taken < lease.len() {
             beat(self.sink, self.heartbeat);
             match self.sink.consume(lease, taken) {
+                // A frame that takes long is being sent.
+                Ok(0) if self.control.is_overdue() => return (taken, Ok(())),
                 Ok(frames) => {
                     taken += frames;
                     if self.ledger.full.get() {

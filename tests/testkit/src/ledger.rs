@@ -182,6 +182,12 @@ pub fn open(report: &Value) -> Vec<String> {
             }
         }
     }
+    for (name, sink) in components(report, "sinks") {
+        let pending = count(sink, "pending_packets");
+        if pending > 0 {
+            open.push(format!("sinks.{name}: {pending} packets pending"));
+        }
+    }
     open
 }
 
@@ -205,7 +211,9 @@ mod tests {
                                "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
             "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "pending": 0, "produced": 1,
                                 "device": { "dispatch": "launch", "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
-            "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1, "connections": 0, "stalls": 0 } },
+            "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1, "connections": 0, "stalls": 0,
+                               "packets": 9, "sent_packets": 4, "absent_packets": 1, "refused_queue_full": 1, "refused_unreachable": 1,
+                               "refused_other": 1, "pending_packets": 1, "control_packets": 2, "undeliverable": 3 } },
             "seconds": 1.0,
         })
     }
@@ -218,7 +226,8 @@ mod tests {
             [
                 "sources.s: 1 pending",
                 "readers.copy to r: 1 pending",
-                "copies.r: 1 pending"
+                "copies.r: 1 pending",
+                "sinks.d: 1 packets pending"
             ]
         );
         for (table, name, keys) in [
@@ -235,7 +244,11 @@ mod tests {
                 "k",
                 &["in", "consumed", "accumulating", "failed", "pending"],
             ),
-            ("sinks", "d", &["frames", "dropped", "lost"]),
+            (
+                "sinks",
+                "d",
+                &["frames", "dropped", "lost", "packets", "absent_packets"],
+            ),
         ] {
             for key in keys {
                 let mut broken = report();

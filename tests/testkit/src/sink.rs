@@ -54,9 +54,11 @@ impl Writer {
     }
 }
 
-/// Reads the section `[sink.NAME]` of `driver`, one of `entries`, with `keys`. Returns errors as text.
+/// Reads the section `[sink.NAME]` of `driver`, one of `entries`, with `keys` and the formats of `registry`. Returns errors as
+/// text.
 pub fn spec(
     entries: &[SinkEntry],
+    registry: &Registry,
     driver: &str,
     name: &str,
     keys: &str,
@@ -66,7 +68,7 @@ pub fn spec(
     let document = Document::from_text("daq.toml", &text, &mut diagnostics);
     let mut section = document.sections("sink").remove(0);
     let entry = entries.iter().find(|entry| entry.name == driver).unwrap();
-    let spec = (entry.parse)(&mut section, &Registry::default(), &mut diagnostics);
+    let spec = (entry.parse)(&mut section, registry, &mut diagnostics);
     if diagnostics.is_empty() {
         Ok(spec.unwrap())
     } else {

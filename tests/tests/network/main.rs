@@ -10,6 +10,7 @@ mod senders;
 mod spead2;
 mod spead2_detected;
 mod stream;
+mod udp_sink;
 mod udp_sockets;
 mod udp_window;
 mod veth;

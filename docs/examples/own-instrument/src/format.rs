@@ -63,10 +63,9 @@ impl PacketFormat for Counted {
         PacketLayout { unit_bytes: PAYLOAD, first: PAYLOAD, rest: PAYLOAD }
     }
 
-    fn build(&self, unit: u64, _: u32, _: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+    fn build_header(&self, unit: u64, _: u32, _: Option<u64>, _: usize, out: &mut Vec<u8>) {
         out.extend(self.magic.to_be_bytes());
         out.extend((unit & 0xffff_ffff).to_be_bytes().split_at(2).1);
-        out.extend(payload);
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {

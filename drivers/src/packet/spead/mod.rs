@@ -12,6 +12,7 @@
 //! Source: SPEAD protocol document of the SKA South Africa project, and the packets of PyPI's `spead2`.
 
 mod config;
+mod descriptors;
 mod detect;
 mod step;
 
@@ -22,6 +23,8 @@ use super::{
     Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part,
     Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
 };
+use daq_core::config::Problem;
+use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::Geometry;
 use detect::{Detector, Extent};
 use schemars::JsonSchema;
@@ -276,6 +279,38 @@ impl Spead {
         }))
     }
 
+    /// Returns the format with the sizes of the heaps that contain `frames`.
+    fn sized(&self, frames: &OutgoingFrames) -> Result<Self, Problem> {
+        let known = Given {
+            heap: Some(self.layout.unit_bytes),
+            packet: Some(self.layout.rest),
+            first: Some(self.layout.first),
+            ..Given::default()
+        };
+        let given = self.given.unwrap_or(known);
+        let (heap, frame) = (given.heap.unwrap_or(frames.frame_bytes), frames.frame_bytes);
+        if heap != frame {
+            let message = format!("a heap of {heap} bytes cannot contain a frame of {frame} bytes");
+            let help = format!("remove `heap`, or set it to {frame}");
+            return Err(Problem::at("format.heap", message).help(help));
+        }
+        // A heap begins at a multiple of the item size in its packets.
+        let room = |header: usize| frames.max_packet.saturating_sub(header).max(WORD) / WORD * WORD;
+        let rest = given.packet.unwrap_or(room(self.rest_header));
+        let first = given.packet.unwrap_or(room(self.first_header));
+        let layout = PacketLayout {
+            unit_bytes: heap,
+            first: given.first.unwrap_or(first),
+            rest,
+        };
+        Ok(Self {
+            timestamp: self.timestamp,
+            scale: self.scale,
+            first_header: self.first_header,
+            ..Self::new(self.address_bits, layout, self.step)
+        })
+    }
+
     /// Appends the packet that ends the stream, using the heap counter `unit`.
     pub fn build_end(&self, unit: u64, out: &mut Vec<u8>) {
         let items = [
@@ -443,31 +478,47 @@ impl PacketFormat for Spead {
     }
 
     /// Only the first packet of a heap contains the timestamp and the pointer to the samples.
-    fn build(
+    fn build_header(
         &self,
         unit: u64,
         sub: u32,
         timestamp: Option<u64>,
-        payload: &[u8],
+        payload: usize,
         out: &mut Vec<u8>,
     ) {
-        let mut items = vec![
+        let position = [
             Item::immediate(item::HEAP_COUNTER, unit),
             Item::immediate(item::HEAP_LENGTH, self.layout.unit_bytes as u64),
             Item::immediate(item::HEAP_OFFSET, self.layout.range(sub).start as u64),
-            Item::immediate(item::PAYLOAD_LENGTH, payload.len() as u64),
+            Item::immediate(item::PAYLOAD_LENGTH, payload as u64),
         ];
-        if sub == 0 {
-            if let (Some(id), Some(ticks)) = (self.timestamp, timestamp) {
-                items.push(Item::immediate(id, ticks));
-            }
-            items.push(Item {
-                id: item::SAMPLES,
-                value: 0,
-                immediate: false,
-            });
-        }
-        build_packet(self.address_bits, &items, payload, out);
+        let time = self.timestamp.zip(timestamp).filter(|_| sub == 0);
+        let time = time.map(|(id, ticks)| Item::immediate(id, ticks));
+        let samples = (sub == 0).then_some(Item::addressed(item::SAMPLES, 0));
+        build_header(
+            self.address_bits,
+            position.into_iter().chain(time).chain(samples),
+            out,
+        );
+    }
+
+    /// A heap is a frame. Unless `packet` is configured, all packets but the last have the same size with their headers.
+    fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {
+        self.sized(frames).map(|sized| Some(Format::Spead(sized)))
+    }
+
+    fn description(&self, frames: &OutgoingFrames) -> Vec<Vec<u8>> {
+        vec![descriptors::build(
+            self.address_bits,
+            self.timestamp,
+            frames,
+        )]
+    }
+
+    fn end(&self, unit: u64) -> Vec<Vec<u8>> {
+        let mut packet = Vec::new();
+        self.build_end(unit, &mut packet);
+        vec![packet]
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {
@@ -531,23 +582,44 @@ impl Item {
             immediate: true,
         }
     }
+
+    /// Creates an item whose value begins at byte `address` of the heap.
+    pub const fn addressed(id: u64, address: u64) -> Self {
+        Self {
+            id,
+            value: address,
+            immediate: false,
+        }
+    }
+
+    /// Returns the item pointer.
+    fn pointer(&self, address_bits: u32) -> u64 {
+        let id = (self.id << address_bits) & !IMMEDIATE;
+        let value = self.value & ((1 << address_bits) - 1);
+        let mode = if self.immediate { IMMEDIATE } else { 0 };
+        mode | id | value
+    }
+}
+
+/// Appends the header of a packet with `items` to `out`.
+fn build_header(address_bits: u32, items: impl Iterator<Item = Item>, out: &mut Vec<u8>) {
+    let address_bits = address_bits.clamp(8, 56);
+    let address = u8::try_from(address_bits / 8).unwrap_or(u8::MAX);
+    let start = out.len();
+    out.extend_from_slice(&[MAGIC, VERSION, 8 - address, address, 0, 0, 0, 0]);
+    let mut count = 0_u16;
+    for item in items.take(u16::MAX.into()) {
+        out.extend_from_slice(&item.pointer(address_bits).to_be_bytes());
+        count += 1;
+    }
+    out[start + 6..start + WORD].copy_from_slice(&count.to_be_bytes());
 }
 
 /// Appends a packet with arbitrary items to `out`. Test senders use it, also to build invalid packets.
 ///
 /// `address_bits` is 40 or 48 in valid packets. The number of items is truncated to 16 bits.
 pub fn build_packet(address_bits: u32, items: &[Item], payload: &[u8], out: &mut Vec<u8>) {
-    let address_bits = address_bits.clamp(8, 56);
-    let address = u8::try_from(address_bits / 8).unwrap_or(u8::MAX);
-    let count = u16::try_from(items.len()).unwrap_or(u16::MAX);
-    out.extend_from_slice(&[MAGIC, VERSION, 8 - address, address, 0, 0]);
-    out.extend_from_slice(&count.to_be_bytes());
-    for item in &items[..usize::from(count)] {
-        let id = (item.id << address_bits) & !IMMEDIATE;
-        let value = item.value & ((1 << address_bits) - 1);
-        let mode = if item.immediate { IMMEDIATE } else { 0 };
-        out.extend_from_slice(&(mode | id | value).to_be_bytes());
-    }
+    build_header(address_bits, items.iter().copied(), out);
     out.extend_from_slice(payload);
 }
 

@@ -9,19 +9,19 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// One or several values.
+/// One or several values of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct List<T>(pub Vec<T>);
+pub struct List<T>(pub Vec<T>);
 
 impl<T> List<T> {
     /// Returns the values of `list`, or an empty slice if the key is absent.
-    pub(crate) fn or_none(list: Option<&Self>) -> &[T] {
+    pub fn or_none(list: Option<&Self>) -> &[T] {
         list.map_or(&[], |list| &list.0)
     }
 }
 
 /// A value of a key that accepts one value or several values. The value is written as a string.
-pub(crate) trait Listed: FromStr<Err: fmt::Display> {
+pub trait Listed: FromStr<Err: fmt::Display> {
     /// Name of the list in the schema.
     const NAME: &'static str;
     /// Description of a value, with an example.

@@ -1,0 +1,208 @@
+//! Builds packets for sinks: the formats of this crate behind the traits of [`daq_core::outgoing`].
+
+use super::{Format, Numbering, PacketLayout};
+use daq_core::config::Problem;
+use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
+use daq_core::units::ByteSize;
+use std::ops::Range;
+
+/// A format of a table `format` whose packets are sent.
+#[derive(Debug)]
+pub(super) struct Outgoing(pub(super) Format);
+
+impl OutgoingFormat for Outgoing {
+    fn builder(&self, frames: &OutgoingFrames) -> Result<Box<dyn PacketBuilder>, Problem> {
+        let sized = self.0.for_sending(frames)?;
+        let format = sized.unwrap_or_else(|| self.0.clone());
+        let layout = format.packet_layout();
+        let parts = format.parts().max(1);
+        if parts > 1 && format.part_origin().is_some() {
+            let message = "the packets of all parts go to the same port, so they must contain the number of their part";
+            let help =
+                "remove `part`, name one receiver for each part in `to`, and set split = \"parts\"";
+            return Err(Problem::at("format.part", message).help(help));
+        }
+        let unit = layout.unit_bytes.max(1).saturating_mul(parts as usize);
+        let frame = frames.frame_bytes;
+        if !frame.is_multiple_of(unit) || frame == 0 {
+            let key = format.unit_key();
+            let message = format!(
+                "frames of {} cannot be divided into packets with {} of payload",
+                ByteSize(frame as u64),
+                ByteSize(unit as u64)
+            );
+            return Err(Problem::at(format!("format.{key}"), message)
+                .help(format!("set a `{key}` that divides {frame} bytes")));
+        }
+        let packets_per_part = layout.count();
+        let parts = u32::try_from(frame / layout.unit_bytes.max(1)).unwrap_or(u32::MAX);
+        Ok(Box::new(Builder {
+            numbering: format.numbering(),
+            layout,
+            packets_per_part,
+            packets: parts.saturating_mul(packets_per_part),
+            frames: frames.clone(),
+            format,
+        }))
+    }
+}
+
+/// Builds the packets of frames that consist of whole units.
+struct Builder {
+    format: Format,
+    numbering: Numbering,
+    layout: PacketLayout,
+    packets_per_part: u32,
+    /// Number of packets of a frame.
+    packets: u32,
+    frames: OutgoingFrames,
+}
+
+impl PacketBuilder for Builder {
+    fn packets(&self) -> u32 {
+        self.packets
+    }
+
+    fn payload(&self, packet: u32) -> Range<usize> {
+        let part = (packet / self.packets_per_part) as usize * self.layout.unit_bytes;
+        let range = self.layout.range(packet % self.packets_per_part);
+        part + range.start..part + range.end
+    }
+
+    fn append_header(&self, frame: u64, packet: u32, time_ns: Option<u64>, out: &mut Vec<u8>) {
+        let ahead = frame
+            .wrapping_mul(self.packets.into())
+            .wrapping_add(packet.into());
+        let id = self.numbering.after(0, ahead);
+        let scale = self.format.time_scale();
+        let ticks = scale
+            .zip(time_ns)
+            .map(|(scale, time_ns)| scale.ticks_at(time_ns));
+        let payload = self.layout.range(packet % self.packets_per_part).len();
+        self.format
+            .build_header(id.unit, id.sub, ticks, payload, out);
+    }
+
+    fn trailer_len(&self) -> usize {
+        self.format.trailer_len()
+    }
+
+    fn description(&self) -> Vec<Vec<u8>> {
+        self.format.description(&self.frames)
+    }
+
+    fn end(&self, next: u64) -> Vec<Vec<u8>> {
+        let id = self
+            .numbering
+            .after(0, next.wrapping_mul(self.packets.into()));
+        self.format.end(id.unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Parsed, RawConfig, spead::SpeadConfig};
+    use super::*;
+    use daq_core::layout::Samples;
+
+    fn frames(frame_bytes: usize) -> OutgoingFrames {
+        OutgoingFrames {
+            layout: Samples::default().layout(frame_bytes).unwrap(),
+            frame_bytes,
+            max_packet: 1472,
+        }
+    }
+
+    fn raw(text: &str) -> Outgoing {
+        let text = if text.contains("frame") {
+            format!("header = 16\n{text}")
+        } else {
+            format!("header = 16\nsequence = {{ offset = 0, bytes = 4 }}\n{text}")
+        };
+        Outgoing(toml::from_str::<RawConfig>(&text).unwrap().build().unwrap())
+    }
+
+    fn spead(text: &str) -> Outgoing {
+        let keys: SpeadConfig = toml::from_str(text).unwrap();
+        Outgoing(keys.build().unwrap())
+    }
+
+    /// Builds the frame `frame` of `bytes`, parses its packets, and returns the payload by position.
+    fn round_trip(format: &Outgoing, frame: u64, bytes: &[u8]) -> Vec<u8> {
+        let builder = format.builder(&frames(bytes.len())).unwrap();
+        let mut parser = match format.0.for_sending(&frames(bytes.len())).unwrap() {
+            Some(sized) => sized,
+            None => format.0.clone(),
+        };
+        let (numbering, layout) = (parser.numbering(), parser.packet_layout());
+        let parts = parser.parts() as usize;
+        let mut found = vec![0; bytes.len()];
+        let first = numbering.after(0, frame * u64::from(builder.packets()));
+        for i in 0..builder.packets() {
+            let mut packet = Vec::new();
+            builder.append_header(frame, i, Some(5_000_000_123), &mut packet);
+            packet.extend_from_slice(&bytes[builder.payload(i)]);
+            packet.resize(packet.len() + builder.trailer_len(), 0);
+            let Ok(Parsed::Data(data)) = parser.parse(&packet) else {
+                panic!("{packet:?}");
+            };
+            let unit = numbering.distance(first.unit, data.unit).unsigned_abs() / numbering.step;
+            let part =
+                usize::try_from(unit).unwrap() * parts + (data.sub / layout.count()) as usize;
+            let at = part * layout.unit_bytes + layout.range(data.sub % layout.count()).start;
+            let payload = &packet[data.payload];
+            found[at..at + payload.len()].copy_from_slice(payload);
+        }
+        found
+    }
+
+    #[test]
+    fn built_packets_are_parsed_to_the_same_frame() {
+        let bytes: Vec<u8> = (0..12_000_u32)
+            .map(|i| u8::try_from(i % 251).unwrap())
+            .collect();
+        for format in [
+            raw("payload = 1000\ntrailer = 4"),
+            raw("payload = 1000\ntimestamp = { offset = 8, bytes = 8 }"),
+            raw(
+                "payload = 1024\nframe = { offset = 0, bytes = 8 }\npacket = { offset = 8, bytes = 4, first = 1 }\npackets = 12\n\
+                 last = 736",
+            ),
+            raw(
+                "payload = 1000\nframe = { offset = 0, bytes = 8, step = 3 }\nposition = { offset = 8, bytes = 4 }\npackets = 3\n\
+                 part = { offset = 12, bytes = 2, values = [7, 5, 6, 9] }",
+            ),
+            spead(""),
+            spead("address_bits = 48\nheap_step = 4\ntimestamp = { item = 0x1600 }"),
+            spead("packet = 1000"),
+            spead("heap = 12000\npacket = 1000\nfirst = 984"),
+        ] {
+            for frame in [0, 7, u64::from(u32::MAX)] {
+                assert!(round_trip(&format, frame, &bytes) == bytes, "{format:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn detected_sizes_fill_packets_of_the_given_size() {
+        let format = spead("timestamp = { item = 0x1600 }");
+        let builder = format.builder(&frames(100_000)).unwrap();
+        let size = |i: u32| {
+            let mut header = Vec::new();
+            builder.append_header(3, i, Some(0), &mut header);
+            header.len() + builder.payload(i).len()
+        };
+        assert_eq!((size(0), size(1), size(2)), (1472, 1472, 1472));
+        assert!(size(builder.packets() - 1) <= 1472);
+    }
+
+    #[test]
+    fn sizes_that_do_not_divide_frames_are_refused() {
+        let problem = |format: &Outgoing, bytes| format.builder(&frames(bytes)).err().unwrap();
+        let found = problem(&raw("payload = 1000"), 1500);
+        assert_eq!(found.key.as_deref(), Some("format.payload"));
+        let found = problem(&spead("heap = 1000"), 1500);
+        assert_eq!(found.key.as_deref(), Some("format.heap"));
+        assert!(found.help.unwrap().contains("1500"));
+    }
+}

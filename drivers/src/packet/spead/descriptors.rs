@@ -1,0 +1,226 @@
+//! The descriptors of the items that a sender sends, from which receivers learn names, types and shapes.
+//!
+//! Each descriptor is a SPEAD packet within the payload of a heap. Samples have a NumPy type (item `0x15`); the timestamp has
+//! a SPEAD format (item `0x13`), because its value is in its item pointer. Source: SPEAD protocol document, and the packets
+//! of PyPI's `spead2`.
+
+use super::{Item, build_packet, item};
+use daq_core::layout::{Layout, Order, Scalar};
+use daq_core::outgoing::OutgoingFrames;
+
+/// Identifiers of the items of a descriptor.
+const NAME: u64 = 0x10;
+const DESCRIPTION: u64 = 0x11;
+const SHAPE: u64 = 0x12;
+const FORMAT: u64 = 0x13;
+const ID: u64 = 0x14;
+const DTYPE: u64 = 0x15;
+
+/// Returns one packet with the heap of descriptors: the samples of `frames`, and the item `timestamp`.
+///
+/// Its heap counter is the middle of the number range, so that it differs from those of frames for as long as possible.
+pub(super) fn build(address_bits: u32, timestamp: Option<u64>, frames: &OutgoingFrames) -> Vec<u8> {
+    let (element, shape) = array(&frames.layout, frames.frame_bytes);
+    let samples = Descriptor {
+        id: item::SAMPLES,
+        name: "samples",
+        description: "Samples of one frame",
+        format: Vec::new(),
+        shape: &shape,
+        dtype: Some(dtype(&element, &shape)),
+    };
+    let mut payload = Vec::new();
+    let mut begins = vec![0];
+    samples.build(address_bits, &mut payload);
+    if let Some(id) = timestamp {
+        begins.push(payload.len());
+        let time = Descriptor {
+            id,
+            name: "timestamp",
+            description: "Time of the first sample in ticks",
+            format: field(b'u', address_bits, address_bits),
+            shape: &[],
+            dtype: None,
+        };
+        time.build(address_bits, &mut payload);
+    }
+    let length = payload.len() as u64;
+    let mut items = position(1 << (address_bits - 1), length).to_vec();
+    let begins = begins.into_iter();
+    items.extend(begins.map(|begin| Item::addressed(item::DESCRIPTOR, begin as u64)));
+    let mut packet = Vec::new();
+    build_packet(address_bits, &items, &payload, &mut packet);
+    packet
+}
+
+/// Returns the items of a heap of one packet.
+fn position(counter: u64, length: u64) -> [Item; 4] {
+    [
+        Item::immediate(item::HEAP_COUNTER, counter),
+        Item::immediate(item::HEAP_LENGTH, length),
+        Item::immediate(item::HEAP_OFFSET, 0),
+        Item::immediate(item::PAYLOAD_LENGTH, length),
+    ]
+}
+
+/// The description of one item.
+struct Descriptor<'a> {
+    id: u64,
+    name: &'a str,
+    description: &'a str,
+    format: Vec<u8>,
+    shape: &'a [usize],
+    dtype: Option<String>,
+}
+
+impl Descriptor<'_> {
+    fn build(&self, address_bits: u32, out: &mut Vec<u8>) {
+        let address_bytes = address_bits as usize / 8;
+        let shape = self.shape.iter().flat_map(|length| {
+            let length = (*length as u64).to_be_bytes();
+            // A zero byte marks a fixed length.
+            std::iter::once(0).chain(length.into_iter().skip(8 - address_bytes))
+        });
+        let shape: Vec<u8> = shape.collect();
+        let dtype = self.dtype.as_ref().map(|dtype| dtype.as_bytes());
+        let values = [
+            (NAME, Some(self.name.as_bytes())),
+            (DESCRIPTION, Some(self.description.as_bytes())),
+            (FORMAT, Some(&self.format[..])),
+            (SHAPE, Some(&shape[..])),
+            (DTYPE, dtype),
+        ];
+        let mut payload = Vec::new();
+        let mut items = Vec::new();
+        for (id, value) in values {
+            if let Some(value) = value {
+                items.push(Item::addressed(id, payload.len() as u64));
+                payload.extend_from_slice(value);
+            }
+        }
+        let all: Vec<_> = position(1, payload.len() as u64)
+            .into_iter()
+            .chain([Item::immediate(ID, self.id)])
+            .chain(items)
+            .collect();
+        build_packet(address_bits, &all, &payload, out);
+    }
+}
+
+/// Returns the field of a SPEAD format: a type code, and a number of bits.
+fn field(code: u8, bits: u32, address_bits: u32) -> Vec<u8> {
+    let size = (64 - address_bits as usize) / 8;
+    let bits = u64::from(bits).to_be_bytes();
+    std::iter::once(code)
+        .chain(bits.into_iter().skip(8 - size))
+        .collect()
+}
+
+/// Returns the NumPy type of an element, and the shape of a frame.
+///
+/// NumPy has no complex integers, so their two components are the last dimension. Frames whose samples have no NumPy type are
+/// bytes.
+fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
+    let is_complex_float = layout.complex && matches!(kind(layout.scalar), Some('f'));
+    let channels = layout.channels as usize;
+    let mut shape = match (channels, layout.order) {
+        (0 | 1, _) => vec![layout.points],
+        (_, Order::Planar) => vec![channels, layout.points],
+        (_, Order::Interleaved) => vec![layout.points, channels],
+    };
+    if layout.complex && !is_complex_float {
+        shape.push(2);
+    }
+    match kind(layout.scalar) {
+        Some(kind) if layout.frame_bytes() == frame_bytes => {
+            let (kind, bytes) = if is_complex_float {
+                ('c', 2 * layout.scalar.bytes())
+            } else {
+                (kind, layout.scalar.bytes())
+            };
+            let order = if bytes == 1 { '|' } else { '<' };
+            (format!("{order}{kind}{bytes}"), shape)
+        }
+        _ => ("|u1".to_owned(), vec![frame_bytes]),
+    }
+}
+
+/// Returns the letter of a NumPy type, or `None` if NumPy does not have the type.
+fn kind(scalar: Scalar) -> Option<char> {
+    let (name, bits) = (scalar.name(), scalar.bytes() * 8);
+    let kinds = [("int", 'i'), ("uint", 'u'), ("float", 'f')];
+    let found = kinds
+        .into_iter()
+        .find(|(kind, _)| name == format!("{kind}{bits}"));
+    found.map(|(_, letter)| letter)
+}
+
+/// Returns the header of a NumPy array, as in files of NumPy.
+fn dtype(element: &str, shape: &[usize]) -> String {
+    let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
+    let comma = if shape.len() == 1 { "," } else { "" };
+    format!(
+        "{{'descr': '{element}', 'fortran_order': False, 'shape': ({}{comma})}}",
+        lengths.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::layout::Samples;
+
+    fn layout(text: &str, frame_bytes: usize) -> Layout {
+        let samples: Samples = toml::from_str(text).unwrap();
+        samples.layout(frame_bytes).unwrap()
+    }
+
+    #[test]
+    fn arrays_have_type_and_shape_of_samples() {
+        for (text, element, shape) in [
+            ("type = \"int8\"", "|i1", &[240][..]),
+            ("type = \"float32\"\nchannels = 4", "<f4", &[15, 4]),
+            (
+                "type = \"float32\"\nchannels = 4\norder = \"planar\"",
+                "<f4",
+                &[4, 15],
+            ),
+            ("type = \"float32\"\ncomplex = true", "<c8", &[30]),
+            (
+                "type = \"int16\"\ncomplex = true\nchannels = 2",
+                "<i2",
+                &[30, 2, 2],
+            ),
+        ] {
+            let (found, lengths) = array(&layout(text, 240), 240);
+            assert_eq!((found.as_str(), &lengths[..]), (element, shape), "{text}");
+        }
+        // The frames are longer or shorter than their layout.
+        let bytes = array(&layout("type = \"int16\"", 240), 239);
+        assert_eq!(bytes, ("|u1".to_owned(), vec![239]));
+        assert_eq!(
+            dtype("<i2", &[30]),
+            "{'descr': '<i2', 'fortran_order': False, 'shape': (30,)}"
+        );
+    }
+
+    #[test]
+    fn descriptor_equals_that_of_spead2() {
+        // spead2.send.ItemGroup(flavour=Flavour(4, 64, 40)), add_item(0x1600, "timestamp", "time", (), format=[("u", 40)]).
+        let expected = "5304030500000009 8000010000000001 8000020000000011 8000030000000000 8000040000000011 \
+                        8000140000001600 0000100000000000 0000110000000009 000013000000000d 0000120000000011 \
+                        74696d657374616d7074696d6575000028";
+        let time = Descriptor {
+            id: 0x1600,
+            name: "timestamp",
+            description: "time",
+            format: field(b'u', 40, 40),
+            shape: &[],
+            dtype: None,
+        };
+        let mut built = Vec::new();
+        time.build(40, &mut built);
+        let hex: String = built.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, expected.replace(' ', ""));
+    }
+}
