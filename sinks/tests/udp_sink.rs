@@ -300,7 +300,7 @@ fn udp_packets_above_the_mtu_are_refused_at_startup() {
     let error = build(&keys, &layout).err().unwrap().to_string();
     let packet = 66_000 + AROUND;
     assert!(
-        error.contains(&format!("packets of {} bytes", packet)),
+        error.contains(&format!("packets of {packet} bytes")),
         "{error}"
     );
     assert!(

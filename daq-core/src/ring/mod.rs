@@ -89,7 +89,7 @@ pub struct RingOptions {
     /// Maximum number of packets in a frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
     /// Names of the fields that frames keep ([`FrameMeta::kept`](crate::frame::FrameMeta::kept)), at most
-    /// [`MAX_KEPT_FIELDS`](crate::frame::MAX_KEPT_FIELDS). Further fields are not stored.
+    /// [`MAX_KEPT_FIELDS`]. Further fields are not stored.
     pub kept: Vec<String>,
     /// Whether the producer can wait for free slots (backpressure).
     pub supports_backpressure: bool,

@@ -582,7 +582,7 @@ mod tests {
             payload: 0..70_000,
             ..Packet::default()
         }];
-        let error = sender.try_send(&[], &[0; 70_000], &packet, None);
+        let error = sender.try_send(&[], &vec![0; 70_000], &packet, None);
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EMSGSIZE));
     }
 

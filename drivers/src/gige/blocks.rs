@@ -10,7 +10,7 @@
 //!                               ◀──── distance ────▶
 //! ```
 //! A packet that is missing `distance` positions before the newest one is a hole, no longer a reordered packet. Its resend is
-//! requested at once. A request whose packets do not arrive is repeated after [`RETRY`].
+//! requested at once. A request whose packets do not arrive is repeated after `RETRY`.
 
 use super::gvcp::Resend;
 use super::number;

@@ -273,7 +273,7 @@ fn channels_go_to_their_receivers() {
     for name in ["low", "high"] {
         live.wait_count(&format!("sources.{name}.delivered"), 640);
     }
-    live.stop().ok();
+    let _ = live.stop().ok();
     // 4 channels of int16, interleaved: 2 channels are 4 bytes of each point.
     for (i, name) in ["low-disk", "high-disk"].into_iter().enumerate() {
         let points = data.chunks(8);
@@ -297,7 +297,7 @@ fn frames_on_a_gpu_are_staged() {
     let outcome = sender.run(&[]).ok();
     assert_counts!(outcome, "sinks.tx" => frames: 40, sent_packets: 1280);
     live.wait_count("sources.raw.delivered", 1280);
-    live.stop().ok();
+    let _ = live.stop().ok();
     assert!(recording(&daq, "raw-disk").data == sender.data("out"));
 }
 

@@ -210,7 +210,8 @@ impl Server {
 
     fn write(&mut self, address: u32, value: u32, from: SocketAddr) -> Result<(), u16> {
         let is_controller = self.controller.is_some_and(|(address, _)| address == from);
-        if self.controller.is_some() && !is_controller || address != CCP && !is_controller {
+        let may_take_control = self.controller.is_none() && address == CCP;
+        if !is_controller && !may_take_control {
             return Err(DENIED);
         }
         let is_running = self.stream.is_some();
@@ -222,7 +223,7 @@ impl Server {
         }
         self.registers.write(address, value)?;
         match address {
-            CCP if value & 0b11 == 0 => {
+            CCP if value.trailing_zeros() >= 2 => {
                 self.shared.releases.fetch_add(1, Ordering::AcqRel);
                 self.release();
             }

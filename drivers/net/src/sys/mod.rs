@@ -143,10 +143,11 @@ fn fill_control(control: &mut [u64; CONTROL_BYTES / 8], message: &Message) -> us
     let mut used = 0;
     // `struct cmsghdr`: the length of header and value, the level, and the type; then the value.
     let mut put = |level: i32, kind: i32, value: u64, bytes: usize| {
-        let [a, b, c, d] = level.to_ne_bytes();
-        let [e, f, g, h] = kind.to_ne_bytes();
+        let mut level_and_type = [0; 8];
+        level_and_type[..4].copy_from_slice(&level.to_ne_bytes());
+        level_and_type[4..].copy_from_slice(&kind.to_ne_bytes());
         control[used] = (size_of::<libc::cmsghdr>() + bytes) as u64;
-        control[used + 1] = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+        control[used + 1] = u64::from_ne_bytes(level_and_type);
         control[used + 2] = value;
         used += control_space(bytes) / 8;
     };

@@ -82,7 +82,7 @@ impl Descriptor<'_> {
             std::iter::once(0).chain(length.into_iter().skip(8 - address_bytes))
         });
         let shape: Vec<u8> = shape.collect();
-        let dtype = self.dtype.as_ref().map(|dtype| dtype.as_bytes());
+        let dtype = self.dtype.as_ref().map(String::as_bytes);
         let values = [
             (NAME, Some(self.name.as_bytes())),
             (DESCRIPTION, Some(self.description.as_bytes())),
@@ -220,7 +220,9 @@ mod tests {
         };
         let mut built = Vec::new();
         time.build(40, &mut built);
-        let hex: String = built.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, expected.replace(' ', ""));
+        let expected = expected.replace(' ', "");
+        let digits = expected.as_bytes().chunks(2).map(str::from_utf8);
+        let bytes = digits.map(|digits| u8::from_str_radix(digits.unwrap(), 16).unwrap());
+        assert_eq!(built, bytes.collect::<Vec<_>>());
     }
 }

@@ -170,7 +170,7 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
                 let id = u32::try_from(i).unwrap() + 1;
                 match packets.get(&(frame as u64, id)) {
                     Some(sent) if !missing[0] => {
-                        assert!(sent == bytes, "packet {id} of frame {frame}")
+                        assert!(sent == bytes, "packet {id} of frame {frame}");
                     }
                     sent => assert!(
                         missing[0] && (sent.is_none() || position(frame as u64, id) >= start + all),

@@ -61,20 +61,6 @@ fn stop_signals() -> Result<(UnixStream, UnixStream), u8> {
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn command_exists_for_every_emulated_card() {
-        let names: Vec<_> = daq_emulators::DEVICES
-            .iter()
-            .map(|card| card.name)
-            .collect();
-        assert_eq!(names, [XDMA, LITEPCIE]);
-    }
-}
-
 /// Waits until `stop` is readable or `is_done` returns true, which is called 50 times per second. The error is the exit status.
 fn wait_until(stop: &UnixStream, is_done: impl Fn() -> bool) -> Result<(), u8> {
     let look = Timespec {
@@ -105,4 +91,18 @@ fn address(text: &str, port: u16) -> Result<SocketAddrV4, String> {
     address.map_err(|_| {
         format!("{text:?} is not an IPv4 address; write for example \"127.0.0.2:{port}\"")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_exists_for_every_emulated_card() {
+        let names: Vec<_> = daq_emulators::DEVICES
+            .iter()
+            .map(|card| card.name)
+            .collect();
+        assert_eq!(names, [XDMA, LITEPCIE]);
+    }
 }
