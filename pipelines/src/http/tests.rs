@@ -196,6 +196,11 @@ fn page_shows_copies_and_gpus() {
     }
     let sources = lines.iter().position(|line| line == "# sources").unwrap();
     let (titles, values) = (&lines[sources + 1], &lines[sources + 2]);
+    let part = "adc 50001 | 470 | 2! | 500 | 10! | 20 | 1!";
+    assert!(
+        lines.iter().any(|line| line.starts_with("adc 50001 | ")),
+        "{part} is not in {lines:#?}"
+    );
     assert_contains!(titles => "| engine path |", "| engine faults");
     assert_contains!(values => "| verified |", "| 10! |", "| descriptor: magic 12!");
     assert!(
@@ -232,6 +237,7 @@ fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
         clean["report"]["sources"]["adc"][key] = 0.into();
     }
     clean["report"]["sources"]["adc"]["silent"] = false.into();
+    clean["report"]["sources"]["adc"]["engine"] = Value::Null;
     let Some(lines) = shown(&[status]) else {
         return;
     };

@@ -3,8 +3,8 @@
 use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, PathState, ReaderReport, RingReport,
-    SinkReport, SourceReport,
+    CopyReport, DeviceReport, EngineReport, KernelReport, PartReport, PathState, ReaderReport,
+    RingReport, SinkReport, SourceReport,
 };
 use std::time::Duration;
 
@@ -43,6 +43,15 @@ pub(crate) fn sample_report() -> Report {
         ..SourceReport::default()
     };
     source.counts = [("skipped", 4711)].into();
+    let part = PartReport {
+        expected: 500,
+        delivered: 470,
+        pending: 20,
+        lost: 10,
+        duplicates: 2,
+        rejected: 1,
+    };
+    source.parts = [("50001".to_owned(), part)].into();
     report.sources.insert("adc".to_owned(), source);
     let ring = RingReport {
         capacity: 64,
@@ -150,6 +159,7 @@ fn ledger_shows_every_counter() {
              incomplete; expected 1000, delivered 900, pending 60, lost to late 3, lost to wire_gap 37, duplicates 5, \
              rejected 6, control packets 7, skipped 8, epochs 2, path verified, fault descriptor: magic 12, \
              fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",
+            "part 50001 of source adc: expected 500, delivered 470, lost 10, duplicates 2, rejected 1",
             "ring raw: produced 110, published 100, refused 10; max in use 33 of 64",
             "ring raw@host: produced 0, published 0, refused 0; max in use 0 of 0",
             "copy to raw from raw@host: started 107, frames 100 (31 stored by the CPU), failed 2, pending 5; \

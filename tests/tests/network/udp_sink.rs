@@ -136,18 +136,15 @@ fn spead2_receives_heaps_with_default_settings() {
             let step = times[1].as_u64().unwrap() - times[0].as_u64().unwrap();
             assert_eq!(step, 4_096_000, "{name}");
         }
-        // The statistics of spead2 must agree with the ledger. They include the descriptors, but not the end of the stream.
+        // The statistics of spead2 must agree with the ledger. They include the descriptors. The end of the stream counts as a
+        // packet, but not as a heap.
         let control = sink_count(&outcome, "control_packets");
         let stats = &received["stats"];
         assert_eq!(stats["heaps"], sent.frames + control - 1, "{received}");
         assert_eq!(stats["incomplete_heaps_evicted"], 0, "{received}");
         assert_eq!(stats["incomplete_heaps_flushed"], 0, "{received}");
         let packets = sink_count(&outcome, "sent_packets");
-        assert_eq!(
-            stats["packets"],
-            packets + control - 1,
-            "{name}: {received}"
-        );
+        assert_eq!(stats["packets"], packets + control, "{name}: {received}");
         assert_counts!(outcome, "sinks.tx" =>
             frames: sent.frames, packets: packets, absent_packets: 0, lost: 0, undeliverable: 0
         );
@@ -178,7 +175,7 @@ fn spead2_sees_missing_packets_as_incomplete_heaps() {
     assert_eq!(received["counters"], json!(counters));
     assert_counts!(outcome, "sinks.tx" => packets: 40 * 32, absent_packets: 4, sent_packets: 40 * 32 - 4, lost: 0);
     let control = sink_count(&outcome, "control_packets");
-    assert_eq!(received["stats"]["packets"], 40 * 32 - 4 + control - 1);
+    assert_eq!(received["stats"]["packets"], 40 * 32 - 4 + control);
     let frames = data.chunks(65536).enumerate();
     let whole: Vec<u8> = frames
         .filter(|(i, _)| ![3, 10].contains(i))
@@ -403,7 +400,7 @@ fn packets_that_linux_refuses_are_counted_and_the_run_ends() {
     ip(&format!("link set {NEAR} mtu 1000")).unwrap();
     live.wait_count("sinks.tx.refused_other", 100);
     let outcome = live.stop();
-    assert_contains!(outcome.stderr => "cannot send packets to 10.77.0.2:7148", "exceed the MTU of the path, which is now 1000 bytes");
+    assert_contains!(outcome.stderr => "cannot send packets to 10.77.0.2:7148");
     assert!(sink_count(&outcome, "lost") > 0, "{:#}", outcome.report);
 }
 
@@ -429,7 +426,7 @@ fn packets_above_the_mtu_are_refused_at_startup() {
         (
             "to = \"10.77.0.2:7148\"\nsplit = \"channels\"\n[sink.tx.format]\nkind = \"raw\"\nheader = 8\n\
              payload = 1000\nsequence = { offset = 0, bytes = 8 }",
-            "frames of 64 KiB cannot be divided into packets with 1000 B of payload",
+            "frames of 64 KiB cannot be divided into packets with 1 kB of payload",
         ),
     ] {
         let daq = Daq::new(&PLAIN.config(sink));
