@@ -125,16 +125,22 @@ fn assert_exact(daq: &Daq, outcome: &Outcome, plan: &Plan) {
     ];
     let found = keys.map(|key| (key, count(outcome, 0, key)));
     let all = FRAMES * PACKETS;
+    // On a busy machine, packets that the relay delays may also be requested. Both copies arrive; the packet counts as
+    // reordered if the delayed copy is the first.
+    let (requested, reordered) = (count(outcome, 0, keys[6]), count(outcome, 0, keys[8]));
+    let late = requested.saturating_sub(dropped);
+    assert!(late <= plan.delayed.len() as u64, "{found:?}");
+    let repeated = late.saturating_sub(reordered);
     let expected = [
         all,
         all - lost,
         lost,
-        plan.twice.len() as u64,
+        plan.twice.len() as u64 + late,
         0,
         1,
-        dropped,
-        dropped - lost,
-        0,
+        dropped + late,
+        dropped - lost + repeated,
+        late - repeated,
         lost,
     ];
     let expected: Vec<_> = keys.into_iter().zip(expected).collect();
