@@ -114,7 +114,7 @@ def network():
 
 
 def main():
-    if os.environ.get("BENCH_SEND_NAMESPACE") is None:
+    if "BENCH_SEND_NAMESPACE" not in os.environ:
         environment = dict(os.environ, BENCH_SEND_NAMESPACE="1")
         os.execvpe("unshare", ["unshare", "--net", sys.executable, *sys.argv], environment)
     network()

@@ -67,28 +67,24 @@ impl Candidates {
         self.kept.is_empty()
     }
 
-    /// Drops the oldest packet if the buffer is full, and returns its number if it was a packet with data.
-    pub(super) fn make_room(&mut self) -> Option<PacketId> {
-        let is_full = self.kept.len() == self.capacity;
-        let dropped = is_full.then(|| self.kept.pop_front()).flatten()?;
-        (dropped.packets() > 0).then_some(dropped.id)
-    }
-
-    /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. There must be
-    /// [room](Self::make_room).
+    /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. A full buffer drops its
+    /// oldest packet. The second value is the number of that packet, if it was a packet with data.
     pub(super) fn push(
         &mut self,
         id: PacketId,
         content: Content,
         time: Timestamp,
-    ) -> Option<&mut [u8]> {
+    ) -> (Option<&mut [u8]>, Option<PacketId>) {
         let bytes = match content {
             Content::Payload(bytes) => bytes,
             Content::Damaged | Content::NoData => 0,
         };
         if self.capacity == 0 || bytes > self.max_payload {
-            return None;
+            return (None, None);
         }
+        let is_full = self.kept.len() == self.capacity;
+        let dropped = is_full.then(|| self.kept.pop_front()).flatten();
+        let dropped = dropped.filter(|kept| kept.packets() > 0);
         let offset = self.next * self.max_payload;
         self.next = (self.next + 1) % self.capacity;
         self.kept.push_back(Kept {
@@ -99,7 +95,8 @@ impl Candidates {
             offset,
         });
         self.seen = None;
-        Some(&mut self.memory[offset..offset + bytes])
+        let memory = &mut self.memory[offset..offset + bytes];
+        (Some(memory), dropped.map(|kept| kept.id))
     }
 
     /// Sets the kept fields of the newest packet.

@@ -91,14 +91,16 @@ impl WriterState {
         // Includes positions that this batch has seen, because its own packets are not evidence of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
         let (agreed, since) = match self.candidate {
-            Some(Candidate { unit, count, since }) => {
+            // Packets of the old numbering that arrived meanwhile refute the candidate. If frames have several parts, all
+            // of their senders must see this at the same position, so that they can agree.
+            Some(Candidate { unit, count, since }) if geometry.parts == 1 || since == horizon => {
                 match geometry.numbering.packets_between(unit, id) {
                     Some(0) => (count, since),
                     Some(distance) if distance.unsigned_abs() <= near => (count + 1, since),
                     _ => (1, horizon),
                 }
             }
-            None => (1, horizon),
+            _ => (1, horizon),
         };
         let candidate = Some(Candidate {
             unit: id.unit,

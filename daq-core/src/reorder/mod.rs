@@ -528,10 +528,11 @@ impl WriterState {
             let part = shared.geometry.part_of(id);
             shared.parts.note_far(part, candidate.since);
         }
-        if let Some(dropped) = self.candidates.make_room() {
+        let (memory, dropped) = self.candidates.push(id, content, time);
+        if let Some(dropped) = dropped {
             count_rejected(&self.ledger, &shared.geometry, dropped);
         }
-        self.candidates.push(id, content, time)
+        memory
     }
 
     /// Returns the candidate with the lowest position, including `id`.
