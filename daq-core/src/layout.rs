@@ -1,10 +1,19 @@
 //! The meaning of a frame's bytes: sample type, channels, points and axes.
 
+use crate::config::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The type of a real sample, or of each component of a complex sample, in a frame; little-endian.
+/// The type of a real sample, or of each component of a complex sample, in a frame.
+///
+/// Types of whole bytes are little-endian and have the names of NumPy's types. Packed types have no unused bits between
+/// their numbers; their names end in `p` or `pmsb` as in the GenICam Pixel Format Naming Convention (PFNC):
+///
+/// ```text
+///   uint12p      byte 0: a[7:0]    byte 1: b[3:0] a[11:8]    byte 2: b[11:4]
+///   uint12pmsb   byte 0: a[11:4]   byte 1: a[3:0] b[11:8]    byte 2: b[7:0]
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scalar {
@@ -14,23 +23,165 @@ pub enum Scalar {
     Uint8,
     /// 16-bit signed integer.
     Int16,
+    /// 16-bit unsigned integer.
+    Uint16,
     /// 32-bit signed integer.
     Int32,
+    /// 32-bit unsigned integer.
+    Uint32,
+    /// 64-bit signed integer.
+    Int64,
+    /// IEEE 754 binary16.
+    Float16,
+    /// The upper 16 bits of an IEEE 754 binary32.
+    Bfloat16,
     /// IEEE 754 binary32.
     Float32,
     /// IEEE 754 binary64.
     Float64,
+    /// 4-bit signed integer, first number in the low bits.
+    Int4p,
+    /// 4-bit unsigned integer, first number in the low bits.
+    Uint4p,
+    /// 10-bit signed integer, first number in the low bits.
+    Int10p,
+    /// 10-bit unsigned integer, first number in the low bits.
+    Uint10p,
+    /// 12-bit signed integer, first number in the low bits.
+    Int12p,
+    /// 12-bit unsigned integer, first number in the low bits.
+    Uint12p,
+    /// 4-bit signed integer, first number in the high bits.
+    Int4pmsb,
+    /// 4-bit unsigned integer, first number in the high bits.
+    Uint4pmsb,
+    /// 10-bit signed integer, first number in the high bits.
+    Int10pmsb,
+    /// 10-bit unsigned integer, first number in the high bits.
+    Uint10pmsb,
+    /// 12-bit signed integer, first number in the high bits.
+    Int12pmsb,
+    /// 12-bit unsigned integer, first number in the high bits.
+    Uint12pmsb,
+}
+
+/// How the numbers of a packed type follow each other without unused bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// Number of bits of a number: 4, 10 or 12.
+    pub bits: u32,
+    /// Whether numbers are in two's complement.
+    pub signed: bool,
+    /// Whether the first number of a byte is in its high bits, and the first byte of a number has its high bits.
+    pub msb_first: bool,
+}
+
+impl Packing {
+    const fn new(bits: u32, signed: bool, msb_first: bool) -> Self {
+        Self {
+            bits,
+            signed,
+            msb_first,
+        }
+    }
+
+    /// Returns the smallest group of numbers without a shared byte: the number of numbers, and of bytes.
+    pub const fn group(self) -> (usize, usize) {
+        let step = gcd(self.bits as usize, 8);
+        (8 / step, self.bits as usize / step)
+    }
 }
 
 impl Scalar {
-    /// Returns the size of one number in bytes.
-    pub const fn bytes(self) -> usize {
+    /// All types.
+    pub const ALL: [Self; 23] = [
+        Self::Int8,
+        Self::Uint8,
+        Self::Int16,
+        Self::Uint16,
+        Self::Int32,
+        Self::Uint32,
+        Self::Int64,
+        Self::Float16,
+        Self::Bfloat16,
+        Self::Float32,
+        Self::Float64,
+        Self::Int4p,
+        Self::Uint4p,
+        Self::Int10p,
+        Self::Uint10p,
+        Self::Int12p,
+        Self::Uint12p,
+        Self::Int4pmsb,
+        Self::Uint4pmsb,
+        Self::Int10pmsb,
+        Self::Uint10pmsb,
+        Self::Int12pmsb,
+        Self::Uint12pmsb,
+    ];
+
+    /// Returns the packing of a packed type; `None` if each number has its own bytes.
+    pub const fn packing(self) -> Option<Packing> {
+        Some(match self {
+            Self::Int4p => Packing::new(4, true, false),
+            Self::Uint4p => Packing::new(4, false, false),
+            Self::Int10p => Packing::new(10, true, false),
+            Self::Uint10p => Packing::new(10, false, false),
+            Self::Int12p => Packing::new(12, true, false),
+            Self::Uint12p => Packing::new(12, false, false),
+            Self::Int4pmsb => Packing::new(4, true, true),
+            Self::Uint4pmsb => Packing::new(4, false, true),
+            Self::Int10pmsb => Packing::new(10, true, true),
+            Self::Uint10pmsb => Packing::new(10, false, true),
+            Self::Int12pmsb => Packing::new(12, true, true),
+            Self::Uint12pmsb => Packing::new(12, false, true),
+            _ => return None,
+        })
+    }
+
+    /// Returns the size of one number in bits.
+    pub const fn bits(self) -> usize {
         match self {
-            Self::Int8 | Self::Uint8 => 1,
-            Self::Int16 => 2,
-            Self::Int32 | Self::Float32 => 4,
-            Self::Float64 => 8,
+            Self::Int8 | Self::Uint8 => 8,
+            Self::Int16 | Self::Uint16 | Self::Float16 | Self::Bfloat16 => 16,
+            Self::Int32 | Self::Uint32 | Self::Float32 => 32,
+            Self::Int64 | Self::Float64 => 64,
+            Self::Int4p | Self::Uint4p | Self::Int4pmsb | Self::Uint4pmsb => 4,
+            Self::Int10p | Self::Uint10p | Self::Int10pmsb | Self::Uint10pmsb => 10,
+            Self::Int12p | Self::Uint12p | Self::Int12pmsb | Self::Uint12pmsb => 12,
         }
+    }
+
+    /// Returns the size of one number in bytes; `None` for packed types.
+    pub const fn bytes(self) -> Option<usize> {
+        match self.packing() {
+            None => Some(self.bits() / 8),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns the lowest and the highest value of an integer type; `None` for floats.
+    pub const fn range(self) -> Option<(i64, i64)> {
+        let signed = match self {
+            Self::Float16 | Self::Bfloat16 | Self::Float32 | Self::Float64 => return None,
+            Self::Uint8 | Self::Uint16 | Self::Uint32 => false,
+            _ => match self.packing() {
+                Some(packing) => packing.signed,
+                None => true,
+            },
+        };
+        let bits = self.bits();
+        if signed {
+            Some((i64::MIN >> (64 - bits), i64::MAX >> (64 - bits)))
+        } else {
+            // No unsigned type has more than 32 bits.
+            Some((0, (1 << bits) - 1))
+        }
+    }
+
+    /// Returns whether the numbers are floats.
+    pub const fn is_float(self) -> bool {
+        self.range().is_none()
     }
 
     /// Returns the name used in configuration and reports.
@@ -39,11 +190,45 @@ impl Scalar {
             Self::Int8 => "int8",
             Self::Uint8 => "uint8",
             Self::Int16 => "int16",
+            Self::Uint16 => "uint16",
             Self::Int32 => "int32",
+            Self::Uint32 => "uint32",
+            Self::Int64 => "int64",
+            Self::Float16 => "float16",
+            Self::Bfloat16 => "bfloat16",
             Self::Float32 => "float32",
             Self::Float64 => "float64",
+            Self::Int4p => "int4p",
+            Self::Uint4p => "uint4p",
+            Self::Int10p => "int10p",
+            Self::Uint10p => "uint10p",
+            Self::Int12p => "int12p",
+            Self::Uint12p => "uint12p",
+            Self::Int4pmsb => "int4pmsb",
+            Self::Uint4pmsb => "uint4pmsb",
+            Self::Int10pmsb => "int10pmsb",
+            Self::Uint10pmsb => "uint10pmsb",
+            Self::Int12pmsb => "int12pmsb",
+            Self::Uint12pmsb => "uint12pmsb",
         }
     }
+
+    /// Returns the problem of a component, such as ``kernel `stats` ``, that does not support this type.
+    pub fn unsupported(self, component: &str) -> Problem {
+        Problem::at(
+            "input",
+            format!("{component} does not support samples of type {self}"),
+        )
+        .help("put a kernel with `use = \"convert\"` before it, which converts the samples to float32")
+    }
+}
+
+/// Returns the greatest common divisor of two numbers, of which `a` is not 0.
+const fn gcd(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 impl fmt::Display for Scalar {
@@ -102,14 +287,36 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the size of one sample of one channel in bytes.
-    pub const fn sample_bytes(&self) -> usize {
-        self.scalar.bytes() * if self.complex { 2 } else { 1 }
+    /// Returns the number of numbers in a sample: 2 for complex samples, otherwise 1.
+    pub const fn parts(&self) -> usize {
+        if self.complex { 2 } else { 1 }
     }
 
-    /// Returns the size of a whole frame in bytes.
+    /// Returns the number of numbers in a frame.
+    pub const fn numbers(&self) -> usize {
+        self.parts() * self.channels as usize * self.points
+    }
+
+    /// Returns the size of one sample of one channel in bits.
+    pub const fn sample_bits(&self) -> usize {
+        self.scalar.bits() * self.parts()
+    }
+
+    /// Returns the size of one sample of one channel in bytes; `None` for packed types.
+    pub const fn sample_bytes(&self) -> Option<usize> {
+        match self.scalar.bytes() {
+            Some(bytes) => Some(bytes * self.parts()),
+            None => None,
+        }
+    }
+
+    /// Returns the size of a whole frame in bytes. Frames of a packed type contain whole groups of numbers
+    /// ([`Packing::group`]).
     pub const fn frame_bytes(&self) -> usize {
-        self.sample_bytes() * self.channels as usize * self.points
+        match self.sample_bytes() {
+            Some(bytes) => bytes * self.channels as usize * self.points,
+            None => (self.numbers() * self.scalar.bits()).div_ceil(8),
+        }
     }
 
     /// Returns the number of points per second and channel, if the axis is time and the rate is known.
@@ -148,9 +355,10 @@ impl fmt::Display for Layout {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Samples {
-    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`. Received bytes are stored
-    /// unchanged. Kernels and file metadata interpret them as little-endian. Samples of a big-endian sender, such as a
-    /// NumPy array of type `>i2` sent by spead2, are not byte-swapped; the sender must swap them.
+    /// Type of each number, described in [Sample types](sample-types.md). Received bytes are stored unchanged. Kernels and
+    /// file metadata interpret types of whole bytes as little-endian. Samples of a big-endian sender, such as a NumPy
+    /// array of type `>i2` sent by spead2, are not byte-swapped; the sender must swap them. Packed types
+    /// (`uint12p`, …) must fill whole frames; kernel `convert` unpacks them.
     #[serde(rename = "type")]
     pub scalar: Scalar,
     /// Whether each sample is a pair of numbers (real, imaginary).
@@ -176,15 +384,27 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Returns the layout of frames of `frame_bytes` bytes. If these are not a whole number of points, returns the
-    /// number of remaining bytes as the error.
+    /// Returns the smallest number of bytes that contains a whole number of points (samples of all channels): the size
+    /// of one point, or of several points of a packed type.
+    pub const fn point_bytes(&self) -> usize {
+        let bits = self.point_bits();
+        bits / gcd(bits, 8)
+    }
+
+    /// Returns the size of one point (sample of all channels) in bits.
+    pub const fn point_bits(&self) -> usize {
+        let channels = if self.channels == 0 { 1 } else { self.channels };
+        self.scalar.bits() * if self.complex { 2 } else { 1 } * channels as usize
+    }
+
+    /// Returns the layout of frames of `frame_bytes` bytes. If these are not a whole number of points, or end inside a
+    /// group of packed numbers, returns the number of remaining bytes as the error.
     pub fn layout(&self, frame_bytes: usize) -> Result<Layout, usize> {
-        let point =
-            self.scalar.bytes() * if self.complex { 2 } else { 1 } * self.channels.max(1) as usize;
-        if !frame_bytes.is_multiple_of(point) {
-            return Err(frame_bytes % point);
+        let step = self.point_bytes();
+        if !frame_bytes.is_multiple_of(step) {
+            return Err(frame_bytes % step);
         }
-        let points = frame_bytes / point;
+        let points = frame_bytes / step * (step * 8 / self.point_bits());
         let rate = self.rate.map(|rate| rate.0);
         Ok(Layout {
             scalar: self.scalar,
@@ -197,3 +417,6 @@ impl Samples {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,20 +23,20 @@ struct Conversion {
     RingSlots from, to;
     double factor, offset;
     u64 points;
-    u32 channels, parts, scalar, tile_points, wide, planar;
+    u32 channels, parts, scalar, tile_points, wide, planar, sign;
 };
-static_assert(sizeof(Conversion) == 96 && OFFSET_OF(Conversion, from) == 0 && OFFSET_OF(Conversion, to) == 24 &&
+static_assert(sizeof(Conversion) == 104 && OFFSET_OF(Conversion, from) == 0 && OFFSET_OF(Conversion, to) == 24 &&
     OFFSET_OF(Conversion, factor) == 48 && OFFSET_OF(Conversion, offset) == 56 &&
     OFFSET_OF(Conversion, points) == 64 && OFFSET_OF(Conversion, channels) == 72 &&
     OFFSET_OF(Conversion, parts) == 76 && OFFSET_OF(Conversion, scalar) == 80 &&
     OFFSET_OF(Conversion, tile_points) == 84 && OFFSET_OF(Conversion, wide) == 88 &&
-    OFFSET_OF(Conversion, planar) == 92);
+    OFFSET_OF(Conversion, planar) == 92 && OFFSET_OF(Conversion, sign) == 96);
 #define CONVERSION_PARAMETERS \
     u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
     u64 given_to_stride, u32 given_to_slots, u32 given_to_first, double given_factor, double given_offset, \
     u64 given_points, u32 given_channels, u32 given_parts, u32 given_scalar, u32 given_tile_points, \
-    u32 given_wide, u32 given_planar
-#define CONVERSION_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_factor, given_offset, given_points, given_channels, given_parts, given_scalar, given_tile_points, given_wide, given_planar}
+    u32 given_wide, u32 given_planar, u32 given_sign
+#define CONVERSION_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_factor, given_offset, given_points, given_channels, given_parts, given_scalar, given_tile_points, given_wide, given_planar, given_sign}
 
 // Statistics of the values of one channel, as sums.
 struct Tally {

@@ -78,7 +78,7 @@ fn kernels_when_running_allocate_nothing() {
                 channels: 2,
                 ..Samples::default()
             };
-            let input = samples.layout(1800 * scalar.bytes()).unwrap();
+            let input = samples.layout(1800 * scalar.bits() / 8).unwrap();
             let spectrum = |size, integrate| PowerSpectrum {
                 size: Some(size),
                 integrate: Some(integrate),

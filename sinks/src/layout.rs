@@ -1,11 +1,18 @@
 //! Describes layouts in the metadata of sinks, and rejects unsupported layouts.
 
 use daq_core::config::Problem;
-use daq_core::layout::{Axis, Layout, Order};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
 use serde_json::{Value, json};
 
-/// Rejects layouts without samples.
-pub(crate) fn check_layout(layout: &Layout) -> Result<(), Problem> {
+/// Rejects layouts without samples, and sample types for which `name` returns no name in the files of `sink`.
+pub(crate) fn check_layout<T>(
+    layout: &Layout,
+    sink: &str,
+    name: fn(Scalar) -> Option<T>,
+) -> Result<(), Problem> {
+    if name(layout.scalar).is_none() {
+        return Err(layout.scalar.unsupported(&format!("sink `{sink}`")));
+    }
     if layout.frame_bytes() == 0 {
         return Err(
             Problem::at("input", "the input's frames are smaller than one point")

@@ -71,7 +71,7 @@ fn file_layouts_round_trip() {
         },
         Axis::Fields((0..32).map(|i| format!("f{i}")).collect()),
     ];
-    for scalar in SCALARS {
+    for scalar in SCALARS.into_iter().chain([Scalar::Uint32]) {
         for (complex, channels, order) in [
             (false, 1, Order::Interleaved),
             (true, 3, Order::Interleaved),
@@ -122,7 +122,7 @@ fn file_layouts_round_trip() {
                         global.datatype.complex,
                         global.datatype.big_endian
                     ),
-                    (layout.sample_bytes(), complex, false)
+                    (layout.sample_bytes().unwrap(), complex, false)
                 );
                 let stream = global.stream.as_ref().unwrap();
                 let rate = frame_rate(&dir.path().join("out/disk-000000.sigmf-meta"));

@@ -91,6 +91,32 @@ fn sink_examples_are_valid_and_show_every_key() {
 }
 
 #[test]
+fn sinks_accept_types_or_name_the_fix() {
+    for (name, keys, accepted) in [
+        ("file", "path = \"out\"", 8),
+        ("zarr", "path = \"out\"", 10),
+        ("null", "", Scalar::ALL.len()),
+    ] {
+        let spec = spec(name, "n", keys).unwrap();
+        let mut found = 0;
+        for scalar in Scalar::ALL {
+            match spec.check(&layout(scalar, false, 1, 64)) {
+                Ok(()) => found += 1,
+                Err(problem) => {
+                    let text = problem.to_string();
+                    assert!(
+                        text.contains(scalar.name()) && text.contains(name),
+                        "{text}"
+                    );
+                    assert!(problem.help.unwrap().contains("convert"), "{name} {scalar}");
+                }
+            }
+        }
+        assert_eq!(found, accepted, "{name}");
+    }
+}
+
+#[test]
 fn null_counts_received_frames() {
     for keys in ["", "touch = true", "delay = \"1 us\""] {
         let dir = tempfile::tempdir().unwrap();

@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn code_states_bits_of_all_numbers_of_pixel() {
         for format in FORMATS {
-            let bits = format.scalar.bytes() * 8 * format.channels as usize;
+            let bits = format.scalar.bits() * format.channels as usize;
             assert_eq!(format.bits() as usize, bits, "{format}");
         }
     }

@@ -163,12 +163,9 @@ impl Frames {
         unknown.is_some_and(|known| known.frame.is_none())
     }
 
-    /// Returns the size in bytes of one sample of all channels.
+    /// Returns the smallest number of bytes that contains whole points (samples of all channels).
     fn point(&self) -> usize {
-        let samples = &self.samples;
-        samples.scalar.bytes()
-            * if samples.complex { 2 } else { 1 }
-            * samples.channels.max(1) as usize
+        self.samples.point_bytes()
     }
 
     /// Returns the minimum number of packets per frame so that a frame contains whole points (samples of all channels).
@@ -252,7 +249,7 @@ impl Frames {
         let is_in_order = self.samples.order == Order::Interleaved;
         match self.samples.rate {
             Some(rate) if is_in_order && !is_of_frame && rate.0 > 0.0 => {
-                let points = frame_bytes as f64 / self.point() as f64;
+                let points = frame_bytes as f64 * 8.0 / self.samples.point_bits() as f64;
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
@@ -267,7 +264,9 @@ impl Frames {
 
     /// Returns the sample layout of frames with `geometry`.
     pub(crate) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let (packet, number) = (geometry.packet_bytes, self.samples.scalar.bytes());
+        // Packets may end inside a packed number. Only whole frames contain whole numbers.
+        let number = self.samples.scalar.bytes().unwrap_or(1);
+        let packet = geometry.packet_bytes;
         if !self.format.is_unit_frame() && !packet.is_multiple_of(number) {
             let message = format!(
                 "a packet with {packet} bytes of payload does not contain a whole number of samples of {number} bytes"
@@ -295,9 +294,20 @@ pub(crate) fn sample_layout(
     help: &str,
 ) -> Result<Layout, Problem> {
     samples.layout(bytes).map_err(|rest| {
-        let message = format!(
-            "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
-        );
+        let point = samples.point_bytes();
+        let message = match samples.scalar.packing() {
+            None => format!(
+                "a frame of {bytes} bytes is not a whole number of samples of all channels: {rest} bytes are left over"
+            ),
+            Some(packing) => {
+                let (numbers, packed) = packing.group();
+                format!(
+                    "a frame of {bytes} bytes ends inside a group of packed samples: {} has {numbers} numbers in \
+                     {packed} bytes, so frames must be multiples of {point} bytes, but {rest} bytes are left over",
+                    samples.scalar
+                )
+            }
+        };
         Problem::at("samples", message).help(help)
     })
 }
@@ -397,6 +407,28 @@ mod tests {
         let geometry = frames(&format, &points).geometry(2 * 1456).unwrap();
         let problem = frames(&format, &points).layout(&geometry).unwrap_err();
         assert_eq!(problem.key.as_deref(), Some("samples"));
+        // Two numbers of 12 bits have 3 bytes, so three packets contain whole groups.
+        let packed = Samples {
+            scalar: Scalar::Uint12p,
+            ..Samples::default()
+        };
+        let geometry = frames(&format, &packed).geometry(5 * 1456).unwrap();
+        assert_eq!(geometry.packets_per_frame, 3);
+        let layout = frames(&format, &packed).layout(&geometry).unwrap();
+        assert_eq!((layout.points, layout.frame_bytes()), (2912, 3 * 1456));
+        let timed = Samples {
+            rate: Some(daq_core::units::Frequency(1e6)),
+            ..packed.clone()
+        };
+        assert_eq!(frames(&format, &timed).frame_ns(3 * 1456), 2_912_000);
+        let geometry = frames(&format, &packed).geometry(2 * 1456).unwrap();
+        let problem = frames(&format, &packed).layout(&geometry).unwrap_err();
+        let message = &problem.message;
+        assert!(message.contains("ends inside a group"), "{message}");
+        assert!(
+            message.contains("multiples of 3 bytes, but 2 bytes"),
+            "{message}"
+        );
         assert_eq!(
             frames(&format, &bytes)
                 .geometry(1000)

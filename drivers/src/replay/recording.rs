@@ -97,18 +97,11 @@ impl Recording {
             Number::I8 => Scalar::Int8,
             Number::U8 => Scalar::Uint8,
             Number::I16 => Scalar::Int16,
+            Number::U16 => Scalar::Uint16,
             Number::I32 => Scalar::Int32,
+            Number::U32 => Scalar::Uint32,
             Number::F32 => Scalar::Float32,
             Number::F64 => Scalar::Float64,
-            Number::U16 | Number::U32 => {
-                let message = format!(
-                    "{} contains {datatype}, which frames do not support",
-                    path.display()
-                );
-                return Err(
-                    Problem::at("path", message).help("convert it to signed integers or floats")
-                );
-            }
         };
         let stream = meta
             .global
@@ -356,7 +349,9 @@ impl Recording {
                 axis: axis(stream.axis.as_ref()),
                 frame_rate: None,
             };
-            let whole = layout.sample_bytes().checked_mul(layout.channels as usize);
+            let whole = layout
+                .sample_bytes()
+                .and_then(|sample| sample.checked_mul(layout.channels as usize));
             if whole.and_then(|whole| whole.checked_mul(layout.points)) == Some(bytes) {
                 return Ok(layout);
             }

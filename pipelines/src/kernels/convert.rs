@@ -6,16 +6,18 @@
 //! y = (x * scale + offset).astype("float32")
 //! ```
 //!
-//! The arithmetic is float32 for int8, uint8, int16 and float32, and float64 for int32 and float64, whose values
-//! float32 cannot represent exactly. Channels, points and axis do not change. Each frame gives one output with the same
+//! The arithmetic is float64 for int32, uint32, int64 and float64, whose values float32 cannot represent exactly, and
+//! float32 for all other types. Channels, points and axis do not change. Each frame gives one output with the same
 //! sequence number, timestamp and flags.
 //!
 //! CPU and GPU produce identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
-//! time. If the order changes, tiles of 1024 samples of up to 32 channels are transposed in shared memory. A burst
-//! needs one launch, plus one launch for each frame that is too short.
+//! time; four packed numbers fill whole bytes, which the thread reads as aligned words. If the order changes, tiles of
+//! 1024 samples of up to 32 channels are transposed in shared memory. A burst needs one launch, plus one launch for each
+//! frame that is too short.
 
 mod cpu;
 mod cuda;
+mod packed;
 #[cfg(test)]
 mod tests;
 
@@ -65,8 +67,8 @@ output = \"OUTPUT\"
 pub struct Convert {
     /// Factor by which every number is multiplied; default 1.0.
     ///
-    /// `"full"` means 1 / 2^(bits - 1), which maps the codes of a signed integer type to -1 … 1, and those of `uint8`
-    /// together with `offset = -1.0`. Only for integer types.
+    /// `"full"` means 1 / 2^(bits - 1), which maps the codes of a signed integer type to -1 … 1, and those of an unsigned
+    /// type together with `offset = -1.0`. Only for integer types.
     pub scale: Scale,
     /// Offset added to every number after the multiplication; default 0.0.
     pub offset: f64,
@@ -166,10 +168,8 @@ impl Convert {
     fn factor(&self, scalar: Scalar) -> Result<f64, Problem> {
         match (self.scale, scalar) {
             (Scale::Factor(factor), _) => Ok(factor),
-            (Scale::Full, Scalar::Int8 | Scalar::Uint8) => Ok(1.0 / 128.0),
-            (Scale::Full, Scalar::Int16) => Ok(1.0 / 32_768.0),
-            (Scale::Full, Scalar::Int32) => Ok(1.0 / 2_147_483_648.0),
-            (Scale::Full, Scalar::Float32 | Scalar::Float64) => Err(Problem::at(
+            (Scale::Full, _) if !scalar.is_float() => Ok(2.0 / (scalar.bits() as f64).exp2()),
+            (Scale::Full, _) => Err(Problem::at(
                 "scale",
                 format!("\"full\" requires an integer type; {scalar} has no full scale"),
             )
@@ -191,6 +191,14 @@ impl KernelSpec for Convert {
             order: self.order.unwrap_or(input.order),
             ..input.clone()
         })
+    }
+
+    fn memory(&self, input: &Layout) -> usize {
+        cpu::memory(input, self.order.unwrap_or(input.order))
+    }
+
+    fn device_memory(&self, _: &Layout) -> usize {
+        0
     }
 
     fn has(&self, input: &Layout, side: Side) -> bool {

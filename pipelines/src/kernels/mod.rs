@@ -148,6 +148,20 @@ fn refused(problem: Problem) -> KernelError {
     KernelError::Refused(problem.to_string())
 }
 
+/// Rejects sample types that the built-in kernel `name` does not support.
+fn common_type(input: &Layout, name: &str) -> Result<(), Problem> {
+    if samples::is_common(input.scalar) {
+        Ok(())
+    } else {
+        Err(input.scalar.unsupported(&format!("kernel `{name}`")))
+    }
+}
+
+/// Returns the error of a kernel that is built for a sample type that [`common_type`] rejects.
+fn unsupported(input: &Layout, name: &str) -> KernelError {
+    refused(input.scalar.unsupported(&format!("kernel `{name}`")))
+}
+
 /// Rejects layouts without points.
 fn not_empty(input: &Layout) -> Result<(), Problem> {
     require(

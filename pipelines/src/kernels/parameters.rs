@@ -135,6 +135,8 @@ parameters! {
         wide: u32,
         /// 1 if the output is planar, 0 if it is interleaved.
         planar: u32,
+        /// The sign bit of a packed signed type, otherwise 0.
+        sign: u32,
     }
 
     /// Statistics of the values of one channel, as sums.
@@ -308,9 +310,20 @@ pub(super) const fn code_of(scalar: Scalar) -> u32 {
         Scalar::Int8 => 0,
         Scalar::Uint8 => 1,
         Scalar::Int16 => 2,
-        Scalar::Int32 => 3,
-        Scalar::Float32 => 4,
-        Scalar::Float64 => 5,
+        Scalar::Uint16 => 3,
+        Scalar::Int32 => 4,
+        Scalar::Float32 => 5,
+        Scalar::Float64 => 6,
+        Scalar::Uint32 => 7,
+        Scalar::Int64 => 8,
+        Scalar::Float16 => 9,
+        Scalar::Bfloat16 => 10,
+        Scalar::Int4p | Scalar::Uint4p => 11,
+        Scalar::Int10p | Scalar::Uint10p => 12,
+        Scalar::Int12p | Scalar::Uint12p => 13,
+        Scalar::Int4pmsb | Scalar::Uint4pmsb => 14,
+        Scalar::Int10pmsb | Scalar::Uint10pmsb => 15,
+        Scalar::Int12pmsb | Scalar::Uint12pmsb => 16,
     }
 }
 

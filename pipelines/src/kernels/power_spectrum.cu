@@ -212,7 +212,7 @@ struct Batch : Transforms {
 // Returns the address of the first sample of spectrum `s` of the round.
 __device__ inline const u8* start_of(const Spectra& p, u64 s, u32 channel) {
     u64 frame = (p.origin + s) / p.spectra, i = (p.origin + s) % p.spectra;
-    u64 bytes = p.scalar == FLOAT64 ? 8 : p.scalar >= INT32 ? 4 : p.scalar == INT16 ? 2 : 1;
+    u64 bytes = p.scalar == FLOAT64 ? 8 : p.scalar >= INT32 ? 4 : p.scalar >= INT16 ? 2 : 1;
     return frame_of(p.from, frame) + (channel * p.channel_step + i * p.hop * p.point_step) * (bytes << p.complex);
 }
 

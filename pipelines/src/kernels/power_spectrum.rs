@@ -73,7 +73,7 @@ mod tests;
 mod window;
 
 use super::grouping::{AtBoundary, Grouping, Groups};
-use super::{device, not_empty, refused, require};
+use super::{common_type, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -266,6 +266,7 @@ struct Shape {
 impl PowerSpectrum {
     fn shape(&self, input: &Layout) -> Result<Shape, Problem> {
         not_empty(input)?;
+        common_type(input, "power-spectrum")?;
         self.check()?;
         require(
             matches!(input.axis, Axis::Time { .. }),
@@ -411,7 +412,7 @@ impl KernelSpec for PowerSpectrum {
             at_epoch: AtBoundary::Restart,
         });
         match context.side {
-            Side::Cpu => Ok(cpu::build(self, input, grouping, shape, factor)),
+            Side::Cpu => cpu::build(self, input, grouping, shape, factor),
             Side::Cuda(ordinal) => cuda::build(ordinal, self, input, grouping, shape, factor),
         }
     }

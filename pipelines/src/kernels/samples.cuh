@@ -6,11 +6,31 @@
 #endif
 
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
 // Number types; the values equal those of `code_of` on the host.
-enum Scalar : u32 { INT8, UINT8, INT16, INT32, FLOAT32, FLOAT64 };
+enum Scalar : u32 {
+    INT8,
+    UINT8,
+    INT16,
+    UINT16,
+    INT32,
+    FLOAT32,
+    FLOAT64,
+    // Types that only `convert` supports. Packed types have one value for signed and unsigned numbers.
+    UINT32,
+    INT64,
+    FLOAT16,
+    BFLOAT16,
+    PACKED4,
+    PACKED10,
+    PACKED12,
+    PACKED4_MSB,
+    PACKED10_MSB,
+    PACKED12_MSB,
+};
 
 // Offset of a field in bytes. NVRTC has no other expression for it.
 #ifndef OFFSET_OF
@@ -40,6 +60,7 @@ __device__ inline u64 output_of(const Cut& cut, u64 item) {
     case INT8: CALL(signed char); break;  \
     case UINT8: CALL(u8); break;          \
     case INT16: CALL(short); break;       \
+    case UINT16: CALL(u16); break;        \
     case INT32: CALL(int); break;         \
     case FLOAT32: CALL(float); break;     \
     default: CALL(double); break;         \

@@ -6,7 +6,7 @@
 //!                                        └── point 0 ──┘ └── point 1 ──┘
 //! ```
 
-use daq_core::layout::{Layout, Order};
+use daq_core::layout::{Layout, Order, Scalar};
 
 /// A type of number in a frame, stored as little-endian.
 pub(super) trait Number: 'static {
@@ -19,7 +19,7 @@ pub(super) trait Number: 'static {
     fn cut(bytes: &[u8]) -> &[Self::Raw];
     /// Returns the value as float32, rounded to nearest.
     fn f32(raw: Self::Raw) -> f32;
-    /// Returns the exact value as float64.
+    /// Returns the value as float64. Only values of `i64` can be rounded.
     fn f64(raw: Self::Raw) -> f64;
     /// Returns the lowest byte. For 8-bit types, this byte is the whole number.
     fn code(raw: Self::Raw) -> u8;
@@ -28,7 +28,7 @@ pub(super) trait Number: 'static {
 }
 
 macro_rules! number {
-    ($($type:ident, $bytes:literal, $exact:literal;)*) => {$(
+    ($($type:ident, $bytes:literal, $exact:literal, $raw:ident => $value:expr;)*) => {$(
         impl Number for $type {
             type Raw = [u8; $bytes];
             const EXACT_IN_F32: bool = $exact;
@@ -39,14 +39,22 @@ macro_rules! number {
 
             #[inline]
             #[expect(clippy::allow_attributes, reason = "only some number types cause these lints")]
-            #[allow(clippy::cast_possible_truncation, clippy::cast_lossless, reason = "the value must be rounded")]
-            fn f32(raw: Self::Raw) -> f32 {
-                $type::from_le_bytes(raw) as f32
+            #[allow(
+                clippy::cast_possible_truncation, clippy::cast_lossless, clippy::cast_precision_loss,
+                clippy::unnecessary_cast, reason = "the value must be rounded"
+            )]
+            fn f32($raw: Self::Raw) -> f32 {
+                $value as f32
             }
 
             #[inline]
-            fn f64(raw: Self::Raw) -> f64 {
-                f64::from($type::from_le_bytes(raw))
+            #[expect(clippy::allow_attributes, reason = "only some number types cause these lints")]
+            #[allow(
+                clippy::cast_lossless, clippy::cast_precision_loss, clippy::unnecessary_cast,
+                reason = "the value must be rounded"
+            )]
+            fn f64($raw: Self::Raw) -> f64 {
+                $value as f64
             }
 
             #[inline]
@@ -63,30 +71,66 @@ macro_rules! number {
     )*};
 }
 
+/// The number type `float16`.
+pub(super) enum F16 {}
+/// The number type `bfloat16`.
+pub(super) enum Bf16 {}
+
 number! {
-    i8, 1, true;
-    u8, 1, true;
-    i16, 2, true;
-    i32, 4, false;
-    f32, 4, true;
-    f64, 8, false;
+    i8, 1, true, raw => i8::from_le_bytes(raw);
+    u8, 1, true, raw => u8::from_le_bytes(raw);
+    i16, 2, true, raw => i16::from_le_bytes(raw);
+    u16, 2, true, raw => u16::from_le_bytes(raw);
+    i32, 4, false, raw => i32::from_le_bytes(raw);
+    u32, 4, false, raw => u32::from_le_bytes(raw);
+    i64, 8, false, raw => i64::from_le_bytes(raw);
+    F16, 2, true, raw => from_float16(u16::from_le_bytes(raw));
+    Bf16, 2, true, raw => f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16);
+    f32, 4, true, raw => f32::from_le_bytes(raw);
+    f64, 8, false, raw => f64::from_le_bytes(raw);
 }
 
-/// Evaluates an expression in which `$N` stands for the number type of a scalar.
-macro_rules! with_number {
-    ($scalar:expr, $N:ident => $value:expr) => {
-        with_number!($scalar, $N => $value, Int8 i8, Uint8 u8, Int16 i16, Int32 i32, Float32 f32, Float64 f64)
+/// Returns the value of a binary16. NaNs keep their sign and payload.
+#[inline]
+fn from_float16(bits: u16) -> f32 {
+    /// 2^112, the difference between the exponent offsets of binary32 and binary16.
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+    let bits = u32::from(bits);
+    // The multiplication is exact for denormal numbers too.
+    let magnitude = (f32::from_bits((bits & 0x7fff) << 13) * REBIAS).to_bits();
+    let special = if bits & 0x7c00 == 0x7c00 {
+        0x7f80_0000
+    } else {
+        0
     };
-    ($scalar:expr, $N:ident => $value:expr, $($variant:ident $type:ident),*) => {
+    f32::from_bits((bits & 0x8000) << 16 | special | magnitude)
+}
+
+/// Evaluates an expression in which `$N` stands for the number type of a scalar, or `$otherwise` for a scalar that only
+/// `convert` supports.
+macro_rules! with_number {
+    ($scalar:expr, $N:ident => $value:expr, _ => $otherwise:expr) => {
+        with_number!(
+            $scalar, $N => $value, _ => $otherwise,
+            Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Float32 f32, Float64 f64
+        )
+    };
+    ($scalar:expr, $N:ident => $value:expr, _ => $otherwise:expr, $($variant:ident $type:ty),*) => {
         match $scalar {
             $(daq_core::layout::Scalar::$variant => {
                 type $N = $type;
                 $value
             })*
+            _ => $otherwise,
         }
     };
 }
 pub(super) use with_number;
+
+/// Returns whether all kernels support numbers of type `scalar`, not only `convert`.
+pub(super) fn is_common(scalar: Scalar) -> bool {
+    with_number!(scalar, N => size_of::<<N as Number>::Raw>() > 0, _ => false)
+}
 
 /// Locates the samples of a channel in a frame, counted in samples (a complex sample counts once).
 #[derive(Clone, Copy, Debug)]

@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stats_numbers(STATISTICS_P
     const Statistics p = STATISTICS_GIVEN;
     DYNAMIC_SHARED(u32, shared);
     __shared__ Tally tallies[THREADS];
-    Part part = part_of(p, p.scalar == FLOAT64 ? 8 : p.scalar == INT16 ? 2 : 4);
+    Part part = part_of(p, p.scalar == FLOAT64 ? 8 : p.scalar <= UINT16 ? 2 : 4);
     u64* mine = counts_of(p, part);
     u32* near = p.in_shared ? shared : nullptr;
     if (p.in_shared) {
@@ -145,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) stats_numbers(STATISTICS_P
     Tally tally = empty_tally();
     switch (p.scalar) {
     case INT16: count_numbers<short>(p, part, near, mine, tally); break;
+    case UINT16: count_numbers<u16>(p, part, near, mine, tally); break;
     case INT32: count_numbers<int>(p, part, near, mine, tally); break;
     case FLOAT32: count_numbers<float>(p, part, near, mine, tally); break;
     default: count_numbers<double>(p, part, near, mine, tally); break;

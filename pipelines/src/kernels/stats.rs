@@ -33,7 +33,7 @@ mod histogram;
 mod tests;
 
 use super::grouping::{AtBoundary, Grouping, Groups};
-use super::{device, not_empty, refused, require};
+use super::{common_type, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -154,14 +154,8 @@ struct Bins {
 }
 
 /// Returns the lowest and the highest code of an integer type.
-const fn codes(scalar: Scalar) -> Option<(f64, f64)> {
-    match scalar {
-        Scalar::Int8 => Some((-128.0, 127.0)),
-        Scalar::Uint8 => Some((0.0, 255.0)),
-        Scalar::Int16 => Some((-32_768.0, 32_767.0)),
-        Scalar::Int32 => Some((-2_147_483_648.0, 2_147_483_647.0)),
-        Scalar::Float32 | Scalar::Float64 => None,
-    }
+fn codes(scalar: Scalar) -> Option<(f64, f64)> {
+    scalar.range().map(|(low, high)| (low as f64, high as f64))
 }
 
 impl Stats {
@@ -203,6 +197,7 @@ impl KernelSpec for Stats {
 
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         not_empty(input)?;
+        common_type(input, "stats")?;
         self.check()?;
         let bins = self.histogram(input.scalar)?.map_or(0, |bins| bins.count);
         let names: Vec<_> = FIELDS
@@ -260,7 +255,7 @@ impl KernelSpec for Stats {
             at_epoch: AtBoundary::Finish,
         });
         match context.side {
-            Side::Cpu => Ok(cpu::build(input, grouping, limits, histogram)),
+            Side::Cpu => cpu::build(input, grouping, limits, histogram),
             Side::Cuda(ordinal) => {
                 cuda::build(ordinal, input, grouping, limits, histogram.as_ref())
             }

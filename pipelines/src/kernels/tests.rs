@@ -3,7 +3,7 @@ use super::*;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::Registry;
 use daq_core::kernel::{KernelContext, KernelSpec, Side};
-use daq_core::layout::Samples;
+use daq_core::layout::{Samples, Scalar};
 use daq_core::ledger::RingLedger;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Ring, RingOptions};
@@ -65,7 +65,7 @@ fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
 #[test]
 fn kernel_examples_are_valid_and_show_every_key() {
     let input = Samples {
-        scalar: daq_core::layout::Scalar::Int16,
+        scalar: Scalar::Int16,
         ..Samples::default()
     }
     .layout(8192)
@@ -95,7 +95,7 @@ fn kernel_examples_are_valid_and_show_every_key() {
 #[test]
 fn kernel_examples_uncommented_are_valid() {
     let input = Samples {
-        scalar: daq_core::layout::Scalar::Int16,
+        scalar: Scalar::Int16,
         rate: Some(daq_core::units::Frequency(1e6)),
         ..Samples::default()
     };
@@ -145,6 +145,47 @@ fn config_errors_locate_value_and_name_correction() {
     assert!(says("power-spectrum\nwindow = \"han\"").contains("hann"));
     assert!(says("stats\nrange = [1.0, 1.0]").contains("range"));
     assert!(says("stats\nevery = 0").contains("at least 1"));
+}
+
+/// Each kernel supports a type on both sides, or rejects it with an error that names the type and the fix.
+#[test]
+fn kernels_accept_types_or_name_the_fix() {
+    for entry in built_in() {
+        let spec = parse(entry.example).unwrap();
+        let mut accepted = 0;
+        for scalar in Scalar::ALL {
+            let samples = Samples {
+                scalar,
+                ..Samples::default()
+            };
+            let input = trial::layout(&samples, 4096);
+            match spec.layout(&input) {
+                Ok(_) => {
+                    accepted += 1;
+                    let context = KernelContext::alone(&input, Side::Cpu);
+                    assert!(spec.build(&context).is_ok(), "{} {scalar}", entry.name);
+                }
+                Err(problem) => {
+                    let (message, help) = (&problem.message, problem.help.as_deref());
+                    assert!(message.contains(scalar.name()), "{message}");
+                    assert!(message.contains(entry.name), "{message}");
+                    assert!(
+                        help.is_some_and(|help| help.contains("convert")),
+                        "{help:?}"
+                    );
+                    let context = KernelContext::alone(&input, Side::Cpu);
+                    assert!(spec.build(&context).is_err(), "{} {scalar}", entry.name);
+                }
+            }
+        }
+        let all = entry.name == "convert";
+        assert_eq!(
+            accepted,
+            if all { Scalar::ALL.len() } else { 7 },
+            "{}",
+            entry.name
+        );
+    }
 }
 
 #[test]

@@ -35,6 +35,18 @@ extern OF_BLOCK Dim threadIdx, blockIdx, blockDim, gridDim;
 // Runs the other threads of the block up to their barriers.
 void __syncthreads();
 
+// Selects four of the eight bytes of two words. In a selector of 8 or more, the byte is all sign bits.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selectors) {
+    uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned chosen = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned selector = selectors >> (4 * i) & 15;
+        unsigned byte = bytes >> (8 * (selector & 7)) & 0xff;
+        if (selector & 8) byte = byte & 0x80 ? 0xff : 0;
+        chosen |= byte << (8 * i);
+    }
+    return chosen;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 
 template <class To, class From> To bits_as(From from) {

@@ -10,19 +10,18 @@ use daq_pipelines::kernels::convert::Scale;
 fn convert_bits_equal_cpu() {
     let Some(device) = device() else { return };
     let mut noise = Noise(1);
-    for samples in every_type(&[1, 3, 40]) {
+    for samples in every_type(&Scalar::ALL, &[1, 3, 40]) {
         for points in [1, 7, 301] {
             let input = layout(&samples, points);
-            let numbers = input.frame_bytes() / samples.scalar.bytes();
+            let numbers = input.numbers();
             let count = if points == 7 { 9 } else { 3 };
             let mut given = frames((0..count).map(|_| noise.odd_numbers(samples.scalar, numbers)));
             if points == 7 {
                 disturb(&mut given, &mut noise);
             }
             for order in [None, Some(Order::Planar), Some(Order::Interleaved)] {
-                let is_float = matches!(samples.scalar, Scalar::Float32 | Scalar::Float64);
                 let spec = Convert {
-                    scale: if is_float {
+                    scale: if samples.scalar.is_float() {
                         Scale::Factor(0.3)
                     } else {
                         Scale::Full

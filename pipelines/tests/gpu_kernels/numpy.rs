@@ -2,7 +2,7 @@
 
 use super::device;
 use super::power_spectrum::error;
-use super::trial::{Noise, as_f32, as_f64, every_type, frames, layout, run};
+use super::trial::{Noise, SCALARS, as_f32, as_f64, every_type, frames, layout, run};
 use daq_core::kernel::KernelSpec;
 use daq_core::layout::{Order, Samples, Scalar};
 use daq_pipelines::kernels::convert::Scale;
@@ -57,6 +57,7 @@ fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
 /// the kernel's and numpy's numbers of each case to `compare`.
 fn each(
     kernel: &str,
+    scalars: &[Scalar],
     points: &[usize],
     numbers: fn(&[u8]) -> Vec<f64>,
     spec: impl Fn(usize, &Samples) -> (Box<dyn KernelSpec>, String),
@@ -66,7 +67,7 @@ fn each(
         return;
     };
     let (mut cases, mut made) = (Vec::new(), Vec::new());
-    let all = every_type(&[2]);
+    let all = every_type(scalars, &[2]);
     let all = points
         .iter()
         .enumerate()
@@ -75,16 +76,16 @@ fn each(
         let input = layout(samples, points);
         let (spec, keys) = spec(case, samples);
         let mut noise = Noise(seed);
-        let count = input.frame_bytes() / samples.scalar.bytes();
-        let given = frames((0..3).map(|_| noise.numbers(samples.scalar, count)));
+        let given = frames((0..3).map(|_| noise.numbers(samples.scalar, input.numbers())));
         let bytes: Vec<u8> = given.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
         let header = format!(
             "{{\"kernel\": \"{kernel}\", \"bytes\": {}, \"type\": \"{}\", \"complex\": {}, \"channels\": {}, \
-             \"points\": {points}, \"planar\": {}, {keys}}}\n",
+             \"points\": {}, \"planar\": {}, {keys}}}\n",
             bytes.len(),
             samples.scalar,
             samples.complex,
             samples.channels,
+            input.points,
             samples.order == Order::Planar,
         );
         let outputs = run(&*spec, &input, &given, &[2], Some(device)).outputs;
@@ -109,9 +110,62 @@ fn convert_equals_numpy() {
         let keys = "\"scale\": 0.37, \"offset\": 1.5";
         (Box::new(spec), keys.to_owned())
     };
-    each("convert", &[1003], as_f32, spec, |made, want, what| {
-        assert_eq!(made, want, "{what}");
-    });
+    each(
+        "convert",
+        &Scalar::ALL,
+        &[1003],
+        as_f32,
+        spec,
+        |made, want, what| {
+            assert_eq!(made, want, "{what}");
+        },
+    );
+}
+
+/// Converts each code of the 16-bit types, among them NaNs, infinities and denormal numbers, and each pair of bytes of
+/// the packed types.
+#[test]
+fn convert_of_every_code_equals_numpy() {
+    let Some(python) = python() else { return };
+    let bytes: Vec<u8> = (0..5)
+        .flat_map(|_| (0..=u16::MAX).flat_map(u16::to_le_bytes))
+        .chain([0; 5])
+        .collect();
+    let (mut cases, mut made) = (Vec::new(), Vec::new());
+    for scalar in Scalar::ALL {
+        let samples = Samples {
+            scalar,
+            ..Samples::default()
+        };
+        let bytes = &bytes[..bytes.len() / samples.point_bytes() * samples.point_bytes()];
+        let input = samples.layout(bytes.len()).unwrap();
+        cases.push((
+            format!(
+                "{{\"kernel\": \"convert\", \"bytes\": {}, \"type\": \"{scalar}\", \"complex\": false, \
+                 \"channels\": 1, \"points\": {}, \"planar\": false, \"scale\": 0.37, \"offset\": 1.5}}\n",
+                bytes.len(),
+                input.points
+            ),
+            bytes.to_vec(),
+        ));
+        let spec = Convert {
+            scale: Scale::Factor(0.37),
+            offset: 1.5,
+            order: None,
+        };
+        let given = frames([bytes.to_vec()]);
+        let on = |device| as_f32(&run(&spec, &input, &given, &[1], device).outputs[0].1);
+        made.push((scalar, on(None), device().map(|device| on(Some(device)))));
+    }
+    for ((scalar, cpu, gpu), want) in made.iter().zip(numpy(&python, &cases)) {
+        for made in [Some(cpu), gpu.as_ref()].into_iter().flatten() {
+            assert_eq!(made.len(), want.len(), "{scalar}");
+            for (i, (made, want)) in made.iter().zip(&want).enumerate() {
+                let equal = made.to_bits() == want.to_bits() || (made.is_nan() && want.is_nan());
+                assert!(equal, "{scalar}: number {i} is {made}, not {want}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -130,6 +184,7 @@ fn spectra_equal_numpy() {
     };
     each(
         "power-spectrum",
+        &SCALARS,
         &points,
         as_f32,
         spec,
@@ -148,10 +203,11 @@ fn spectra_equal_numpy() {
 fn stats_equal_numpy() {
     let spec = |_, samples: &Samples| -> (Box<dyn KernelSpec>, String) {
         let (low, high) = match samples.scalar {
-            Scalar::Float32 | Scalar::Float64 => (-0.77, 0.93),
             Scalar::Int8 | Scalar::Uint8 => (-90.0, 110.5),
             Scalar::Int16 => (-30_000.5, 29_999.0),
+            Scalar::Uint16 => (100.5, 60_000.0),
             Scalar::Int32 => (-2e9, 1.9e9),
+            _ => (-0.77, 0.93),
         };
         let clip = high * 0.9;
         let spec = Stats {
@@ -163,15 +219,22 @@ fn stats_equal_numpy() {
         let keys = format!("\"range\": [{low:?}, {high:?}], \"bins\": 37, \"clip\": {clip:?}");
         (Box::new(spec), keys)
     };
-    each("stats", &[9001], as_f64, spec, |made, want, what| {
-        for (i, (made, want_here)) in made.iter().zip(want).enumerate() {
-            let rms = want[i / 43 * 43 + 4];
-            let is_sum = matches!(i % 43, 3 | 4);
-            let near = is_sum && (made - want_here).abs() <= 1e-12 * rms;
-            assert!(
-                near || made == want_here,
-                "{what}: field {i} is {made}, not {want_here}"
-            );
-        }
-    });
+    each(
+        "stats",
+        &SCALARS,
+        &[9001],
+        as_f64,
+        spec,
+        |made, want, what| {
+            for (i, (made, want_here)) in made.iter().zip(want).enumerate() {
+                let rms = want[i / 43 * 43 + 4];
+                let is_sum = matches!(i % 43, 3 | 4);
+                let near = is_sum && (made - want_here).abs() <= 1e-12 * rms;
+                assert!(
+                    near || made == want_here,
+                    "{what}: field {i} is {made}, not {want_here}"
+                );
+            }
+        },
+    );
 }

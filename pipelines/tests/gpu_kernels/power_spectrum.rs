@@ -2,7 +2,7 @@
 //! of the spectrum's mean, whichever is larger.
 
 use super::device;
-use super::trial::{Noise, as_f32, both, disturb, every_type, frames, layout};
+use super::trial::{Noise, SCALARS, as_f32, both, disturb, every_type, frames, layout};
 use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
@@ -34,7 +34,7 @@ fn compare(
     disturbed: bool,
 ) -> usize {
     let mut noise = Noise(seed);
-    let numbers = input.frame_bytes() / input.scalar.bytes();
+    let numbers = input.numbers();
     let mut given = frames((0..count).map(|_| noise.numbers(input.scalar, numbers)));
     if disturbed {
         disturb(&mut given, &mut noise);
@@ -65,7 +65,7 @@ fn spec_bins(spec: &PowerSpectrum, input: &Layout) -> usize {
 #[test]
 fn spectra_of_every_type_equal_cpu() {
     let Some(device) = device() else { return };
-    for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
+    for (seed, samples) in (0..).zip(every_type(&SCALARS, &[1, 3])) {
         for (size, points) in [(64, 700), (15, 50)] {
             let spec = PowerSpectrum {
                 size: Some(size),
@@ -119,7 +119,7 @@ fn spectra_of_every_radix_equal_cpu() {
 #[test]
 fn spectra_detrended_and_one_sided_equal_cpu() {
     let Some(device) = device() else { return };
-    for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
+    for (seed, samples) in (0..).zip(every_type(&SCALARS, &[1, 3])) {
         let rate = Some(Frequency(48_000.0));
         let samples = Samples { rate, ..samples };
         for (size, points) in [(64, 700), (15, 50), (10_000, 21_000)] {

@@ -1,16 +1,29 @@
 # Computes reference results with numpy. Standard input has, for each case, a line of JSON and the frames. Standard
 # output has, for each case, the number of float64 results as 8 bytes, and the results.
 import json
+import re
 import sys
 
 import numpy as np
 
+def numbers_of(name, data):
+    """Returns the numbers of a type. Packed numbers are assembled from single bits."""
+    packed = re.fullmatch(r"(u?)int(\d+)p(msb)?", name)
+    if name == "bfloat16":
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    if packed is None:
+        return np.frombuffer(data, np.dtype(name).newbyteorder("<"))
+    unsigned, width, msb = packed[1], int(packed[2]), packed[3]
+    bits = np.unpackbits(np.frombuffer(data, "u1"), bitorder="big" if msb else "little").reshape(-1, width)
+    values = bits.astype(int) @ (1 << (np.arange(width)[::-1] if msb else np.arange(width)))
+    return values if unsigned else np.where(values >> (width - 1), values - (1 << width), values)
+
+
 def frames_of(keys, data):
     """Yields the numbers of each frame as an array of (channel, point, part)."""
-    dtype = np.dtype(keys["type"]).newbyteorder("<")
     channels, points = keys["channels"], keys["points"]
     parts = 2 if keys["complex"] else 1
-    for x in np.frombuffer(data, dtype).reshape(-1, channels * points * parts):
+    for x in numbers_of(keys["type"], data).reshape(-1, channels * points * parts):
         if keys["planar"]:
             yield x.reshape(channels, points, parts)
         else:
@@ -18,7 +31,8 @@ def frames_of(keys, data):
 
 
 def convert(keys, frames):
-    work = np.float64 if keys["type"] in ("int32", "float64") else np.float32
+    wide = keys["type"] in ("int32", "uint32", "int64", "float64")
+    work = np.float64 if wide else np.float32
     for x in frames:
         y = (x.astype(work) * work(keys["scale"]) + work(keys["offset"])).astype("float32")
         yield y if keys["planar"] else y.transpose(1, 0, 2)

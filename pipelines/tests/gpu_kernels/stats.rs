@@ -1,7 +1,7 @@
 //! Checks that `stats` gives the same counts and extremes on CPU and GPU, and sums that differ only by rounding.
 
 use super::device;
-use super::trial::{Noise, Record, as_f64, both, disturb, every_type, frames, layout};
+use super::trial::{Noise, Record, SCALARS, as_f64, both, disturb, every_type, frames, layout};
 use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Scalar};
 use daq_pipelines::kernels::Stats;
@@ -9,7 +9,7 @@ use daq_pipelines::kernels::Stats;
 /// Compares the outputs. Mean and RMS must agree within 1e-12 of the RMS; all other fields must be equal.
 fn compare(spec: &Stats, input: &Layout, device: &'static Device, seed: u64, count: usize) {
     let mut noise = Noise(seed);
-    let numbers = input.frame_bytes() / input.scalar.bytes();
+    let numbers = input.numbers();
     let mut given = frames((0..count).map(|_| noise.odd_numbers(input.scalar, numbers)));
     disturb(&mut given, &mut noise);
     compare_over(spec, input, device, &given);
@@ -35,7 +35,7 @@ fn compare_over(spec: &Stats, input: &Layout, device: &'static Device, given: &[
 #[test]
 fn stats_of_every_type_agree_with_cpu() {
     let Some(device) = device() else { return };
-    for (seed, samples) in (0..).zip(every_type(&[1, 3])) {
+    for (seed, samples) in (0..).zip(every_type(&SCALARS, &[1, 3])) {
         let is_float = matches!(samples.scalar, Scalar::Float32 | Scalar::Float64);
         for points in [1, 37, 1000] {
             let input = layout(&samples, points);
@@ -60,12 +60,12 @@ fn stats_of_every_type_agree_with_cpu() {
 fn stats_bins_at_edges_equal_cpu() {
     let Some(device) = device() else { return };
     let mut noise = Noise(5);
-    for samples in every_type(&[1]) {
+    for samples in every_type(&SCALARS, &[1]) {
         if !matches!(samples.scalar, Scalar::Float32 | Scalar::Float64) {
             continue;
         }
         let input = layout(&samples, 500);
-        let numbers = input.frame_bytes() / samples.scalar.bytes();
+        let numbers = input.numbers();
         let given = frames((0..3).map(|_| noise.tenths(samples.scalar, numbers)));
         for bins in [3, 7, 10, 20, 30, 1000] {
             for range in [[-1.0, 1.0], [-0.7, 0.9], [-0.3, 0.6]] {
@@ -83,7 +83,7 @@ fn stats_bins_at_edges_equal_cpu() {
 #[test]
 fn stats_of_long_frames_and_histograms_agree_with_cpu() {
     let Some(device) = device() else { return };
-    for (seed, samples) in (0..).zip(every_type(&[1, 2])) {
+    for (seed, samples) in (0..).zip(every_type(&SCALARS, &[1, 2])) {
         let input = layout(&samples, 21_003);
         for bins in [300, 20_000] {
             let spec = Stats {
@@ -96,7 +96,7 @@ fn stats_of_long_frames_and_histograms_agree_with_cpu() {
         }
     }
     // The histograms are so long that not all outputs of a burst have a buffer.
-    let samples = &every_type(&[30])[4];
+    let samples = &every_type(&SCALARS, &[30])[4];
     let input = layout(samples, 50);
     let spec = Stats {
         bins: Some(65_536),

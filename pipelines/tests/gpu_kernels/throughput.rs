@@ -18,9 +18,7 @@ const ROUNDS: usize = 40;
 
 /// Prints the input bytes per second for bursts of 16 frames of about 4 MiB. The time is measured with GPU events.
 fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Samples) {
-    let parts = if samples.complex { 2 } else { 1 };
-    let point = samples.scalar.bytes() * parts * samples.channels as usize;
-    let input = layout(samples, (4 << 20) / point);
+    let input = layout(samples, (4 << 20) * 8 / samples.point_bits());
     let output = spec.layout(&input).unwrap();
     let side = Side::Cuda(device.ordinal());
     let mut kernel = spec.build(&KernelContext::alone(&input, side)).unwrap();
@@ -59,8 +57,9 @@ fn rate(device: &'static Device, what: &str, spec: &dyn KernelSpec, samples: &Sa
     let median = f64::from(times[times.len() / 2]) / 1e3;
     let occupancy = kernel.occupancy().unwrap_or(0.0);
     println!(
-        "{what:46} {:8.1} GB/s of input, {:7.1} us a burst, occupancy {occupancy:.2}",
+        "{what:46} {:8.1} GB/s of input, {:8.1} GB/s of output, {:7.1} us a burst, occupancy {occupancy:.2}",
         (BURST * input.frame_bytes()) as f64 / 1e9 / median,
+        (BURST * output.frame_bytes()) as f64 / spec.frames_per_output(&input) / 1e9 / median,
         median * 1e6,
     );
 }
@@ -100,9 +99,22 @@ fn kernels_throughput() {
         ..PowerSpectrum::default()
     };
     let integers = [Scalar::Int8, Scalar::Int16, Scalar::Int32];
-    for scalar in integers {
-        rate(&format!("convert {scalar}"), &full(None), scalar, false, 1);
+    for scalar in Scalar::ALL {
+        let spec = if scalar.is_float() {
+            Convert::default()
+        } else {
+            full(None)
+        };
+        rate(&format!("convert {scalar}"), &spec, scalar, false, 1);
     }
+    let planar = full(Some(Order::Planar));
+    rate(
+        "convert uint12p, 64 channels to planar",
+        &planar,
+        Scalar::Uint12p,
+        false,
+        64,
+    );
     for channels in [2, 64] {
         let what = format!("convert int16, {channels} channels to planar");
         let planar = full(Some(Order::Planar));

@@ -161,18 +161,35 @@ impl Noise {
 
     /// Returns the bytes of `count` numbers: over the whole range of an integer type, or between -1 and 1 for a float
     /// type.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_possible_wrap
+    )]
     pub fn numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(count * scalar.bytes());
+        if scalar.packing().is_some() {
+            let bytes = count * scalar.bits() / 8;
+            return (0..bytes).map(|_| self.below(256) as u8).collect();
+        }
+        let mut bytes = Vec::with_capacity(count * scalar.bits() / 8);
         for _ in 0..count {
             let x = self.number();
             match scalar {
                 Scalar::Int8 => bytes.extend(((x * 128.0).floor() as i8).to_le_bytes()),
                 Scalar::Uint8 => bytes.extend(((x * 128.0 + 128.0) as u8).to_le_bytes()),
                 Scalar::Int16 => bytes.extend(((x * 32_768.0).floor() as i16).to_le_bytes()),
+                Scalar::Uint16 => bytes.extend(((x * 32_768.0 + 32_768.0) as u16).to_le_bytes()),
                 Scalar::Int32 => bytes.extend(((x * 2_147_483_648.0) as i32).to_le_bytes()),
+                Scalar::Uint32 => bytes.extend(((x * 2_147_483_648.0) as i32 as u32).to_le_bytes()),
+                Scalar::Int64 => bytes.extend(((x * 2_f64.powi(63)) as i64).to_le_bytes()),
+                // Codes below 0x3c00 are numbers below 1.
+                Scalar::Float16 => {
+                    let sign = if x < 0.0 { 0x8000 } else { 0 };
+                    bytes.extend((self.below(0x3c00) as u16 | sign).to_le_bytes());
+                }
+                Scalar::Bfloat16 => bytes.extend(&(x as f32).to_le_bytes()[2..]),
                 Scalar::Float32 => bytes.extend((x as f32).to_le_bytes()),
-                Scalar::Float64 => bytes.extend(x.to_le_bytes()),
+                _ => bytes.extend(x.to_le_bytes()),
             }
         }
         bytes
@@ -194,7 +211,7 @@ impl Noise {
     /// denormal number.
     pub fn odd_numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
         let mut bytes = self.numbers(scalar, count);
-        let width = scalar.bytes();
+        let width = scalar.bytes().unwrap_or(1);
         for place in bytes.chunks_exact_mut(width) {
             let odd = [
                 f64::NAN,
@@ -211,6 +228,18 @@ impl Noise {
             let signals = x.is_nan() && self.below(2) == 0;
             #[allow(clippy::cast_possible_truncation)]
             match scalar {
+                // The bits of these numbers cannot be rounded, so the codes are written.
+                Scalar::Float16 => {
+                    let codes = [0x7e00, 0xfe05, 0x7c00, 0xfc00, 0, 0x8000, 0x0003_u16];
+                    let at = odd
+                        .iter()
+                        .position(|odd| odd.to_bits() == x.to_bits())
+                        .unwrap();
+                    let code = if signals { 0x7c15 } else { codes[at] };
+                    place.copy_from_slice(&code.to_le_bytes());
+                }
+                Scalar::Bfloat16 if signals => place.copy_from_slice(&0xff81_u16.to_le_bytes()),
+                Scalar::Bfloat16 => place.copy_from_slice(&(*x as f32).to_le_bytes()[2..]),
                 Scalar::Float32 if signals => place.copy_from_slice(&0x7f80_1234_u32.to_le_bytes()),
                 Scalar::Float64 if signals => {
                     place.copy_from_slice(&0xfff0_1234_5678_9abc_u64.to_le_bytes());
@@ -224,18 +253,17 @@ impl Noise {
     }
 }
 
-/// Returns the layout of frames with `points` points.
+/// Returns the layout of frames with `points` points, rounded up to whole groups of a packed type.
 pub fn layout(samples: &Samples, points: usize) -> Layout {
-    let parts = if samples.complex { 2 } else { 1 };
-    samples
-        .layout(points * parts * samples.channels as usize * samples.scalar.bytes())
-        .unwrap()
+    let bytes = samples.point_bytes();
+    let group = bytes * 8 / samples.point_bits();
+    samples.layout(points.div_ceil(group) * bytes).unwrap()
 }
 
-/// Returns samples of every type, real and complex, in both orders, with these numbers of channels.
-pub fn every_type(channels: &[u32]) -> Vec<Samples> {
+/// Returns samples of every type in `scalars`, real and complex, in both orders, with these numbers of channels.
+pub fn every_type(scalars: &[Scalar], channels: &[u32]) -> Vec<Samples> {
     let mut all = Vec::new();
-    for scalar in SCALARS {
+    for &scalar in scalars {
         for complex in [false, true] {
             for &channels in channels {
                 for order in [Order::Interleaved, Order::Planar] {

@@ -181,7 +181,7 @@ impl SinkSpec for File {
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout)
+        check_layout(layout, "file", recording::number)
     }
 
     fn memory(&self, _slot_bytes: usize) -> usize {

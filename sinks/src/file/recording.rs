@@ -15,7 +15,8 @@ pub(super) fn recording(
     let layout = &context.layout;
     let table = table(layout);
     Recording {
-        datatype: Datatype::little(number(layout.scalar), layout.complex),
+        // `check` of the sink accepts only types with a name in SigMF.
+        datatype: Datatype::little(number(layout.scalar).unwrap_or(Number::U8), layout.complex),
         channels: if table.is_some() { 1 } else { layout.channels },
         sample_rate: if table.is_some() {
             None
@@ -48,13 +49,17 @@ fn table(layout: &Layout) -> Option<Table> {
     })
 }
 
-const fn number(scalar: Scalar) -> Number {
-    match scalar {
+/// Returns the SigMF type of a number; `None` if SigMF has no such type.
+pub(super) const fn number(scalar: Scalar) -> Option<Number> {
+    Some(match scalar {
         Scalar::Int8 => Number::I8,
         Scalar::Uint8 => Number::U8,
         Scalar::Int16 => Number::I16,
+        Scalar::Uint16 => Number::U16,
         Scalar::Int32 => Number::I32,
+        Scalar::Uint32 => Number::U32,
         Scalar::Float32 => Number::F32,
         Scalar::Float64 => Number::F64,
-    }
+        _ => return None,
+    })
 }

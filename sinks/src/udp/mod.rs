@@ -30,7 +30,7 @@ use crate::layout::check_layout;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, List, Listed, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::layout::Layout;
+use daq_core::layout::{Layout, Scalar};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{BitRate, ByteSize, Span};
@@ -281,7 +281,7 @@ impl SinkSpec for Udp {
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout)?;
+        check_layout(layout, "udp", Scalar::bytes)?;
         self.stream(layout, layout.frame_bytes()).map(drop)
     }
 

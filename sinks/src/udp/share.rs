@@ -89,7 +89,8 @@ impl Share {
             layout.points = divided / receivers;
         }
         let is_interleaved = by_channels && layout.order == Order::Interleaved;
-        let interleaved = is_interleaved.then(|| layout.sample_bytes() * layout.channels as usize);
+        let interleaved =
+            is_interleaved.then(|| layout.sample_bits() / 8 * layout.channels as usize);
         Ok(Self {
             bytes: frame_bytes / receivers,
             shares: receivers,

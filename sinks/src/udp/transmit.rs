@@ -505,7 +505,8 @@ fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], ledger: &SinkLedge
 
 /// Returns the size in bytes of one point of all channels, at least 1.
 const fn layout_point(layout: &Layout) -> usize {
-    let bytes = layout.sample_bytes() * layout.channels as usize;
+    // The sink accepts no packed types.
+    let bytes = layout.sample_bits() / 8 * layout.channels as usize;
     if bytes == 0 { 1 } else { bytes }
 }
 

@@ -142,18 +142,20 @@ fn elements(layout: &Layout) -> (&'static str, Vec<u64>, Vec<&'static str>) {
             if complex {
                 dims.push((2, "part"));
             }
-            match scalar {
-                Scalar::Int8 => "int8",
-                Scalar::Uint8 => "uint8",
-                Scalar::Int16 => "int16",
-                Scalar::Int32 => "int32",
-                Scalar::Float32 => "float32",
-                Scalar::Float64 => "float64",
-            }
+            number(scalar).unwrap_or_default()
         }
     };
     let (sizes, names) = dims.into_iter().unzip();
     (kind, sizes, names)
+}
+
+/// Returns the Zarr type of a real number; `None` if the core of the Zarr specification has no such type.
+pub(super) const fn number(scalar: Scalar) -> Option<&'static str> {
+    match scalar {
+        Scalar::Bfloat16 => None,
+        _ if scalar.packing().is_some() => None,
+        _ => Some(scalar.name()),
+    }
 }
 
 fn frame_attributes(layout: &Layout) -> Value {
@@ -193,7 +195,7 @@ fn column(
     let fill = match kind {
         "bool" => json!(false),
         "complex64" | "complex128" => json!([0.0, 0.0]),
-        "float32" | "float64" => json!(0.0),
+        "float16" | "float32" | "float64" => json!(0.0),
         _ => json!(0),
     };
     let metadata = json!({

@@ -166,7 +166,7 @@ impl SinkSpec for Zarr {
     }
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout)
+        check_layout(layout, "zarr", columns::number)
     }
 
     fn memory(&self, slot_bytes: usize) -> usize {

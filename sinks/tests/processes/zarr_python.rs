@@ -64,7 +64,11 @@ fn zarr_python_reads_every_layout() {
         (Scalar::Int8, "|i1", "|i1"),
         (Scalar::Uint8, "|u1", "|u1"),
         (Scalar::Int16, "<i2", "<i2"),
+        (Scalar::Uint16, "<u2", "<u2"),
         (Scalar::Int32, "<i4", "<i4"),
+        (Scalar::Uint32, "<u4", "<u4"),
+        (Scalar::Int64, "<i8", "<i8"),
+        (Scalar::Float16, "<f2", "<f2"),
         (Scalar::Float32, "<f4", "<c8"),
         (Scalar::Float64, "<f8", "<c16"),
     ] {

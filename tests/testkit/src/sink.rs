@@ -14,11 +14,12 @@ use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-/// All number types.
-pub const SCALARS: [Scalar; 6] = [
+/// The number types that all kernels and sinks support.
+pub const SCALARS: [Scalar; 7] = [
     Scalar::Int8,
     Scalar::Uint8,
     Scalar::Int16,
+    Scalar::Uint16,
     Scalar::Int32,
     Scalar::Float32,
     Scalar::Float64,

@@ -121,7 +121,9 @@ fn field(code: u8, bits: u32, address_bits: u32) -> Vec<u8> {
 /// NumPy has no complex integers, so their two components are the last dimension. Frames whose samples have no NumPy type are
 /// bytes.
 fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
-    let is_complex_float = layout.complex && matches!(kind(layout.scalar), Some('f'));
+    // NumPy has no complex numbers of two halves.
+    let is_complex_float =
+        layout.complex && matches!(layout.scalar, Scalar::Float32 | Scalar::Float64);
     let channels = layout.channels as usize;
     let mut shape = match (channels, layout.order) {
         (0 | 1, _) => vec![layout.points],
@@ -134,9 +136,9 @@ fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
     match kind(layout.scalar) {
         Some(kind) if layout.frame_bytes() == frame_bytes => {
             let (kind, bytes) = if is_complex_float {
-                ('c', 2 * layout.scalar.bytes())
+                ('c', 2 * layout.scalar.bits() / 8)
             } else {
-                (kind, layout.scalar.bytes())
+                (kind, layout.scalar.bits() / 8)
             };
             let order = if bytes == 1 { '|' } else { '<' };
             (format!("{order}{kind}{bytes}"), shape)
@@ -147,7 +149,7 @@ fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
 
 /// Returns the letter of a NumPy type, or `None` if NumPy does not have the type.
 fn kind(scalar: Scalar) -> Option<char> {
-    let (name, bits) = (scalar.name(), scalar.bytes() * 8);
+    let (name, bits) = (scalar.name(), scalar.bits());
     let kinds = [("int", 'i'), ("uint", 'u'), ("float", 'f')];
     let found = kinds
         .into_iter()

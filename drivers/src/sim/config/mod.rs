@@ -4,7 +4,7 @@ use super::faults::Faults;
 use super::pace::Pace;
 use super::pulses::Pulses;
 use super::schedule::{Arrivals, Count, Jump, Schedule};
-use super::signal::{Pattern, SignalConfig, Tone, point_bytes};
+use super::signal::{Pattern, SignalConfig, Tone, can_encode};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use daq_core::reorder::{Geometry, Numbering};
@@ -114,6 +114,15 @@ impl SimConfig {
             "pattern",
             "a pattern cannot be combined with tones, pulses or noise".into(),
             "omit `pattern`, or `tones`, `pulses` and `noise`",
+        );
+        must(
+            can_encode(self.samples.scalar) || (plain && self.pattern == Some(Pattern::Counter)),
+            "samples.type",
+            format!(
+                "the simulator cannot generate a signal of type {}",
+                self.samples.scalar
+            ),
+            "set `pattern = \"counter\"` (without tones, pulses and noise), or a type such as \"int16\"",
         );
         must(
             self.packet.is_none_or(|packet| packet.0 > 0),
@@ -241,7 +250,7 @@ impl SimConfig {
     pub fn packet_rate(&self, geometry: &Geometry) -> Option<f64> {
         let bytes = match self.pace() {
             Pace::Free => return None,
-            Pace::Realtime => self.samples.rate?.0 * point_bytes(&self.samples) as f64,
+            Pace::Realtime => self.samples.rate?.0 * self.samples.point_bits() as f64 / 8.0,
             Pace::Payload(rate) => rate.0 / 8.0,
         };
         Some(bytes * self.speed / geometry.packet_bytes as f64)
@@ -250,7 +259,7 @@ impl SimConfig {
     /// Returns the signal duration of a packet in nanoseconds, if the rate is known.
     pub fn packet_ns(&self, geometry: &Geometry) -> Option<f64> {
         let bytes = match (self.samples.rate, self.pace()) {
-            (Some(rate), _) => rate.0 * point_bytes(&self.samples) as f64,
+            (Some(rate), _) => rate.0 * self.samples.point_bits() as f64 / 8.0,
             (None, Pace::Payload(rate)) => rate.0 / 8.0,
             (None, _) => return None,
         };
@@ -263,15 +272,19 @@ impl SimConfig {
             .packet
             .and_then(ByteSize::bytes)
             .map_or(DEFAULT_PACKET, |packet| packet.max(1));
-        let unit = lcm(unit, point_bytes(&self.samples)).unwrap_or(unit);
+        let unit = lcm(unit, self.samples.point_bytes()).unwrap_or(unit);
         (DEFAULT_SLOT / unit).max(1).saturating_mul(unit)
     }
 
     /// Returns how frames are divided into packets in slots of `slot_bytes`.
     pub fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
         let slot = ByteSize(slot_bytes as u64);
-        let point = point_bytes(&self.samples);
-        let sample = point / self.samples.channels.max(1) as usize;
+        let point = self.samples.point_bytes();
+        let sample = Samples {
+            channels: 1,
+            ..self.samples.clone()
+        }
+        .point_bytes();
         let packet = match self.packet {
             Some(size) => size.bytes().unwrap_or(usize::MAX),
             None if slot_bytes.is_multiple_of(DEFAULT_PACKET)

@@ -81,6 +81,13 @@ fn frames_hold_complete_packets_and_points() {
             (162, 400, 64_800),
         ),
         ("", "packet = \"1 B\"", 4096, (4096, 1, 4096)),
+        // A group of points of three channels of 12 bits has 9 bytes.
+        (
+            "type = \"uint12p\", channels = 3",
+            "pattern = \"counter\"",
+            8192,
+            (1, 8190, 8190),
+        ),
     ];
     for (samples, packet, slot, expected) in cases {
         let config = config(&format!("samples = {{ {samples} }}\n{packet}"));
@@ -101,6 +108,26 @@ fn frames_hold_complete_packets_and_points() {
                 .geometry(preferred)
                 .is_ok_and(|geometry| geometry.frame_bytes == preferred)
         );
+    }
+}
+
+#[test]
+fn types_without_signal_need_pattern_counter() {
+    for scalar in Scalar::ALL {
+        let has_signal = can_encode(scalar);
+        let problems = |keys: &str| {
+            let text = format!("samples = {{ type = \"{scalar}\", rate = \"1 MHz\" }}\n{keys}");
+            toml::from_str::<SimConfig>(&text).unwrap().problems()
+        };
+        assert!(problems("pattern = \"counter\"").is_empty(), "{scalar}");
+        for keys in ["", "noise = 0.1"] {
+            let found = problems(keys);
+            assert_eq!(found.is_empty(), has_signal, "{scalar}");
+            if let Some(problem) = found.first() {
+                assert_eq!(problem.key.as_deref(), Some("samples.type"));
+                assert!(problem.message.contains(scalar.name()), "{problem}");
+            }
+        }
     }
 }
 

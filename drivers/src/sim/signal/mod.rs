@@ -197,7 +197,7 @@ impl SignalConfig {
     /// Chooses the length of the table so that every tone is periodic in it: exactly if a table of the maximum size allows
     /// it, otherwise approximately.
     fn cycles(&self) -> Cycles {
-        let point = point_bytes(&self.samples);
+        let point = self.samples.point_bytes();
         let max = (MAX_TABLE_BYTES / point).max(MIN_POINTS);
         let wanted = if self.is_random() {
             max
@@ -231,10 +231,11 @@ impl SignalConfig {
 
     /// Computes the signal for frames of `frame_bytes`.
     pub fn build(&self, frame_bytes: usize) -> Signal {
-        let sample = point_bytes(&Samples {
+        let sample = Samples {
             channels: 1,
             ..self.samples.clone()
-        });
+        }
+        .point_bytes();
         let table = |unit: usize, planes: usize, bytes: Vec<u8>| {
             let run = frame_bytes / planes;
             let period = bytes.len() / planes;
@@ -266,7 +267,7 @@ impl SignalConfig {
                 1,
                 self.each_sample(sample, DEFAULT_TABLE_BYTES / sample, |_, _, out| {
                     let scalar = self.samples.scalar;
-                    out.chunks_exact_mut(scalar.bytes())
+                    out.chunks_exact_mut(number_bytes(scalar))
                         .for_each(|number| encode(0.0, scalar, number));
                 }),
             ),
@@ -326,7 +327,7 @@ impl SignalConfig {
                 } * sample;
                 for (value, out) in values
                     .iter()
-                    .zip(bytes[first..][..sample].chunks_exact_mut(scalar.bytes()))
+                    .zip(bytes[first..][..sample].chunks_exact_mut(number_bytes(scalar)))
                 {
                     encode(*value, scalar, out);
                 }
@@ -393,9 +394,14 @@ impl Signal {
     }
 }
 
-/// Returns the size in bytes of one point of all channels.
-pub(super) fn point_bytes(samples: &Samples) -> usize {
-    samples.scalar.bytes() * if samples.complex { 2 } else { 1 } * samples.channels.max(1) as usize
+/// Returns whether a signal can be generated in numbers of type `scalar`. Other types only have a counter in each byte.
+pub(super) const fn can_encode(scalar: Scalar) -> bool {
+    scalar.packing().is_none() && !matches!(scalar, Scalar::Float16 | Scalar::Bfloat16)
+}
+
+/// Returns the size of a number of a type for which [`can_encode`] returns true.
+fn number_bytes(scalar: Scalar) -> usize {
+    scalar.bytes().unwrap_or(1)
 }
 
 fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period: usize) {
@@ -414,7 +420,7 @@ fn add_tone(numbers: &mut [f64], parts: usize, tone: &Tone, cycles: u64, period:
 /// Writes sample `i` of the ramp.
 fn ramp(i: usize, scalar: Scalar, out: &mut [u8]) {
     let i = i64::try_from(i % RAMP).expect("below 2^16");
-    for (number, sign) in out.chunks_exact_mut(scalar.bytes()).zip([1, -1]) {
+    for (number, sign) in out.chunks_exact_mut(number_bytes(scalar)).zip([1, -1]) {
         match scalar {
             Scalar::Float32 | Scalar::Float64 => {
                 let half = (RAMP / 2) as f64;
@@ -445,11 +451,22 @@ fn encode(value: f64, scalar: Scalar, out: &mut [u8]) {
         Scalar::Int16 => {
             out.copy_from_slice(&((value * f64::from(i16::MAX)).round() as i16).to_le_bytes());
         }
+        Scalar::Uint16 => {
+            out.copy_from_slice(&(((value * 32_767.0).round() + 32_768.0) as u16).to_le_bytes());
+        }
         Scalar::Int32 => {
             out.copy_from_slice(&((value * f64::from(i32::MAX)).round() as i32).to_le_bytes());
         }
+        Scalar::Uint32 => {
+            let code = (value * 2_147_483_647.0).round() + 2_147_483_648.0;
+            out.copy_from_slice(&(code as u32).to_le_bytes());
+        }
+        // The conversion to an integer limits values outside of its range.
+        Scalar::Int64 => out.copy_from_slice(&((value * 2_f64.powi(63)) as i64).to_le_bytes()),
         Scalar::Float32 => out.copy_from_slice(&(value as f32).to_le_bytes()),
         Scalar::Float64 => out.copy_from_slice(&value.to_le_bytes()),
+        // Excluded by `can_encode`.
+        _ => {}
     }
 }
 

@@ -5,11 +5,14 @@ use daq_core::layout::Layout;
 use daq_core::units::Period;
 use proptest::prelude::*;
 
-const SCALARS: [Scalar; 6] = [
+const SCALARS: [Scalar; 9] = [
     Scalar::Int8,
     Scalar::Uint8,
     Scalar::Int16,
+    Scalar::Uint16,
     Scalar::Int32,
+    Scalar::Uint32,
+    Scalar::Int64,
     Scalar::Float32,
     Scalar::Float64,
 ];
@@ -56,6 +59,18 @@ fn decode(scalar: Scalar, bytes: &[u8]) -> (f64, f64) {
             f64::from(i16::from_le_bytes(bytes.try_into().unwrap())) / 32767.0,
             1.0 / 32767.0,
         ),
+        Scalar::Uint16 => {
+            let code = f64::from(u16::from_le_bytes(bytes.try_into().unwrap()));
+            ((code - 32_768.0) / 32_767.0, 1.0 / 32_767.0)
+        }
+        Scalar::Uint32 => {
+            let code = f64::from(u32::from_le_bytes(bytes.try_into().unwrap()));
+            ((code - 2_147_483_648.0) / 2_147_483_647.0, 1e-9)
+        }
+        Scalar::Int64 => {
+            let code = i64::from_le_bytes(bytes.try_into().unwrap());
+            (code as f64 / 2_f64.powi(63), 1e-9)
+        }
         Scalar::Int32 => {
             let full = f64::from(i32::MAX);
             (
@@ -68,6 +83,7 @@ fn decode(scalar: Scalar, bytes: &[u8]) -> (f64, f64) {
             1e-6,
         ),
         Scalar::Float64 => (f64::from_le_bytes(bytes.try_into().unwrap()), 1e-9),
+        _ => panic!("{scalar} has no signal"),
     }
 }
 
@@ -77,7 +93,7 @@ fn position(layout: &Layout, point: usize, channel: usize, part: usize) -> usize
         Order::Interleaved => point * layout.channels as usize + channel,
         Order::Planar => channel * layout.points + point,
     };
-    sample * layout.sample_bytes() + part * layout.scalar.bytes()
+    sample * layout.sample_bytes().unwrap() + part * number_bytes(layout.scalar)
 }
 
 fn bytes(signal: &Signal, frame: u64, extent: std::ops::Range<usize>) -> Vec<u8> {
@@ -112,7 +128,7 @@ proptest! {
         ];
         prop_assert_eq!(signal_config.problems(), []);
         prop_assert_eq!(signal_config.notes(), Vec::<String>::new());
-        let layout = signal_config.samples.layout(point_bytes(&signal_config.samples) * points).unwrap();
+        let layout = signal_config.samples.layout(signal_config.samples.point_bytes() * points).unwrap();
         let signal = signal_config.build(layout.frame_bytes());
         let point = at.index(points);
         let n = u128::from(frame) * points as u128 + point as u128;
@@ -125,7 +141,7 @@ proptest! {
                     expected += 0.3 * of(angle(second));
                 }
                 let at = position(&layout, point, channel, part);
-                let (value, step) = decode(scalar, &bytes(&signal, frame, at..at + scalar.bytes()));
+                let (value, step) = decode(scalar, &bytes(&signal, frame, at..at + number_bytes(scalar)));
                 prop_assert!((value - expected).abs() <= step * 0.51 + 1e-7, "{} instead of {}", value, expected);
             }
         }
@@ -144,7 +160,7 @@ proptest! {
         let order = if planar { Order::Planar } else { Order::Interleaved };
         let mut signal_config = signal_config(samples(Scalar::Int16, true, 3, order, 1e6));
         (signal_config.pattern, signal_config.noise) = (pattern, noise);
-        let length = point_bytes(&signal_config.samples) * points;
+        let length = signal_config.samples.point_bytes() * points;
         let signal = signal_config.build(length);
         let whole = bytes(&signal, frame, 0..length);
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(length)).chain([0, length]).collect();
@@ -178,7 +194,7 @@ fn non_periodic_frequency_is_approximated_and_reported() {
 #[test]
 fn integers_clip_and_floats_do_not() {
     let value = |scalar: Scalar, value: f64| {
-        let mut bytes = vec![0; scalar.bytes()];
+        let mut bytes = vec![0; number_bytes(scalar)];
         encode(value, scalar, &mut bytes);
         bytes
     };
@@ -195,6 +211,11 @@ fn integers_clip_and_floats_do_not() {
         (vec![128], vec![255], vec![0])
     );
     assert_eq!(value(Scalar::Int32, 3.0), i32::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Uint16, 9.0), u16::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Uint16, 0.0), 32_768_u16.to_le_bytes());
+    assert_eq!(value(Scalar::Uint32, 9.0), u32::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Int64, 1.0), i64::MAX.to_le_bytes());
+    assert_eq!(value(Scalar::Int64, -9.0), i64::MIN.to_le_bytes());
     assert_eq!(value(Scalar::Float32, 3.0), 3.0_f32.to_le_bytes());
     assert_eq!(value(Scalar::Float64, -3.0), (-3.0_f64).to_le_bytes());
 }
@@ -204,7 +225,7 @@ fn noise_is_gaussian_independent_and_repeatable() {
     let mut signal_config = signal_config(samples(Scalar::Float32, true, 2, Order::Planar, 1e6));
     (signal_config.noise, signal_config.seed) = (0.25, 5);
     let points = 100_000;
-    let signal = signal_config.build(point_bytes(&signal_config.samples) * points);
+    let signal = signal_config.build(signal_config.samples.point_bytes() * points);
     let frame = bytes(&signal, 0, 0..signal.frame_bytes);
     let numbers: Vec<f64> = frame
         .chunks_exact(4)
@@ -258,7 +279,7 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
     let mut signal_config =
         signal_config(samples(Scalar::Float64, true, 2, Order::Interleaved, 1e6));
     (signal_config.noise, signal_config.seed) = (0.1, 3);
-    let length = point_bytes(&signal_config.samples) * 10_000;
+    let length = signal_config.samples.point_bytes() * 10_000;
     let quiet = bytes(&signal_config.build(length), 0, 0..length);
     signal_config.pulses = vec![Pulses {
         rate: Frequency(10_000.0),
@@ -269,7 +290,7 @@ fn pulses_are_added_to_the_real_part_of_their_channels() {
         shared: 0.0,
     }];
     assert_eq!(signal_config.problems(), []);
-    let period = MAX_TABLE_BYTES / point_bytes(&signal_config.samples);
+    let period = MAX_TABLE_BYTES / signal_config.samples.point_bytes();
     let events = (period as f64 / 100.0).round();
     assert_eq!(
         signal_config.notes(),
@@ -313,7 +334,7 @@ fn ramp_counts_samples() {
     for scalar in SCALARS {
         let mut signal_config = signal_config(samples(scalar, true, 3, Order::Interleaved, 1.0));
         signal_config.samples.rate = None;
-        let sample = 2 * scalar.bytes();
+        let sample = 2 * number_bytes(scalar);
         let signal = signal_config.build(sample * 3 * 100);
         let frame = 1_000_001;
         for (i, found) in bytes(&signal, frame, 0..signal.frame_bytes)
@@ -321,14 +342,17 @@ fn ramp_counts_samples() {
             .enumerate()
         {
             let n = (frame * 300 + i as u64) % 65_536;
-            let (real, imaginary) = found.split_at(scalar.bytes());
+            let (real, imaginary) = found.split_at(number_bytes(scalar));
             if matches!(scalar, Scalar::Float32 | Scalar::Float64) {
                 let expected = n as f64 / 32_768.0 - 1.0;
                 assert_eq!(decode(scalar, real).0, expected);
                 assert_eq!(decode(scalar, imaginary).0, -expected);
             } else {
-                assert_eq!(real, &n.to_le_bytes()[..scalar.bytes()]);
-                assert_eq!(imaginary, &n.wrapping_neg().to_le_bytes()[..scalar.bytes()]);
+                assert_eq!(real, &n.to_le_bytes()[..number_bytes(scalar)]);
+                assert_eq!(
+                    imaginary,
+                    &n.wrapping_neg().to_le_bytes()[..number_bytes(scalar)]
+                );
             }
         }
     }

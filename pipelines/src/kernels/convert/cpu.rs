@@ -1,8 +1,9 @@
 //! The CPU implementation of `convert`.
 
 use super::super::account::Account;
-use super::super::samples::{Number, Walk, with_number};
+use super::super::samples::{Bf16, F16, Number, Walk, with_number};
 use super::super::{emit, whole};
+use super::packed::Unpacker;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::{Layout, Order};
 use daq_core::ring::{Lease, SlotsMut};
@@ -11,9 +12,12 @@ use std::marker::PhantomData;
 /// Number of samples per channel that are reordered together. This number is small enough that the output of these
 /// samples stays in the L1 cache.
 const TILE: usize = 512;
+/// Number of packed numbers that are unpacked together; a multiple of every group of packed numbers.
+const PIECE: usize = 4096;
 
 pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -> Box<dyn Kernel> {
-    let reordered = input.order != output.order && input.channels > 1;
+    let reordered = is_reordered(input, output.order);
+    let unpacker = unpacker(input, output.order);
     let shape = Shape {
         input_bytes: input.frame_bytes(),
         output_bytes: output.frame_bytes(),
@@ -23,7 +27,42 @@ pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -
         complex: input.complex,
     };
     let line = Line { factor, offset };
-    with_number!(input.scalar, N => Box::new(Converter::<N> { shape, line, number: PhantomData }))
+    macro_rules! converter {
+        ($N:ty) => {
+            Box::new(Converter::<$N> {
+                shape,
+                line,
+                unpacker,
+                number: PhantomData,
+            })
+        };
+    }
+    with_number!(
+        input.scalar, N => converter!(N),
+        // Packed numbers become `i16` first.
+        _ => converter!(i16),
+        Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Uint32 u32, Int64 i64,
+        Float16 F16, Bfloat16 Bf16, Float32 f32, Float64 f64
+    )
+}
+
+/// Returns the number of bytes that the converter allocates.
+pub(super) fn memory(input: &Layout, order: Order) -> usize {
+    unpacker(input, order).map_or(0, |unpacker| unpacker.memory())
+}
+
+fn is_reordered(input: &Layout, order: Order) -> bool {
+    input.order != order && input.channels > 1
+}
+
+/// Returns the unpacker of a packed type. Samples are reordered only when the whole frame is unpacked.
+fn unpacker(input: &Layout, order: Order) -> Option<Unpacker> {
+    let numbers = if is_reordered(input, order) {
+        input.numbers()
+    } else {
+        PIECE
+    };
+    Some(Unpacker::new(input.scalar.packing()?, numbers))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +105,8 @@ impl Line {
 struct Converter<N> {
     shape: Shape,
     line: Line,
+    /// `None` if each number has its own bytes.
+    unpacker: Option<Unpacker>,
     number: PhantomData<fn() -> N>,
 }
 
@@ -82,9 +123,20 @@ impl<N: Number> Kernel for Converter<N> {
                 account.fail();
                 continue;
             };
-            let numbers = N::cut(bytes);
+            let unpacker = &mut self.unpacker;
             emit(out, self.shape.output_bytes, *frame.meta(), |slot| {
                 let target = slot.as_chunks_mut::<4>().0;
+                let numbers = match (unpacker, self.shape.reordered) {
+                    (Some(unpacker), None) => {
+                        unpacker.each_piece(bytes, |from, numbers| {
+                            let target = target.get_mut(from..).unwrap_or_default();
+                            straight::<N>(N::cut(numbers), target, self.line);
+                        });
+                        return;
+                    }
+                    (Some(unpacker), Some(_)) => N::cut(unpacker.unpack(bytes)),
+                    (None, _) => N::cut(bytes),
+                };
                 match self.shape.reordered {
                     None => straight::<N>(numbers, target, self.line),
                     Some((walk, order)) if self.shape.complex => {

@@ -35,8 +35,8 @@ pub(super) fn build(
     let channels = input.channels as usize;
     let wide = channels.min(MAX_WIDE);
     let tile_points = TILE / wide;
-    let parts = if input.complex { 2 } else { 1 };
-    let numbers = input.points * channels * parts;
+    let parts = input.parts();
+    let numbers = input.numbers();
     let processors = device.attributes().multiprocessors.max(1).cast_unsigned();
     let blocks = if is_reordered {
         Blocks::Tiles {
@@ -62,6 +62,10 @@ pub(super) fn build(
             tile_points: small(tile_points),
             wide: small(wide),
             planar: u32::from(output.order == Order::Planar),
+            sign: match input.scalar.packing() {
+                Some(packing) if packing.signed => 1 << (packing.bits - 1),
+                _ => 0,
+            },
             ..Conversion::default()
         },
         blocks,

@@ -21,7 +21,7 @@ pub enum AxisKey {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FrameKeys {
-    /// Type of each number: `int8`, `uint8`, `int16`, `int32`, `float32` or `float64`.
+    /// Type of each number, described in [Sample types](sample-types.md).
     #[serde(rename = "type")]
     pub scalar: Option<Scalar>,
     /// Whether numbers are pairs of real and imaginary part.
@@ -122,17 +122,24 @@ impl FrameKeys {
             axis: self.axis(input, points)?,
             frame_rate: input.frame_rate,
         };
-        let point = layout.sample_bytes() as u64 * u64::from(layout.channels);
+        let point = layout.sample_bits() as u64 * u64::from(layout.channels);
+        let bits = point.checked_mul(points as u64);
         // Larger frames are rejected, because the slots of a ring must be contiguous in a 63-bit address space.
-        if point
-            .checked_mul(points as u64)
-            .is_none_or(|bytes| bytes > 1 << 40)
-        {
+        let Some(bits) = bits.filter(|bits| *bits <= 8 << 40) else {
             return Err(Problem::at(
                 "frame.points",
-                format!("a frame of {points} points of {point} bytes is larger than 1 TiB"),
+                format!("a frame of {points} points of {point} bits is larger than 1 TiB"),
             ));
-        }
+        };
+        require(
+            bits.is_multiple_of(8),
+            "frame.points",
+            format!(
+                "a frame of {points} points ends inside a group of packed {} numbers",
+                layout.scalar
+            ),
+            "set a number of points that fills whole bytes, such as a multiple of 4",
+        )?;
         Ok(layout)
     }
 

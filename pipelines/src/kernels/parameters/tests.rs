@@ -132,6 +132,7 @@ fn arguments_are_fields_in_order() {
         tile_points: 34,
         wide: 35,
         planar: 36,
+        sign: 37,
     };
     assert_eq!(
         conversion.arguments(),
@@ -153,6 +154,7 @@ fn arguments_are_fields_in_order() {
             U32(34),
             U32(35),
             U32(36),
+            U32(37),
         ]
     );
     let given = |name: &str| {

@@ -6,8 +6,9 @@
 
 use super::super::grouping::{CpuKernel, Grouping, Sums};
 use super::super::samples::{Number, Walk, with_number};
+use super::super::unsupported;
 use super::{Detrend, PowerSpectrum, Scaling, Shape};
-use daq_core::kernel::Kernel;
+use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
@@ -20,7 +21,7 @@ pub(super) fn build(
     grouping: Grouping,
     shape: Shape,
     factor: f64,
-) -> Box<dyn Kernel> {
+) -> Result<Box<dyn Kernel>, KernelError> {
     let fft = FftPlanner::new().plan_fft_forward(shape.size);
     let zero = Complex::new(0.0, 0.0);
     #[expect(
@@ -47,10 +48,10 @@ pub(super) fn build(
         factor: factor / shape.integrate as f64,
         db: keys.scaling == Scaling::Db,
     };
-    with_number!(input.scalar, N => Box::new(CpuKernel {
+    with_number!(input.scalar, N => Ok(Box::new(CpuKernel {
         grouping,
         sums: Summer::<N> { plan, transform, sums, number: PhantomData },
-    }))
+    })), _ => Err(unsupported(input, "power-spectrum")))
 }
 
 /// Values that are computed once and do not change from block to block.

@@ -29,9 +29,11 @@ fn numbers(scalar: Scalar, count: usize, noise: &mut Noise) -> (Vec<u8>, Vec<f64
             Scalar::Int8 => push!((x * 127.0) as i8),
             Scalar::Uint8 => push!((x * 127.0 + 127.0) as u8),
             Scalar::Int16 => push!((x * 32_767.0) as i16),
+            Scalar::Uint16 => push!((x * 32_767.0 + 32_767.0) as u16),
             Scalar::Int32 => push!((x * 2e9) as i32),
             Scalar::Float32 => push!(x as f32),
             Scalar::Float64 => push!(x),
+            _ => panic!("{scalar} is not supported"),
         }
     }
     (bytes, values)

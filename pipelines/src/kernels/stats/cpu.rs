@@ -6,9 +6,10 @@
 use super::super::grouping::{CpuKernel, Grouping, Sums};
 use super::super::parameters::Tally;
 use super::super::samples::{Number, Walk, with_number};
+use super::super::unsupported;
 use super::FIELDS;
 use super::histogram::Histogram;
-use daq_core::kernel::Kernel;
+use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
 use std::marker::PhantomData;
 use std::mem::offset_of;
@@ -32,7 +33,7 @@ pub(super) fn build(
     grouping: Grouping,
     limits: (f64, f64),
     histogram: Option<Histogram>,
-) -> Box<dyn Kernel> {
+) -> Result<Box<dyn Kernel>, KernelError> {
     let count = histogram
         .as_ref()
         .map_or(0, |histogram| histogram.bins.count);
@@ -48,7 +49,7 @@ pub(super) fn build(
         channels: (0..channels).map(|_| Tally::EMPTY).collect(),
         counts: vec![0; channels * count].into(),
     };
-    with_number!(input.scalar, N => Box::new(CpuKernel {
+    with_number!(input.scalar, N => Ok(Box::new(CpuKernel {
         grouping,
         sums: Counter::<N> {
             state,
@@ -57,7 +58,7 @@ pub(super) fn build(
             codes: Box::new([[0; 256]; TABLES]),
             number: PhantomData,
         },
-    }))
+    })), _ => Err(unsupported(input, "stats")))
 }
 
 impl Tally {

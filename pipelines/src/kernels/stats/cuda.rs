@@ -58,7 +58,7 @@ pub(super) fn build(
     let (device, module) = device::STATS.load(ordinal)?;
     let channels = input.channels as usize;
     let bins = histogram.map_or(0, |histogram| histogram.bins.count);
-    let is_codes = input.scalar.bytes() == 1;
+    let is_codes = input.scalar.bits() == 8;
     let in_shared = !is_codes && (1..=MAX_SHARED).contains(&bins);
     let count = module.function(if is_codes {
         "stats_codes"

@@ -89,9 +89,11 @@ fn numbers(scalar: Scalar, count: usize, seed: u64) -> (Vec<u8>, Vec<f64>) {
             Scalar::Int8 => push!(i8),
             Scalar::Uint8 => push!(u8),
             Scalar::Int16 => push!(i16),
+            Scalar::Uint16 => push!(u16),
             Scalar::Int32 => push!(i32),
             Scalar::Float32 => push!(float f32),
             Scalar::Float64 => push!(float f64),
+            _ => panic!("{scalar} is not supported"),
         }
     }
     (bytes, values)

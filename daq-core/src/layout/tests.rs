@@ -1,0 +1,87 @@
+use super::*;
+
+fn samples(scalar: Scalar, complex: bool, channels: u32) -> Samples {
+    Samples {
+        scalar,
+        complex,
+        channels,
+        ..Samples::default()
+    }
+}
+
+#[test]
+fn scalar_names_equal_configuration() {
+    for scalar in Scalar::ALL {
+        assert_eq!(serde_json::to_value(scalar).unwrap(), scalar.name());
+        assert_eq!(
+            serde_json::from_value::<Scalar>(scalar.name().into()).unwrap(),
+            scalar
+        );
+    }
+}
+
+#[test]
+fn packing_agrees_with_name_size_and_range() {
+    for scalar in Scalar::ALL {
+        let name = scalar.name();
+        let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+        assert_eq!(scalar.bits().to_string(), digits);
+        assert_eq!(scalar.is_float(), name.contains("float"));
+        let range = scalar.range();
+        assert_eq!(
+            range.is_some_and(|(low, _)| low == 0),
+            name.starts_with('u')
+        );
+        if let Some((low, high)) = range {
+            assert_eq!(i128::from(high) - i128::from(low) + 1, 1 << scalar.bits());
+        }
+        let Some(packing) = scalar.packing() else {
+            assert_eq!(scalar.bytes(), Some(scalar.bits() / 8));
+            continue;
+        };
+        assert_eq!(packing.bits as usize, scalar.bits());
+        assert_eq!(packing.signed, name.starts_with("int"));
+        assert_eq!(packing.msb_first, name.ends_with("pmsb"));
+        assert_eq!(scalar.bytes(), None);
+    }
+    let groups = [Scalar::Int4p, Scalar::Uint10p, Scalar::Uint12pmsb]
+        .map(|scalar| scalar.packing().unwrap().group());
+    assert_eq!(groups, [(2, 1), (4, 5), (2, 3)]);
+}
+
+#[test]
+fn frame_bytes_and_points_of_packed_types_are_exact() {
+    for scalar in Scalar::ALL {
+        for (complex, channels) in [(false, 1), (true, 1), (false, 3), (true, 5), (false, 8)] {
+            let samples = samples(scalar, complex, channels);
+            let step = samples.point_bytes();
+            for bytes in 0..4 * step {
+                match samples.layout(bytes) {
+                    Ok(layout) => {
+                        let bits = layout.points * layout.sample_bits() * channels as usize;
+                        assert_eq!(bits, bytes * 8, "{samples:?}");
+                        assert_eq!(layout.frame_bytes(), bytes, "{samples:?}");
+                    }
+                    Err(rest) => assert_eq!(rest, bytes % step, "{samples:?}"),
+                }
+            }
+        }
+    }
+    assert_eq!(
+        samples(Scalar::Uint12p, false, 1).layout(9).unwrap().points,
+        6
+    );
+    assert_eq!(samples(Scalar::Uint12p, false, 1).layout(8192), Err(2));
+    assert_eq!(samples(Scalar::Uint10p, false, 1).layout(8), Err(3));
+    // A complex pair of nibbles is one byte.
+    assert_eq!(
+        samples(Scalar::Int4pmsb, true, 1).layout(7).unwrap().points,
+        7
+    );
+    // Three channels of 12 bits: a frame holds an even number of points.
+    assert_eq!(samples(Scalar::Uint12p, false, 3).layout(6), Err(6));
+    assert_eq!(
+        samples(Scalar::Uint12p, false, 3).layout(9).unwrap().points,
+        2
+    );
+}
