@@ -35,7 +35,7 @@ pub enum Side {
 
 /// Result of one call of [`Kernel::run`].
 ///
-/// The burst has `consumed + accumulating + failed` frames. Frames in `accumulating` count as consumed or failed in a
+/// The burst has `consumed + accumulating + failed + filtered` frames. Frames in `accumulating` count as consumed or failed in a
 /// later call, through `released` and `dropped`.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -46,6 +46,8 @@ pub struct Submitted {
     pub accumulating: u64,
     /// Number of frames of this burst that could not be processed.
     pub failed: u64,
+    /// Number of frames of this burst that the kernel's configuration excludes.
+    pub filtered: u64,
     /// Number of frames kept by earlier calls that this call's output contains.
     pub released: u64,
     /// Number of frames kept by earlier calls that no output will contain. They count as failed now.
@@ -62,6 +64,7 @@ impl Submitted {
             consumed,
             accumulating: 0,
             failed: 0,
+            filtered: 0,
             released: 0,
             dropped: 0,
             completion: Completion::Immediate,

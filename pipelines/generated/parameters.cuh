@@ -38,6 +38,32 @@ static_assert(sizeof(Conversion) == 104 && OFFSET_OF(Conversion, from) == 0 && O
     u32 given_wide, u32 given_planar, u32 given_sign
 #define CONVERSION_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_factor, given_offset, given_points, given_channels, given_parts, given_scalar, given_tile_points, given_wide, given_planar, given_sign}
 
+// Numbers in groups: number `i` is `bases[i / each] + i % each * step`.
+struct Places {
+    const u32* bases;
+    u32 each, step, count;
+};
+static_assert(sizeof(Places) == 24 && OFFSET_OF(Places, bases) == 0 && OFFSET_OF(Places, each) == 8 &&
+    OFFSET_OF(Places, step) == 12 && OFFSET_OF(Places, count) == 16);
+
+// Parameters of `select_bytes`. The output consists of pieces of `run` bytes: piece `i` is at
+// `outer[i / inner.count] + inner[i % inner.count]` of the input.
+struct Selection {
+    RingSlots from, to;
+    Places outer, inner;
+    u32 run, bytes, word;
+};
+static_assert(sizeof(Selection) == 112 && OFFSET_OF(Selection, from) == 0 && OFFSET_OF(Selection, to) == 24 &&
+    OFFSET_OF(Selection, outer) == 48 && OFFSET_OF(Selection, inner) == 72 && OFFSET_OF(Selection, run) == 96 &&
+    OFFSET_OF(Selection, bytes) == 100 && OFFSET_OF(Selection, word) == 104);
+#define SELECTION_PARAMETERS \
+    u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
+    u64 given_to_stride, u32 given_to_slots, u32 given_to_first, const u32* given_outer_bases, \
+    u32 given_outer_each, u32 given_outer_step, u32 given_outer_count, const u32* given_inner_bases, \
+    u32 given_inner_each, u32 given_inner_step, u32 given_inner_count, u32 given_run, u32 given_bytes, \
+    u32 given_word
+#define SELECTION_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_outer_bases, given_outer_each, given_outer_step, given_outer_count}, {given_inner_bases, given_inner_each, given_inner_step, given_inner_count}, given_run, given_bytes, given_word}
+
 // Statistics of the values of one channel, as sums.
 struct Tally {
     u64 count, clip;

@@ -16,7 +16,7 @@ ledger! {
         /// Frames that the kernel has read from its input ring.
         #[serde(rename = "in")]
         input: u64 = Counter, counter "daq_kernel_input_frames_total" {
-            meaning: "Always the sum of consumed, accumulating, failed and pending.",
+            meaning: "Always the sum of consumed, accumulating, failed, filtered and pending.",
         },
         /// Frames in an integration that has not ended.
         accumulating: u64 = Counter, gauge "daq_kernel_accumulating_frames" {
@@ -33,6 +33,11 @@ ledger! {
             cause: "A frame of a different length than planned, or too incomplete to use.",
             remedy: "The log names the first such frame and the reason.",
         },
+        /// Frames that the kernel does not process, because its configuration excludes them.
+        filtered: u64 = Counter, counter "daq_kernel_filtered_frames_total" {
+            meaning: "These frames have no output, which is intended: `every` or `drop` of a kernel `select` excludes \
+                      them.",
+        },
         /// Frames that the kernel is processing.
         pending: u64, gauge "daq_kernel_pending_frames" {
             meaning: "At most the number of frames in one burst.",
@@ -48,7 +53,7 @@ ledger! {
         #[serde(skip_serializing_if = "Option::is_none")]
         device: Option<DeviceReport>,
     }
-    equation input as "in" = consumed + accumulating + failed, pending;
+    equation input as "in" = consumed + accumulating + failed + filtered, pending;
 }
 
 ledger! {

@@ -183,11 +183,11 @@ fn page_shows_copies_and_gpus() {
         "name | from | started | frames | failed | stored | pending | copies | bytes | in flight | busy s | sizes | rate",
         "raw | raw@host | 107 | 100 | 2! | 31 | 5 | 36 | 8,000,409,600 | 3 | 0.75 | ≤ 4 KiB 1, ≤ 16 KiB 2, \
          ≤ 64 KiB 3, ≤ 256 KiB 4, ≤ 1 MiB 5, ≤ 4 MiB 6, ≤ 16 MiB 7, larger 8 | 32.0 Gbit/s",
-        "name | in | accumulating | consumed | failed | pending | produced | gpu dispatch | gpu launches | \
+        "name | in | accumulating | consumed | failed | filtered | pending | produced | gpu dispatch | gpu launches | \
          gpu busy s | gpu gap s | gpu occupancy %",
-        "beam | 85 | 0 | 85 | 0 | 0 | 86 | launch | 23 | 1.5 | 0.25 | 62.5",
-        "spectrum | 80 | 12 | 64 | 1! | 3 | 13 | – | – | – | – | –",
-        "trigger | 0 | 0 | 0 | 0 | 0 | 0 | persistent | 0 | 0 | 0 | 12.5",
+        "beam | 85 | 0 | 85 | 0 | 0 | 0 | 86 | launch | 23 | 1.5 | 0.25 | 62.5",
+        "spectrum | 80 | 12 | 64 | 1! | 0 | 3 | 13 | – | – | – | – | –",
+        "trigger | 0 | 0 | 0 | 0 | 0 | 0 | 0 | persistent | 0 | 0 | 0 | 12.5",
     ] {
         assert!(
             lines.iter().any(|shown| shown == line),
@@ -220,7 +220,7 @@ fn page_shows_copies_and_gpus() {
         lines[0]
     );
     assert!(!lines.iter().any(|line| line == "# copies"), "{lines:#?}");
-    let header = "name | in | accumulating | consumed | failed | pending | produced";
+    let header = "name | in | accumulating | consumed | failed | filtered | pending | produced";
     assert!(lines.iter().any(|line| line == header), "{lines:#?}");
 }
 

@@ -8,6 +8,7 @@ use daq_core::ring::Completion;
 /// ```text
 ///   frame ──▶ take ───────────────────────────▶ consumed
 ///        ├──▶ fail ───────────────────────────▶ failed
+///        ├──▶ filter ─────────────────────────▶ filtered
 ///        └──▶ hold ──▶ accumulating ──▶ release ──▶ consumed, or released in a later call
 ///                              └──▶ drop ─────▶ failed, or dropped in a later call
 /// ```
@@ -19,6 +20,7 @@ pub(super) struct Account {
     accumulated: u64,
     consumed: u64,
     failed: u64,
+    filtered: u64,
     released: u64,
     dropped: u64,
 }
@@ -32,6 +34,11 @@ impl Account {
     /// Counts a frame that cannot be processed.
     pub(super) const fn fail(&mut self) {
         self.failed += 1;
+    }
+
+    /// Counts a frame that the kernel's configuration excludes.
+    pub(super) const fn filter(&mut self) {
+        self.filtered += 1;
     }
 
     /// Counts a frame whose output is not finished yet.
@@ -60,6 +67,7 @@ impl Account {
             accumulated,
             consumed,
             failed,
+            filtered,
             released,
             dropped,
         } = std::mem::take(self);
@@ -68,6 +76,7 @@ impl Account {
             consumed,
             accumulating: accumulated,
             failed,
+            filtered,
             released,
             dropped,
             completion: Completion::Immediate,

@@ -34,6 +34,7 @@ macro_rules! code {
 
 pub(super) const CONVERT: Code = code!("convert");
 pub(super) const POWER_SPECTRUM: Code = code!("power_spectrum");
+pub(super) const SELECT: Code = code!("select");
 pub(super) const STATS: Code = code!("stats");
 
 impl Code {
@@ -88,14 +89,27 @@ fn check_out(out: &mut SlotsMut<'_>, bytes: usize) -> Result<(), KernelError> {
 
 /// Runs a kernel that makes one output from each frame. Calls `launch` for each run of consecutive frames, with the
 /// index of the first frame, the number of frames, and the slots of their outputs.
-///
-/// A burst has at most `max_frames` frames. Frames of less than `input_bytes` bytes fail, because their slots contain
-/// stale bytes after the end of the frame. Outputs have `output_bytes` bytes.
 pub(super) fn map_frames(
     burst: &Lease<'_>,
     out: &mut SlotsMut<'_>,
     max_frames: usize,
+    bytes: [usize; 2],
+    launch: impl FnMut(usize, usize, &Slice) -> Result<(), KernelError>,
+) -> Result<Submitted, KernelError> {
+    map_chosen(burst, out, max_frames, bytes, |meta| Some(*meta), launch)
+}
+
+/// Runs a kernel that makes one output from each frame for which `choose` returns the metadata of the output, like
+/// [`map_frames`]. Other frames count as filtered.
+///
+/// A burst has at most `max_frames` frames. Frames of less than `input_bytes` bytes fail, because their slots contain
+/// stale bytes after the end of the frame. Outputs have `output_bytes` bytes.
+pub(super) fn map_chosen(
+    burst: &Lease<'_>,
+    out: &mut SlotsMut<'_>,
+    max_frames: usize,
     [input_bytes, output_bytes]: [usize; 2],
+    choose: impl Fn(&FrameMeta) -> Option<FrameMeta>,
     mut launch: impl FnMut(usize, usize, &Slice) -> Result<(), KernelError>,
 ) -> Result<Submitted, KernelError> {
     let frames = burst.len();
@@ -105,26 +119,34 @@ pub(super) fn map_frames(
         ));
     }
     check_out(out, output_bytes)?;
-    let (mut next, mut failed) = (0, 0);
+    let chosen = |i: usize| choose(burst.frame(i).meta());
+    let (mut next, mut failed, mut filtered) = (0, 0, 0);
     while next < frames {
         let first = next;
-        while next < frames && burst.length(next) >= input_bytes {
+        while next < frames && burst.length(next) >= input_bytes && chosen(next).is_some() {
             next += 1;
         }
         if next > first {
             launch(first, next - first, &out.slice())?;
         }
         for i in first..next {
-            super::finish(out, output_bytes, *burst.frame(i).meta());
+            // These frames were chosen above.
+            let meta = chosen(i).unwrap_or_default();
+            super::finish(out, output_bytes, meta);
         }
         if next < frames {
-            failed += 1;
+            if chosen(next).is_some() {
+                failed += 1;
+            } else {
+                filtered += 1;
+            }
             next += 1;
         }
     }
     Ok(Submitted {
         failed,
-        ..Submitted::done(frames as u64 - failed)
+        filtered,
+        ..Submitted::done(frames as u64 - failed - filtered)
     })
 }
 

@@ -5,6 +5,7 @@
 //! | [`convert`] | samples of any type | float32 samples | always |
 //! | [`power_spectrum`] | samples | averaged power per frequency | transforms of 2 to 2^20 points without a prime
 //! factor above 7 |
+//! | [`select`] | frames of any type | a part of each frame, of some frames | always |
 //! | [`stats`] | numbers of any kind | minimum, maximum, mean, RMS, clip count and histogram | always |
 //! | [`file`](mod@file) | frames | output of your own code | only |
 //!
@@ -32,6 +33,7 @@ mod launcher;
 pub mod parameters;
 pub mod power_spectrum;
 mod samples;
+pub mod select;
 pub mod stats;
 #[cfg(test)]
 #[path = "../../tests/gpu_kernels/trial.rs"]
@@ -49,6 +51,7 @@ use std::fmt::Display;
 pub use convert::Convert;
 pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
+pub use select::Select;
 pub use stats::Stats;
 
 /// PTX of `convert`, for measurements of launches.
@@ -60,11 +63,12 @@ pub const ECHO_PTX: &[u8] = include_bytes!("../../generated/echo.ptx");
 ///
 /// ```
 /// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["convert", "power-spectrum", "stats", "file"]);
+/// assert_eq!(names, ["convert", "power-spectrum", "select", "stats", "file"]);
 /// ```
 pub const KERNELS: &[KernelEntry] = &[
     convert::ENTRY,
     power_spectrum::ENTRY,
+    select::ENTRY,
     stats::ENTRY,
     file::ENTRY,
 ];

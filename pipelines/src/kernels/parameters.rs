@@ -139,6 +139,37 @@ parameters! {
         sign: u32,
     }
 
+    /// Numbers in groups: number `i` is `bases[i / each] + i % each * step`.
+    Places {
+        /// The first number of each group.
+        bases: u64 as "const u32*",
+        /// Count of numbers of a group.
+        each: u32,
+        /// Distance between the numbers of a group.
+        step: u32,
+        /// Count of all numbers.
+        count: u32,
+    }
+
+    /// Parameters of `select_bytes`. The output consists of pieces of `run` bytes: piece `i` is at
+    /// `outer[i / inner.count] + inner[i % inner.count]` of the input.
+    Selection {
+        /// The input.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// Places along the slower axis, in bytes.
+        outer: Places,
+        /// Places along the faster axis, in bytes.
+        inner: Places,
+        /// Number of bytes of a piece.
+        run: u32,
+        /// Number of bytes of an output.
+        bytes: u32,
+        /// Number of bytes that are copied together: a power of two up to 16 that divides all places and `run`.
+        word: u32,
+    }
+
     /// Statistics of the values of one channel, as sums.
     Tally {
         /// Number of values without NaNs.

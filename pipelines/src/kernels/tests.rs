@@ -178,7 +178,7 @@ fn kernels_accept_types_or_name_the_fix() {
                 }
             }
         }
-        let all = entry.name == "convert";
+        let all = matches!(entry.name, "convert" | "select");
         assert_eq!(
             accepted,
             if all { Scalar::ALL.len() } else { 7 },

@@ -83,6 +83,7 @@ pub(crate) fn sample_report() -> Report {
         consumed: 64,
         accumulating: 12,
         failed: 1,
+        filtered: 0,
         pending: 3,
         produced: 13,
         device: None,

@@ -483,5 +483,6 @@ fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {
         .accumulating
         .set(before + submitted.accumulating - left);
     ledger.failed.add(submitted.failed + submitted.dropped);
+    ledger.filtered.add(submitted.filtered);
     ledger.consumed.add(submitted.consumed + submitted.released);
 }

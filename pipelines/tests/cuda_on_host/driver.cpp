@@ -31,6 +31,9 @@ static void check_guard(const unsigned char* guard, const char* what) {
 namespace power_spectrum {
 #include "power_spectrum.cu"
 }
+namespace select_frames {
+#include "select.cu"
+}
 namespace stats {
 #include "stats.cu"
 }
@@ -67,6 +70,7 @@ static std::vector<Kernel> kernels() {
         kernel("power_spectrum_columns", power_spectrum::power_spectrum_columns),
         kernel("power_spectrum_rows", power_spectrum::power_spectrum_rows),
         kernel("power_spectrum_combine", power_spectrum::power_spectrum_combine),
+        kernel("select_bytes", select_frames::select_bytes),
         kernel("stats_numbers", stats::stats_numbers),
         kernel("stats_codes", stats::stats_codes),
         kernel("stats_finish", stats::stats_finish),

@@ -3,7 +3,7 @@
 use daq_testkit::assert_contains;
 use std::process::Command;
 
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
@@ -17,6 +17,7 @@ const FILES: [(&str, &str); 8] = [
         "power_spectrum.cu",
         include_str!("../../src/kernels/power_spectrum.cu"),
     ),
+    ("select.cu", include_str!("../../src/kernels/select.cu")),
     ("stats.cu", include_str!("../../src/kernels/stats.cu")),
 ];
 

@@ -21,13 +21,14 @@ pub struct Outcome {
     pub busy: Duration,
 }
 
-/// Returns the numbers of consumed, accumulating, failed, released and dropped frames of each call.
-fn counts(calls: &[Submitted]) -> Vec<[u64; 5]> {
+/// Returns the numbers of consumed, accumulating, failed, filtered, released and dropped frames of each call.
+fn counts(calls: &[Submitted]) -> Vec<[u64; 6]> {
     let each = |call: &Submitted| {
         [
             call.consumed,
             call.accumulating,
             call.failed,
+            call.filtered,
             call.released,
             call.dropped,
         ]
@@ -104,7 +105,7 @@ pub fn run(
         out.publish();
         drop(lease);
         assert_eq!(
-            submitted.consumed + submitted.accumulating + submitted.failed,
+            submitted.consumed + submitted.accumulating + submitted.failed + submitted.filtered,
             now.len() as u64,
             "{submitted:?}"
         );

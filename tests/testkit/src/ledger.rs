@@ -209,7 +209,7 @@ mod tests {
             "copies": { "r": { "from": "r@host", "to": "r", "started": 4, "frames": 2, "failed": 1, "stored": 0, "pending": 1,
                                "copies": 3, "bytes": 9, "in_flight": 0, "busy_ns": 1,
                                "sizes": [1, 0, 2, 0, 0, 0, 0, 0] } },
-            "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "pending": 0, "produced": 1,
+            "kernels": { "k": { "in": 2, "consumed": 1, "accumulating": 1, "failed": 0, "filtered": 0, "pending": 0, "produced": 1,
                                 "device": { "dispatch": "launch", "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
             "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1, "connections": 0, "stalls": 0,
                                "packets": 9, "sent_packets": 4, "absent_packets": 1, "refused_queue_full": 1, "refused_unreachable": 1,
@@ -242,7 +242,14 @@ mod tests {
             (
                 "kernels",
                 "k",
-                &["in", "consumed", "accumulating", "failed", "pending"],
+                &[
+                    "in",
+                    "consumed",
+                    "accumulating",
+                    "failed",
+                    "filtered",
+                    "pending",
+                ],
             ),
             (
                 "sinks",

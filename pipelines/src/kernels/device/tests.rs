@@ -13,13 +13,14 @@ const SAMPLES: &str = include_str!("../samples.cuh");
 /// The committed header with the parameters.
 const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
 /// Name, source text and committed PTX of each file.
-const SOURCES: [(&str, &str, &[u8]); 5] = [
+const SOURCES: [(&str, &str, &[u8]); 6] = [
     ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
     (
         "power_spectrum",
         include_str!("../power_spectrum.cu"),
         super::POWER_SPECTRUM.ptx,
     ),
+    ("select", include_str!("../select.cu"), super::SELECT.ptx),
     ("stats", include_str!("../stats.cu"), super::STATS.ptx),
     (
         "echo",
