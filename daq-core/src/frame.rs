@@ -22,6 +22,10 @@ pub enum Clock {
     Recorded = 5,
     /// The sensor's counter scaled to nanoseconds, with an origin in UTC from the configuration.
     SensorUtc = 6,
+    /// The PTP clock of the network card when the card received the frame's first packet that arrived. If the sample rate
+    /// is known, the duration of the signal before that packet is subtracted. A PTP clock usually counts TAI from
+    /// 1970-01-01T00:00:00 TAI, which is 37 s ahead of UTC since 2017.
+    Hardware = 7,
 }
 
 impl Clock {
@@ -40,6 +44,7 @@ impl Clock {
             Self::Simulated => "simulated",
             Self::Recorded => "recorded",
             Self::SensorUtc => "sensor-utc",
+            Self::Hardware => "hardware",
         }
     }
 
@@ -52,6 +57,7 @@ impl Clock {
             4 => Self::Simulated,
             5 => Self::Recorded,
             6 => Self::SensorUtc,
+            7 => Self::Hardware,
             _ => Self::None,
         }
     }
@@ -100,6 +106,28 @@ impl Flags {
 
 /// Maximum number of fields that a frame can keep.
 pub const MAX_KEPT_FIELDS: usize = 8;
+
+/// Names of the metadata of all frames, which kept fields must not have.
+const METADATA_NAMES: [&str; 13] = [
+    "arrived",
+    "clock",
+    "epoch",
+    "first_bytes",
+    "flags",
+    "frames",
+    "kept",
+    "length",
+    "packet_bytes",
+    "packets_per_frame",
+    "present",
+    "sequence",
+    "timestamp_ns",
+];
+
+/// Returns whether `name` is already a name in the metadata of all frames, so that no kept field can have it.
+pub fn is_metadata_name(name: &str) -> bool {
+    METADATA_NAMES.contains(&name)
+}
 
 /// Values from the headers of a frame's packets that travel with the frame, such as the identifier of an antenna. Field
 /// `i` is the value with name `i` in [`RingOptions::kept`](crate::ring::RingOptions::kept). A field is absent if no packet

@@ -15,7 +15,7 @@ use daq_drivers::packet::Format;
 use daq_drivers::packet::{Endian, Field, Raw};
 use daq_drivers::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use daq_drivers::sys::send::Sender;
-use daq_drivers::sys::socket::{Options, UdpSocket};
+use daq_drivers::sys::socket::{Options, Timestamps, UdpSocket};
 use daq_testkit::loopback::free_address;
 use daq_testkit::source::{SourceFixture, new_fixture, spec_in};
 use std::net::SocketAddr;
@@ -141,7 +141,7 @@ fn baseline(packet: usize, length: Duration) -> Outcome {
     let options = Options {
         receive_buffer: 64 << 20,
         coalesce: true,
-        timestamps: true,
+        timestamps: Timestamps::Software,
         ..Options::default()
     };
     let socket = UdpSocket::open(free_address(), &options).expect("a free port");

@@ -6,6 +6,7 @@
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
 //! | [`report`] | the final ledger, the live block and the status line as text |
+//! | [`clock`] | the state of the clocks that timestamps refer to |
 //! | [`console`] | output to the terminal while a pipeline runs |
 //! | [`systemd`] | readiness and watchdog |
 
@@ -19,6 +20,7 @@
     )
 )]
 
+pub mod clock;
 pub mod console;
 pub mod http;
 pub mod kernels;

@@ -21,6 +21,74 @@ struct Channels {
     combined: u32,
 }
 
+/// `ETHTOOL_GET_TS_INFO` of `linux/ethtool.h`.
+const ETHTOOL_GET_TS_INFO: u32 = 0x41;
+/// `SIOCGHWTSTAMP` of `linux/sockios.h`.
+const SIOCGHWTSTAMP: libc::c_ulong = 0x89b1;
+/// `SOF_TIMESTAMPING_RX_HARDWARE` and `SOF_TIMESTAMPING_RAW_HARDWARE` of `linux/net_tstamp.h`.
+const RX_AND_RAW_HARDWARE: u32 = 1 << 2 | 1 << 6;
+/// `HWTSTAMP_FILTER_ALL` of `linux/net_tstamp.h`: the card timestamps all packets that it receives.
+const FILTER_ALL: u32 = 1;
+
+/// `struct ethtool_ts_info` of `linux/ethtool.h`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct TimestampInfo {
+    command: u32,
+    flags: u32,
+    clock: i32,
+    transmit_types: u32,
+    reserved: [u32; 3],
+    receive_filters: u32,
+    reserved_too: [u32; 3],
+}
+const _: () = assert!(size_of::<TimestampInfo>() == 44);
+
+/// `struct hwtstamp_config` of `linux/net_tstamp.h`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct TimestampConfig {
+    flags: i32,
+    transmit_type: u32,
+    receive_filter: u32,
+}
+
+/// The hardware timestamps of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timestamping {
+    /// Whether the card can report the time at which it received a packet.
+    can_report: bool,
+    /// Bit `n` is set if the card supports the receive filter `n` of `linux/net_tstamp.h`.
+    filters: u32,
+    /// Number of the PTP clock, `N` of `/dev/ptpN`; `None` if the card has no PTP clock.
+    clock: Option<u32>,
+    /// The receive filter in use; `None` if the driver does not report it.
+    filter: Option<u32>,
+}
+
+impl Timestamping {
+    /// Returns whether the card can timestamp all packets that it receives.
+    pub const fn can_receive(&self) -> bool {
+        self.can_report && self.filters >> FILTER_ALL & 1 == 1
+    }
+
+    /// Returns whether the card timestamps all packets that it receives.
+    pub fn is_on(&self) -> bool {
+        self.can_report && self.filter == Some(FILTER_ALL)
+    }
+
+    /// Returns the number of the PTP clock, `N` of `/dev/ptpN`.
+    pub const fn clock(&self) -> Option<u32> {
+        self.clock
+    }
+}
+
+/// Returns the hardware timestamps of the interface `name`, or `None` if there is no such interface or its driver has no
+/// information about timestamps.
+pub fn timestamping(name: &str) -> Option<Timestamping> {
+    Interface::find(name).ok()?.timestamping()
+}
+
 /// An interface that exists.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
@@ -186,6 +254,31 @@ impl Interface {
         Some(channels.receive + channels.combined).filter(|queues| *queues > 0)
     }
 
+    /// Returns the hardware timestamps of the interface, if its driver has information about them.
+    pub(crate) fn timestamping(&self) -> Option<Timestamping> {
+        let mut info = TimestampInfo {
+            command: ETHTOOL_GET_TS_INFO,
+            ..TimestampInfo::default()
+        };
+        let socket = any_socket().ok()?;
+        let mut first = request(&self.name).ok()?;
+        first.ifr_ifru.ifru_data = (&raw mut info).cast();
+        // SAFETY: the request contains a zero-terminated name and a pointer to the structure that this command reads
+        // and writes. The structure lives until the call returns.
+        unsafe { ask(socket.as_fd(), libc::SIOCETHTOOL, &mut first) }.ok()?;
+        let mut config = TimestampConfig::default();
+        let mut second = request(&self.name).ok()?;
+        second.ifr_ifru.ifru_data = (&raw mut config).cast();
+        // SAFETY: as above. The command writes the structure and changes nothing.
+        let is_known = unsafe { ask(socket.as_fd(), SIOCGHWTSTAMP, &mut second) }.is_ok();
+        Some(Timestamping {
+            can_report: info.flags & RX_AND_RAW_HARDWARE == RX_AND_RAW_HARDWARE,
+            filters: info.receive_filters,
+            clock: u32::try_from(info.clock).ok(),
+            filter: is_known.then_some(config.receive_filter),
+        })
+    }
+
     /// Returns the NUMA node of the interface, if it has one.
     pub(crate) fn node(&self) -> Option<u32> {
         let read = |file: &str| {
@@ -207,6 +300,11 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!((loopback.name(), loopback.mac()), ("lo", Ok([0; 6])));
+        let timestamps = loopback.timestamping();
+        assert!(
+            timestamps.is_none_or(|state| !state.can_receive() && !state.is_on()),
+            "{timestamps:?}"
+        );
         let unknown = Interface::with_address(Ipv4Addr::new(192, 0, 2, 1)).unwrap();
         assert!(unknown.is_none());
     }

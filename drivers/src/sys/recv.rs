@@ -19,8 +19,8 @@ pub const MESSAGE_BYTES: usize = 65_536;
 /// Maximum number of memory pieces per message: `UIO_MAXIOV`.
 pub const MAX_PIECES: usize = 1024;
 
-/// Size in bytes of the buffer for the control messages of one message: twice the size of timestamp (32) and segment size (24),
-/// rounded up.
+/// Size in bytes of the buffer for the control messages of one message: the size of timestamps (64) and segment size (24), rounded
+/// up.
 const CONTROL_BYTES: usize = 128;
 
 /// Size of a sender's address in bytes.
@@ -39,9 +39,11 @@ pub struct Message {
     pub bytes: usize,
     /// Size in bytes of each packet in the message except the last; equal to `bytes` if nothing was coalesced.
     pub segment: usize,
-    /// Receive time in nanoseconds since 1970, if Linux reported it; for a coalesced message, the receive time of the first
+    /// Receive time in nanoseconds since 1970, if Linux reported it, or in nanoseconds of the network card's clock; for a coalesced message, the receive time of the first
     /// packet.
     pub timestamp_ns: Option<u64>,
+    /// Whether the network card read the receive time from its own clock.
+    pub is_hardware_time: bool,
     /// Whether the message was longer than its memory; the end of the message is then discarded.
     pub truncated: bool,
 }
@@ -330,6 +332,7 @@ impl RecvBatch {
             bytes,
             segment: bytes,
             timestamp_ns: None,
+            is_hardware_time: false,
             truncated: flags & libc::MSG_TRUNC != 0,
         };
         for (level, kind, data) in ControlMessages(control) {
@@ -343,6 +346,9 @@ impl RecvBatch {
                         .min(bytes);
                 }
                 (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => out.timestamp_ns = timespec_ns(data),
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPING) => {
+                    (out.timestamp_ns, out.is_hardware_time) = timestamping(data);
+                }
                 _ => {}
             }
         }
@@ -394,6 +400,17 @@ impl RecvBatch {
     }
 }
 
+/// Returns the receive time in a control message `SCM_TIMESTAMPING`, and whether the network card's clock is its source. The
+/// message contains three `timespec`: the time of Linux, an unused one, and the time of the network card. A missing time is 0.
+fn timestamping(data: &[u8]) -> (Option<u64>, bool) {
+    let each = data.len() / 3;
+    let time = |i: usize| timespec_ns(data.get(i * each..(i + 1) * each)?).filter(|ns| *ns > 0);
+    match time(2) {
+        Some(ns) => (Some(ns), true),
+        None => (time(0), false),
+    }
+}
+
 /// Converts a `timespec` in native byte order to nanoseconds.
 fn timespec_ns(data: &[u8]) -> Option<u64> {
     let (seconds, nanoseconds) = match data.len() {
@@ -436,5 +453,30 @@ impl<'a> Iterator for ControlMessages<'a> {
             .get(length.next_multiple_of(ALIGN)..)
             .unwrap_or_default();
         Some((level, kind, data))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns three `timespec` of a 64-bit system.
+    fn times(seconds: [i64; 3]) -> Vec<u8> {
+        let words = seconds.into_iter().flat_map(|seconds| [seconds, 5]);
+        words.flat_map(i64::to_ne_bytes).collect()
+    }
+
+    #[test]
+    fn hardware_time_is_preferred_to_time_of_linux() {
+        assert_eq!(timestamping(&times([7, 0, 9])), (Some(9_000_000_005), true));
+        let mut software = times([7, 0, 0]);
+        software[40..].fill(0);
+        assert_eq!(timestamping(&software), (Some(7_000_000_005), false));
+        assert_eq!(timestamping(&[0; 48]), (None, false));
+        assert_eq!(timestamping(&[]), (None, false));
+        assert_eq!(
+            timestamping(&times([7, 0, -9])),
+            (Some(7_000_000_005), false)
+        );
     }
 }

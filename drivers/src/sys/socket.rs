@@ -20,6 +20,24 @@ use std::time::Duration;
 /// Maximum size in bytes of the receive buffer that can be requested, because Linux stores twice the value in an int.
 pub const LARGEST_BUFFER: usize = i32::MAX as usize / 2;
 
+/// Flags of `SO_TIMESTAMPING`, from `linux/net_tstamp.h`.
+const RX_HARDWARE: i32 = 1 << 2;
+const RX_SOFTWARE: i32 = 1 << 3;
+const REPORT_SOFTWARE: i32 = 1 << 4;
+const REPORT_RAW_HARDWARE: i32 = 1 << 6;
+
+/// The receive times of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timestamps {
+    /// No times.
+    #[default]
+    Off,
+    /// The time at which Linux received a message.
+    Software,
+    /// The time at which the network card received a message, if the card reports it, otherwise the time of Linux.
+    Hardware,
+}
+
 /// Options of a socket.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -29,8 +47,8 @@ pub struct Options {
     pub receive_buffer: usize,
     /// Allow Linux to return several packets of a flow as one message.
     pub coalesce: bool,
-    /// Request the receive time of each message from Linux.
-    pub timestamps: bool,
+    /// The receive times of messages that are requested from Linux.
+    pub timestamps: Timestamps,
     /// Maximum time that a receive call polls the device queue instead of sleeping; zero keeps the system's default.
     pub busy_poll: Duration,
     /// Multicast groups to join. If the bound address is a multicast group, the socket joins that group too.
@@ -136,10 +154,15 @@ impl UdpSocket {
             .map_err(call("set the size of the receive buffer"))?;
         let coalesces =
             options.coalesce && set_int(fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        if options.timestamps {
-            // Failure is ignored, because frames then only lack the receive time.
-            let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1);
-        }
+        // Failure is ignored, because frames then only lack the receive time.
+        let _ = match options.timestamps {
+            Timestamps::Off => Ok(()),
+            Timestamps::Software => set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1),
+            Timestamps::Hardware => {
+                let flags = RX_HARDWARE | RX_SOFTWARE | REPORT_SOFTWARE | REPORT_RAW_HARDWARE;
+                set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
+            }
+        };
         let busy = i32::try_from(options.busy_poll.as_micros()).unwrap_or(i32::MAX);
         if busy > 0 {
             // Values above the system's default need a privilege. Failure is ignored, because it only increases

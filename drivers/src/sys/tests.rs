@@ -2,7 +2,7 @@
 
 use super::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use super::send::Sender;
-use super::socket::{Interface, Options, SocketError, UdpSocket};
+use super::socket::{Interface, Options, SocketError, Timestamps, UdpSocket};
 use daq_testkit::assert_contains;
 use daq_testkit::loopback;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -57,6 +57,7 @@ fn plain_packets_arrive_one_per_message() {
             bytes: 1472,
             segment: 1472,
             timestamp_ns: None,
+            is_hardware_time: false,
             truncated: false,
         };
         assert_eq!(
@@ -119,7 +120,7 @@ fn empty_and_truncated_datagrams_are_reported() {
 fn coalesced_packets_have_segment_size() {
     let socket = open(&Options {
         coalesce: true,
-        timestamps: true,
+        timestamps: Timestamps::Software,
         ..large()
     });
     if !socket.coalesces() {
@@ -161,7 +162,7 @@ fn coalesced_packets_have_segment_size() {
 #[test]
 fn receive_timestamps_are_current() {
     let socket = open(&Options {
-        timestamps: true,
+        timestamps: Timestamps::Software,
         ..Options::default()
     });
     let now = || u64::try_from(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos()).unwrap();
@@ -175,6 +176,25 @@ fn receive_timestamps_are_current() {
     // The host's clock may be adjusted during the test, but hardly by ten minutes.
     let slack = 600_000_000_000;
     assert!(before - slack < stamp && stamp < now() + slack, "{stamp}");
+}
+
+/// The loopback interface has no clock of its own, so Linux reports its own time.
+#[test]
+fn messages_without_hardware_time_have_time_of_linux() {
+    let socket = open(&Options {
+        coalesce: true,
+        timestamps: Timestamps::Hardware,
+        ..large()
+    });
+    let mut sender = Sender::open(socket.local(), false, None).unwrap();
+    sender.send_packets(&packets(20, 1472), 1472).unwrap();
+    let received = receive(&socket, 20 * 1472);
+    let is_software =
+        |message: &Message| message.timestamp_ns > Some(1) && !message.is_hardware_time;
+    assert!(
+        received.iter().all(|(message, _)| is_software(message)),
+        "{received:?}"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The keys of a `udp` source.
 
+use super::timestamps::TimestampSource;
 use crate::packet::PacketKeys;
 use crate::socket::SocketKeys;
 use daq_core::config::List;
@@ -31,6 +32,12 @@ pub(super) struct UdpConfig {
     pub groups: Vec<IpAddr>,
     /// Network interface on which to join the groups, by name or by its IPv4 address; by default the routing table selects it.
     pub interface: Option<String>,
+    /// Receive times of packets, which frames get unless the format has a `timestamp`. `"software"`: Linux reads the host's clock
+    /// (clock `kernel`). `"hardware"`: the network card reads its PTP clock (clock `hardware`, usually TAI); daq does not start if
+    /// the card cannot. `"auto"`: the time of the card if its timestamps are on, otherwise that of Linux. daq does not turn on the
+    /// timestamps of a card: run `hwstamp_ctl -i eth1 -r 1`.
+    #[serde(default)]
+    pub timestamps: TimestampSource,
     /// The keys of Linux sockets.
     #[serde(rename = "..socket_keys")]
     #[schemars(flatten)]

@@ -10,7 +10,7 @@ use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::{Flow, Format, Origin, Parsed, Split};
 use crate::sender::message_of;
 use crate::socket::SourceSocket;
-use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
+use crate::sys::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use crate::sys::scatter::Scatter;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
@@ -174,7 +174,7 @@ impl Receiver {
             let about = plain.message(message);
             tune.saw_plain(about.packets());
             split_message(plain.bytes(message), about.segment)
-                .map(move |bytes| (message, bytes, received_at(about.timestamp_ns)))
+                .map(move |bytes| (message, bytes, received_at(&about)))
         });
         let duplicate = if is_by_sender {
             let destination = Some(self.socket.socket.local());
@@ -226,7 +226,7 @@ impl Receiver {
         let mut mismatched = None;
         for message in 0..received.messages() {
             let (about, row) = (received.message(message), received.row(message));
-            let (count, time) = (about.packets(), received_at(about.timestamp_ns));
+            let (count, time) = (about.packets(), received_at(&about));
             seen.fullest = seen.fullest.max(count);
             seen.uneven |= count != row.count && message + 1 < received.messages();
             let mut matched = 0;
@@ -299,11 +299,16 @@ impl Receiver {
     }
 }
 
-fn received_at(ns: Option<u64>) -> Timestamp {
-    ns.map_or_else(Timestamp::default, |ns| Timestamp {
-        ns,
-        clock: Clock::Kernel,
-    })
+/// Returns the receive time of a message.
+fn received_at(message: &Message) -> Timestamp {
+    let clock = if message.is_hardware_time {
+        Clock::Hardware
+    } else {
+        Clock::Kernel
+    };
+    message
+        .timestamp_ns
+        .map_or_else(Timestamp::default, |ns| Timestamp { ns, clock })
 }
 
 impl Filler for Receiver {

@@ -20,6 +20,7 @@
 
 mod config;
 mod filler;
+mod timestamps;
 
 use config::UdpConfig;
 
@@ -35,6 +36,7 @@ use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
 use std::net::SocketAddr;
+use timestamps::TimestampSource;
 
 /// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
@@ -67,6 +69,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "1 MHz" }
 # groups  = ["239.1.2.3"]     # multicast groups to join
 # interface = "eth1"          # interface that joins the groups
 # receive_buffer = "64 MiB"   # limited by net.core.rmem_max
+# timestamps = "auto"         # receive times by the network card's PTP clock if its timestamps are on
 "#,
     r#""8 KiB""#
 );
@@ -83,11 +86,19 @@ impl Udp {
         Options {
             reuse_port,
             coalesce: true,
-            timestamps: true,
+            timestamps: self.config.timestamps.request(),
             groups: self.config.groups.clone(),
             interface: self.config.interface.as_deref().map(Interface::from),
             ..self.config.socket_keys.options(RECEIVE_BUFFER)
         }
+    }
+
+    /// Returns why hardware timestamps are missing, if they are requested.
+    fn timestamp_fault(&self) -> Option<String> {
+        let interface = self.config.interface.as_deref();
+        self.config
+            .timestamps
+            .fault(&self.config.listen.0, interface)
     }
 
     /// Opens the sockets of one address.
@@ -179,6 +190,16 @@ impl SourceSpec for Udp {
         notes
     }
 
+    fn unavailable(&self) -> Option<String> {
+        if self.config.timestamps != TimestampSource::Hardware {
+            return None;
+        }
+        let fault = self.timestamp_fault()?;
+        Some(format!(
+            "{fault}; or set timestamps = \"auto\" to use the receive time of Linux"
+        ))
+    }
+
     fn silence_hint(&self) -> SilenceHint {
         let config = self.config.clone();
         Box::new(move || {
@@ -192,6 +213,12 @@ impl SourceSpec for Udp {
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
+        if let Some(fault) = self.timestamp_fault() {
+            tracing::info!(
+                "source {}: frames have the receive time of Linux, because {fault}",
+                context.name
+            );
+        }
         let exclusive = self.threads() == 1;
         let format = self.frames.start_detection(&context.geometry);
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();

@@ -55,7 +55,7 @@ use crate::packet::section;
 use crate::sender::SenderWatch;
 use crate::silence;
 use crate::sys::interface::Interface as Card;
-use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
+use crate::sys::socket::{Interface, Options, SocketError, Timestamps, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::reorder::Geometry;
@@ -128,7 +128,7 @@ impl Xdp {
             SourceError::new(format!("interface {}", self.config.interface), why)
         })?;
         let options = Options {
-            timestamps: true,
+            timestamps: Timestamps::Software,
             // Only the XDP queues are polled.
             busy_poll: Duration::ZERO,
             interface: Some(Interface::Name(self.config.interface.clone())),

@@ -1,12 +1,13 @@
 //! Resource use of the process, with the metric names of the official Prometheus client libraries.
 
+use crate::clock::{self, ClockState, PtpClock};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Values of the running process. Values that cannot be read are NaN, which Prometheus treats as unknown.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Process {
     /// Processor time of all threads, user and system, in seconds.
     pub(super) cpu_seconds: f64,
@@ -24,6 +25,10 @@ pub(super) struct Process {
     pub(super) max_fds: f64,
     /// Number of log messages that were not written to stderr.
     pub(super) dropped_messages: f64,
+    /// State of the system clock; `None` if Linux does not report it.
+    pub(super) clock: Option<ClockState>,
+    /// Names of the PTP clocks, and their offsets from the system clock in seconds.
+    pub(super) ptp_offsets: Vec<(String, f64)>,
     /// Time at which the metrics were set up, in seconds since 1970.
     pub(super) started: f64,
 }
@@ -47,9 +52,16 @@ impl Process {
                 .current
                 .map_or(f64::INFINITY, |limit| limit as f64),
             dropped_messages: crate::console::dropped() as f64,
+            clock: clock::state().ok(),
+            ptp_offsets: clock::ptp_clocks().into_iter().map(offset).collect(),
             started,
         }
     }
+}
+
+fn offset(clock: PtpClock) -> (String, f64) {
+    let seconds = clock.offset.map(|offset| offset.ns as f64 / 1e9);
+    (clock.name, seconds.unwrap_or(f64::NAN))
 }
 
 /// Returns the current time in seconds since 1970. Called once, when the metrics are set up.

@@ -177,6 +177,61 @@ pub(super) const PROCESS: &[Metric<Process>] = &[
         },
         samples: |process, put| put(Sample::Value(process.started)),
     },
+    Metric {
+        text: MetricText {
+            meaning: "At 0, timestamps of the clocks `host` and `kernel` have the unknown error of the system clock.",
+            cause: "No time daemon runs, or it has not reached its servers yet.",
+            remedy: "`daq doctor` prints the command that starts a time daemon.",
+            ..MetricText::new(
+                "daq_clock_synchronised",
+                MetricKind::Gauge,
+                &[],
+                "1 if a time daemon synchronises the system clock, otherwise 0.",
+            )
+        },
+        samples: |process, put| {
+            if let Some(clock) = &process.clock {
+                put(Sample::Value(f64::from(u8::from(clock.synchronised))));
+            }
+        },
+    },
+    Metric {
+        text: MetricText {
+            meaning: "Timestamps of the clocks `host` and `kernel` have at least this error.",
+            cause: "The distance and the load of the network to the time servers.",
+            remedy: "Use a nearer time server, or PTP.",
+            ..MetricText::new(
+                "daq_clock_error_seconds",
+                MetricKind::Gauge,
+                &[],
+                "Error of the system clock that the time daemon estimates, in seconds.",
+            )
+        },
+        samples: |process, put| {
+            if let Some(clock) = &process.clock {
+                put(Sample::Value(clock.estimated_error_us as f64 / 1e6));
+            }
+        },
+    },
+    Metric {
+        text: MetricText {
+            by: &["clock"],
+            meaning: "37 for a clock in TAI, 0 for a clock in UTC, and unknown if daq may not read `/dev/ptpN`. Timestamps of the clock `hardware` count from the epoch of the PTP clock.",
+            cause: "Other values: ptp4l or phc2sys does not run, or has not set the clock yet.",
+            remedy: "`daq doctor` judges the PTP clocks; `journalctl -u ptp4l` shows what ptp4l does.",
+            ..MetricText::new(
+                "daq_ptp_clock_offset_seconds",
+                MetricKind::Gauge,
+                &[],
+                "PTP clock minus system clock, in seconds.",
+            )
+        },
+        samples: |process, put| {
+            for (name, seconds) in &process.ptp_offsets {
+                put(Sample::Labelled(name, *seconds));
+            }
+        },
+    },
 ];
 
 /// Returns the description of every metric, in the order of the reference page.

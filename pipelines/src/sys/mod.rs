@@ -1,4 +1,5 @@
 //! System calls and other foreign calls of this crate: one thin, documented function each.
 
+pub(crate) mod clock;
 pub(crate) mod device_code;
 pub(crate) mod terminal;

@@ -4,9 +4,11 @@ use super::check::{Finding, Judgement, finding, ok, unreadable, warn};
 use super::drops::Drops;
 use super::root::Root;
 use daq_core::units::ByteSize;
+use daq_drivers::sys::interface::{Timestamping, timestamping};
 
 pub(super) const GROUP: &str = "network";
 pub(super) const CORE: &str = "/proc/sys/net/core";
+const NET_CLASS: &str = "/sys/class/net";
 /// Recommended receive buffer in bytes. Such a buffer holds the data of 13 ms at 10 Gbit/s, which is longer than a busy
 /// system delays a thread.
 const RECOMMENDED_RMEM: u64 = 16 << 20;
@@ -68,7 +70,52 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
         let judged = setting.judge(root.value(&path));
         finding(GROUP, setting.name, path, Some(judged))
     });
-    settings.chain(before.watched(root)).collect()
+    settings
+        .chain(timestamps(root))
+        .chain(before.watched(root))
+        .collect()
+}
+
+/// Returns the hardware timestamps of the interfaces of network cards.
+fn timestamps(root: &Root) -> Vec<Finding> {
+    // Interfaces can be queried only on the running machine.
+    if !root.is_real() {
+        return Vec::new();
+    }
+    let is_card = |name: &String| root.exists(&format!("{NET_CLASS}/{name}/device"));
+    let names = root.names(NET_CLASS).into_iter().filter(is_card);
+    let judge = |name: &String| {
+        let state = timestamping(name);
+        let from = format!("ethtool -T {name}");
+        let group = format!("{GROUP} {name}");
+        finding(
+            group,
+            "timestamps",
+            from,
+            Some(judge_timestamps(name, state)),
+        )
+    };
+    names.filter_map(|name| judge(&name)).collect()
+}
+
+fn judge_timestamps(name: &str, state: Option<Timestamping>) -> Judgement {
+    let why = "needed only by sources with `timestamps = \"hardware\"` or \"auto\"";
+    match state {
+        None => unreadable().why(why),
+        Some(state) if !state.can_receive() => ok("by Linux only").why(why),
+        Some(state) => {
+            let clock = state
+                .clock()
+                .map_or_else(String::new, |n| format!(" (ptp{n})"));
+            if state.is_on() {
+                ok(format!("hardware{clock}"))
+            } else {
+                ok(format!("hardware{clock}, off"))
+                    .why(why)
+                    .fix(format!("sudo hwstamp_ctl -i {name} -r 1"))
+            }
+        }
+    }
 }
 
 impl Setting {

@@ -1,9 +1,9 @@
 //! Checks the system: Linux version, clock, limits and containers.
 
-use super::check::{Finding, Judgement, bad, check, ok, table, warn};
+use super::check::{Finding, Judgement, bad, check, ok, table, unreadable, warn};
 use super::root::Root;
-use crate::sys::clock::{self, ClockState};
 use daq_core::units::Span;
+use daq_pipelines::clock::{self, ClockState, PTP_CLASS, PtpClock};
 use std::time::Duration;
 
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
@@ -30,6 +30,7 @@ pub(super) fn examine(root: &Root) -> Vec<Finding> {
         check("io_uring", URING, io_uring),
         check("open files", LIMITS, files),
         check("clock", "adjtimex(2)", synchronised),
+        check("PTP clocks", PTP_CLASS, ptp_clocks),
         check("clocksource", CLOCKSOURCE, clocksource),
         check("container", CONTAINER, container),
     ];
@@ -118,6 +119,51 @@ fn judge_clock(state: ClockState) -> Judgement {
     }
 }
 
+fn ptp_clocks(root: &Root) -> Option<Judgement> {
+    if root.names(PTP_CLASS).is_empty() {
+        let why =
+            "needed only for hardware timestamps, which no network card of this machine supports";
+        return Some(ok("none").why(why));
+    }
+    // The clocks can be read only on the running machine.
+    let clocks = root.is_real().then(clock::ptp_clocks)?;
+    judge_ptp(&clocks)
+}
+
+/// Judges the PTP clocks by the worst of them.
+fn judge_ptp(clocks: &[PtpClock]) -> Option<Judgement> {
+    clocks
+        .iter()
+        .map(judge_ptp_clock)
+        .max_by_key(|judgement| judgement.status)
+}
+
+fn judge_ptp_clock(clock: &PtpClock) -> Judgement {
+    let PtpClock {
+        name,
+        driver,
+        offset,
+    } = clock;
+    let offset = match offset {
+        Ok(offset) => offset,
+        Err(error) => {
+            return unreadable()
+                .why(format!("cannot read /dev/{name} ({driver}): {error}"))
+                .fix("sudo daq doctor");
+        }
+    };
+    if let Some((seconds @ (0 | 37), rest)) = offset.scale() {
+        let scale = if seconds == 0 { "UTC" } else { "TAI" };
+        return ok(format!("{name} ({driver}): {scale} {rest:+} ns"))
+            .why("difference from the system clock");
+    }
+    let seconds = offset.ns as f64 / 1e9;
+    let why = "the clock is neither in TAI nor in UTC, so hardware timestamps have another epoch";
+    let fix = "sudo ptp4l -i INTERFACE -s  # follows a PTP grandmaster; or set the clock from the system clock: sudo phc2sys -s CLOCK_REALTIME -c INTERFACE -O 37";
+    let read = format!("{name} ({driver}): system clock {seconds:+.6} s");
+    warn(read, why, fix)
+}
+
 fn clocksource(root: &Root) -> Option<Judgement> {
     let name = root.text(CLOCKSOURCE)?;
     let fix = format!(
@@ -158,6 +204,7 @@ mod tests {
     use super::super::tests::judged;
     use super::*;
     use crate::doctor::Status::{Ok, Problem, Unknown, Warning};
+    use daq_pipelines::clock::PtpOffset;
 
     #[test]
     fn linux_versions_are_compared_numerically() {
@@ -212,6 +259,7 @@ mod tests {
             judge_clock(ClockState {
                 synchronised,
                 max_error_us: 1500,
+                estimated_error_us: 12,
                 tai_offset,
             })
         };
@@ -221,6 +269,29 @@ mod tests {
         assert_eq!(judge(true, 0), ok("synchronised within 1.5 ms").why(unset));
         assert_eq!(judge(false, 37).status, Warning);
         assert_eq!(judged(examine, &[], "clock").status, Unknown);
+    }
+
+    #[test]
+    fn ptp_clock_without_time_scale_is_warning() {
+        let clock = |offset| PtpClock {
+            name: "ptp0".to_owned(),
+            driver: "mlx5_ptp".to_owned(),
+            offset,
+        };
+        let at = |ns| clock(Result::Ok(PtpOffset { ns, delay_ns: 900 }));
+        let judge = |clock| judge_ptp(&[clock]).unwrap();
+        let why = "difference from the system clock";
+        let tai = ok("ptp0 (mlx5_ptp): TAI -12 ns").why(why);
+        assert_eq!(judge(at(36_999_999_988)), tai);
+        assert_eq!(judge(at(5)), ok("ptp0 (mlx5_ptp): UTC +5 ns").why(why));
+        let other = judge(at(-1_700_000_000_400_000_000));
+        assert_eq!(other.status, Warning);
+        let denied = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        assert_eq!(judge(clock(Err(denied))).status, Unknown);
+        let both = [at(5), at(500_000_000)];
+        assert_eq!(judge_ptp(&both).unwrap().status, Warning);
+        let found = judged(examine, &[], "PTP clocks");
+        assert_eq!(found.summary(), (Ok, "none"));
     }
 
     #[test]

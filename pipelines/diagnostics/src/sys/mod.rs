@@ -1,6 +1,5 @@
 //! Foreign calls of this crate, one documented function each.
 
-pub(crate) mod clock;
 pub(crate) mod device_code;
 pub(crate) mod fork;
 pub(crate) mod nic_memory;
