@@ -14,6 +14,7 @@ use crate::units::parse_datetime;
 pub use read::SigmfError;
 
 use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -32,6 +33,9 @@ pub const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
 
 /// The annotation label of filled samples and missing frames.
 pub const LABEL_MISSING: &str = "missing";
+
+/// The annotation label of frames with kept fields.
+pub const LABEL_KEPT: &str = "kept";
 
 /// The annotation label of payload that failed a check at the source.
 pub const LABEL_SUSPECT: &str = "suspect";
@@ -291,6 +295,9 @@ pub struct Stream {
     /// Number of frames per second, if frames do not contain interleaved samples over time.
     #[serde(rename = "daq:frame_rate", skip_serializing_if = "Option::is_none")]
     pub frame_rate: Option<f64>,
+    /// Names of the fields that frames keep from the headers of their packets. Annotations contain the values.
+    #[serde(rename = "daq:kept", skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<String>,
 }
 
 /// The start of a contiguous run of samples.
@@ -362,6 +369,9 @@ pub struct Annotation {
     /// Number of separate spans that this annotation was merged from; not written if it is 1.
     #[serde(rename = "daq:merged", skip_serializing_if = "is_zero")]
     pub merged: u64,
+    /// Values from the headers of the packets, which each frame of the annotated samples has.
+    #[serde(rename = "daq:kept", skip_serializing_if = "BTreeMap::is_empty")]
+    pub kept: BTreeMap<String, u64>,
 }
 
 /// The position of a capture's samples in the data file.

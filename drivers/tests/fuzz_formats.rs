@@ -4,9 +4,9 @@
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
 use daq_drivers::packet::pcap::Capture;
-use daq_drivers::packet::spead::Spead;
+use daq_drivers::packet::spead::{Spead, SpeadConfig};
 use daq_drivers::packet::{
-    Endian, Field, Format, PacketLayout, Parsed, Raw, Reject, Split, TimeScale,
+    Endian, Field, Format, PacketLayout, Parsed, Raw, RawConfig, Reject, Split, TimeScale,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -107,6 +107,49 @@ fn fuzz_spead() {
                 .map_or(0, |byte| usize::from(*byte) % packet.len());
             packet[at] = *cut;
             check(&mut format, &packet, usize::from(*cut));
+        });
+}
+
+#[test]
+fn fuzz_kept_fields() {
+    let raw = r#"
+        header = 24
+        payload = 8
+        sequence = { offset = 0, bytes = 8 }
+        keep = [{ offset = 21, bytes = 3, bits = 10, shift = 14, name = "a" }, { offset = 0, bytes = 8, name = "b" }]
+    "#;
+    let spead =
+        "address_bits = BITS\nkeep = [{ item = 7, name = \"a\" }, { item = 9, name = \"b\" }]";
+    let spead = [40, 48].map(|bits| spead.replace("BITS", &bits.to_string()));
+    let raw: RawConfig = toml::from_str(raw).unwrap();
+    let spead = spead.map(|keys| toml::from_str::<SpeadConfig>(&keys).unwrap());
+    bolero::check!()
+        .with_type::<(Vec<u8>, Vec<(u8, bool, u64)>)>()
+        .with_test_time(time())
+        .for_each(|(bytes, items)| {
+            let item =
+                |(id, immediate, value): &(u8, bool, u64)| daq_drivers::packet::spead::Item {
+                    id: u64::from(id % 12),
+                    value: *value,
+                    immediate: *immediate,
+                };
+            let items: Vec<_> = items.iter().map(item).collect();
+            let mut packet = Vec::new();
+            daq_drivers::packet::spead::build_packet(48, &items, bytes, &mut packet);
+            let formats = [raw.build(), spead[0].build(), spead[1].build()].map(Result::unwrap);
+            for (format, packet) in formats
+                .iter()
+                .flat_map(|format| [(format, bytes), (format, &packet)])
+            {
+                let kept = format.read_kept(packet);
+                assert!(kept.mask() < 1 << format.kept().len());
+                for i in 0..3 {
+                    assert_eq!(
+                        format.why_not_kept(i, packet).is_some(),
+                        i < 2 && matches!(format, Format::Spead(_))
+                    );
+                }
+            }
         });
 }
 

@@ -29,7 +29,7 @@ use daq_rdma::connect::Connection;
 use daq_rdma::connect::access::{Secret, TokenKeys};
 use daq_rdma::nics::{NicNames, open_rails};
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
-use daq_rdma::stream::wire::{Mode, Record};
+use daq_rdma::stream::wire::{KeptNames, Mode, Record};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -241,6 +241,7 @@ impl RdmaKeys {
             depth: self.depth,
             wait: context.wait,
             timeout: self.timeout.0,
+            kept: KeptNames::of(&context.kept),
             ..Options::new(&self.to, context.slot_bytes, context.packets_per_frame)
         }
     }
@@ -314,7 +315,10 @@ impl SinkSpec for RdmaKeys {
     }
 
     fn memory(&self, _slot_bytes: usize) -> usize {
-        self.nics.all().len() * self.queue_pairs as usize * self.depth as usize * Record::bytes(0)
+        self.nics.all().len()
+            * self.queue_pairs as usize
+            * self.depth as usize
+            * Record::bytes(0, 0)
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

@@ -27,6 +27,7 @@ fn recording(
         description: None,
         hardware: None,
         table: None,
+        kept: Vec::new(),
     }
 }
 

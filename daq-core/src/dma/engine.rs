@@ -1,7 +1,7 @@
 //! The trait of DMA engines.
 
 use super::{DmaDevice, DmaError, DmaMap};
-use crate::frame::{Flags, Timestamp};
+use crate::frame::{Flags, KeptFields, Timestamp};
 use crate::region::Placement;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,6 +175,8 @@ pub struct Origin {
     pub packets_per_frame: u32,
     /// Number of packets that arrived; [`Completions::push_with`] reports which ones.
     pub arrived: u32,
+    /// Values that the frame keeps from the headers of its packets.
+    pub kept: KeptFields,
 }
 
 /// The completions of one poll, in slot order. The list has a fixed capacity and does not allocate.

@@ -1,5 +1,6 @@
 //! Places packets in the open frames of a reorder window.
 
+mod kept;
 mod prediction;
 
 pub use prediction::PacketSlot;
@@ -9,7 +10,7 @@ use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
 use super::shared::{BLOCKED, EpochRequest, Shared, wait_until};
 use super::{Geometry, PacketId, WriterState, count_rejected};
-use crate::frame::{KeptFields, Timestamp};
+use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
 
@@ -167,23 +168,6 @@ impl<'a> Batch<'a> {
             Outcome::Placed
         } else {
             Outcome::RingFull
-        }
-    }
-
-    /// Stores kept fields of the packet that was placed or [accepted](Self::accept) last, with this `outcome`. `read` returns
-    /// the packet's fields. It is called only if the packet belongs to a frame that still lacks a field.
-    #[inline]
-    pub fn keep_fields(&mut self, outcome: Outcome, read: impl FnOnce() -> KeptFields) {
-        match outcome {
-            Outcome::Placed => {
-                let (frame, _) = self.geometry().split(self.state.cursor - 1);
-                let record = self.shared.record(frame);
-                if record.lacks_fields() {
-                    record.keep(&read());
-                }
-            }
-            Outcome::Kept => self.state.candidates.set_fields(read()),
-            _ => {}
         }
     }
 

@@ -6,6 +6,7 @@
 
 use super::{Annotation, Capture, Datatype, Extension, Global, Meta, Stream};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -236,6 +237,7 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
             .filter(|axis| !axis.is_null())
             .cloned(),
         frame_rate: fields.map.get("daq:frame_rate").and_then(Value::as_f64),
+        kept: fields.texts("daq:kept"),
     }))
 }
 
@@ -264,6 +266,7 @@ fn read_annotation(fields: Fields<'_>) -> Result<Annotation, SigmfError> {
         cause: fields.text("daq:cause"),
         missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
         merged: fields.integer("daq:merged")?.unwrap_or(0),
+        kept: fields.integers("daq:kept"),
     })
 }
 
@@ -296,6 +299,22 @@ impl Fields<'_> {
 
     fn text(&self, key: &str) -> Option<String> {
         self.map.get(key).and_then(Value::as_str).map(str::to_owned)
+    }
+
+    /// Returns the texts of the array `key`. Other values are ignored.
+    fn texts(&self, key: &str) -> Vec<String> {
+        let texts = self.map.get(key).and_then(Value::as_array);
+        let texts = texts.into_iter().flatten().filter_map(Value::as_str);
+        texts.map(str::to_owned).collect()
+    }
+
+    /// Returns the integers of the object `key`. Other values are ignored.
+    fn integers(&self, key: &str) -> BTreeMap<String, u64> {
+        let values = self.map.get(key).and_then(Value::as_object);
+        let values = values.into_iter().flatten();
+        values
+            .filter_map(|(name, value)| Some((name.clone(), value.as_u64()?)))
+            .collect()
     }
 
     fn positive(&self, key: &str) -> Option<f64> {

@@ -157,6 +157,7 @@ prop_compose! {
                 bytes: n[0], frames: n[1], frame_bytes: n[2], packets_per_frame: m[0], segment: n[3], missing_samples: n[4],
                 missing_frames: n[5], channels: Some(m[1]), points: Some(n[0]), order: source.clone(), source,
                 axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})), frame_rate: Some(quarters(m[0])),
+                kept: vec!["feng_id".to_owned()],
             }),
         }
     }
@@ -180,7 +181,7 @@ prop_compose! {
         sample_start: u64, sample_count: Option<u64>, label in text(), comment in text(), cause in text(),
         missing_frames: u64, merged: u64,
     ) -> Annotation {
-        Annotation { sample_start, sample_count, label, comment, cause, missing_frames, merged }
+        Annotation { sample_start, sample_count, label, comment, cause, missing_frames, merged, kept: BTreeMap::from([("feng_id".to_owned(), merged)]) }
     }
 }
 

@@ -23,6 +23,7 @@ pub mod spead;
 mod checks;
 mod format;
 pub(crate) mod frames;
+pub(crate) mod keep;
 pub(crate) mod keys;
 mod layout;
 mod outgoing;
@@ -33,6 +34,7 @@ pub use daq_core::reorder::Numbering;
 pub use format::{
     FORMATS, Format, FormatEntry, PacketFormat, Progress, SizeDetector, UnknownSizes, hold_bytes,
 };
+pub use keep::{KeptFieldConfig, KeptItemConfig};
 pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
 pub use parts::Origin;

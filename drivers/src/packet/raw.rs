@@ -10,11 +10,13 @@ mod config;
 mod frames;
 mod rules;
 
+use super::keep::Keep;
 use super::{
     Control, Flow, FormatEntry, Numbering, Origin, Packet, PacketFormat, PacketLayout, Parsed,
     Reject, Split, TimeScale, section,
 };
 pub use config::RawConfig;
+use daq_core::frame::KeptFields;
 use daq_core::reorder::PacketId;
 use frames::{FrameNumbers, Place};
 use rules::Rule;
@@ -137,6 +139,7 @@ pub struct Raw {
     /// Set if units are frames.
     frames: Option<Box<FrameNumbers>>,
     rules: Box<[Rule]>,
+    keep: Keep<Field>,
 }
 
 impl Raw {
@@ -155,6 +158,7 @@ impl Raw {
             scale: None,
             frames: None,
             rules: Box::default(),
+            keep: Keep::default(),
         }
     }
 
@@ -352,6 +356,14 @@ impl PacketFormat for Raw {
     #[inline]
     fn time_scale(&self) -> Option<TimeScale> {
         self.scale
+    }
+
+    fn kept(&self) -> Vec<String> {
+        self.keep.names()
+    }
+
+    fn read_kept(&self, packet: &[u8]) -> KeptFields {
+        self.keep.read(|field| field.read(packet))
     }
 
     /// Header bytes that belong to no field are zero.

@@ -27,6 +27,7 @@
 //! | no sender is connected | nothing: the source waits |
 
 use crate::packet::frames::{CHANGE_SLOT, sample_layout};
+use crate::packet::keep::name_problems;
 use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
@@ -46,7 +47,7 @@ use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
-use daq_rdma::stream::wire::{MAX_PACKETS_PER_FRAME, Mode};
+use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -93,6 +94,7 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # service    = "rc"           # "rc": reliable, "uc": unreliable writes, "ud": unreliable messages of one packet; must be
                               # the same for the sink
 # packets_per_frame = 1       # maximum number of packets per frame
+# keep = ["feng_id"]          # names of the fields that frames keep, as on the sending host
 # path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # relaxed_ordering = true     # allow the NIC's payload writes to overtake each other on the bus
 "#,
@@ -142,6 +144,10 @@ pub(crate) struct RdmaConfig {
     /// packets is transferred with the frame.
     #[serde(default = "one_packet")]
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep: those of `keep` in the format of the source on the sending host, in the same
+    /// order. Without names, the fields are not transferred.
+    #[serde(default)]
+    pub keep: Vec<String>,
     /// True allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.
     #[serde(default)]
     pub relaxed_ordering: bool,
@@ -233,6 +239,8 @@ impl RdmaConfig {
             );
             report("cores", message, "set one core");
         }
+        let names: Vec<_> = self.keep.iter().map(String::as_str).collect();
+        found.extend(name_problems(&names, |i| format!("keep.{i}")));
         found.extend(sender::problems(self.from.as_ref(), &[self.listen]));
         found
     }
@@ -306,6 +314,10 @@ impl SourceSpec for Rdma {
             "senders that connect to {listen}, received by {}",
             nics.all().join(", ")
         )]
+    }
+
+    fn kept(&self) -> Vec<String> {
+        self.config.keep.clone()
     }
 
     fn preferred_slot(&self) -> Option<usize> {
@@ -422,6 +434,7 @@ impl SourceSpec for Rdma {
             mode: config.mode,
             service: config.service,
             packets_per_frame: config.packets_per_frame,
+            kept: KeptNames::of(&config.keep),
             relaxed: config.relaxed_ordering,
             counters: Counters {
                 links: counts.links,

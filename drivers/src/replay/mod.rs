@@ -198,6 +198,11 @@ impl SourceSpec for RecordingReplay {
         self.recording()?.layout(geometry)
     }
 
+    fn kept(&self) -> Vec<String> {
+        let recording = self.recording();
+        recording.map_or_else(|_| Vec::new(), |recording| recording.kept().to_vec())
+    }
+
     fn supports_backpressure(&self) -> bool {
         self.config.backpressure
     }

@@ -3,7 +3,7 @@
 use super::config::ReplayConfig;
 use super::recording::{Recording, Run};
 use super::timetable::Timetable;
-use daq_core::frame::{Clock, Timestamp};
+use daq_core::frame::{Clock, KeptFields, Timestamp};
 use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::fs::File;
@@ -231,6 +231,16 @@ impl RecordingPlayer {
         lacking == to - from || lacking >= 2 * self.recording.group as u64
     }
 
+    /// Returns the kept fields of the frame that contains `piece`.
+    fn kept(&self, piece: &Piece) -> KeptFields {
+        let ranges = &self.recording.files[piece.file].kept;
+        let after = ranges.partition_point(|(start, ..)| *start <= piece.byte_start);
+        match ranges[..after].last() {
+            Some((_, end, fields)) if piece.byte_start < *end => *fields,
+            _ => KeptFields::default(),
+        }
+    }
+
     fn read(&mut self, piece: &Piece) -> Result<(), SourceError> {
         let buffer = &mut self.buffer[..piece.bytes];
         self.files[piece.file]
@@ -273,12 +283,14 @@ impl Filler for RecordingPlayer {
             ns,
             clock: Clock::Recorded,
         });
+        let kept = self.kept(&piece);
         let start = self.geometry.extent(piece.first).start;
         for packet in piece.first..piece.end {
             let extent = self.geometry.extent(packet);
             if !self.lacks(&piece, packet) {
                 let bytes = &self.buffer[extent.start - start..extent.end - start];
-                batch.place(PacketId::of(self.position), bytes, time);
+                let outcome = batch.place(PacketId::of(self.position), bytes, time);
+                batch.keep_fields(outcome, || kept);
                 self.has_brought = true;
             }
             self.position += 1;

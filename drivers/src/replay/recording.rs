@@ -2,12 +2,13 @@
 
 use super::config::{ReplayConfig, Speed};
 use daq_core::config::Problem;
+use daq_core::frame::{KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::sigmf::{Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Approximate slot size in bytes for recordings without frames.
@@ -41,6 +42,8 @@ pub(super) struct DataFile {
     /// Missing ranges that were filled, as `(start, end)` in bytes. The ranges are in ascending order and do not touch each
     /// other.
     pub missing: Vec<(u64, u64)>,
+    /// Ranges whose frames have kept fields, as `(start, end, fields)` in bytes, in ascending order.
+    pub kept: Vec<(u64, u64, KeptFields)>,
 }
 
 /// A recording in one or several files.
@@ -144,6 +147,7 @@ impl Recording {
         };
         let other = Self::new(path, meta)?;
         let same = other.samples == self.samples
+            && other.kept() == self.kept()
             && other.swap == self.swap
             && shape(&other.stream) == shape(&self.stream);
         if same {
@@ -220,22 +224,31 @@ impl Recording {
         self.files.push(DataFile {
             path: data,
             missing: Vec::new(),
+            kept: Vec::new(),
         });
-        let mut missing: Vec<(u64, u64)> = Vec::new();
-        // Samples are converted to bytes span by span, because there may be headers between spans.
-        for (first, count) in meta.missing() {
+        // Returns the byte ranges of `count` samples. Samples are converted to bytes span by span, because there may be
+        // headers between spans.
+        let bytes = |(first, count): (u64, u64)| {
             let end = first.saturating_add(count);
-            for span in &spans {
+            spans.iter().filter_map(move |span| {
                 let start = meta.captures[span.capture]
                     .sample_start
                     .saturating_sub(meta.global.offset);
                 let (from, to) = (first.max(start), end.min(start + span.bytes / group));
-                if from < to {
-                    let byte = |sample: u64| span.byte_start + (sample - start) * group;
-                    missing.push((byte(from), byte(to)));
-                }
+                let byte = |sample: u64| span.byte_start + (sample - start) * group;
+                (from < to).then(|| (byte(from), byte(to)))
+            })
+        };
+        for note in &meta.annotations {
+            let fields = self.kept_fields(&note.kept);
+            if fields.mask() != 0 {
+                let start = note.sample_start.saturating_sub(meta.global.offset);
+                let samples = (start, note.sample_count.unwrap_or(u64::MAX));
+                let ranges = bytes(samples).map(|(from, to)| (from, to, fields));
+                self.files[file].kept.extend(ranges);
             }
         }
+        let mut missing: Vec<(u64, u64)> = meta.missing().flat_map(bytes).collect();
         missing.sort_unstable();
         let merged = &mut self.files[file].missing;
         for (from, to) in missing {
@@ -245,6 +258,23 @@ impl Recording {
             }
         }
         Ok(())
+    }
+
+    /// Returns the names of the fields that the recorded frames keep.
+    pub(super) fn kept(&self) -> &[String] {
+        let kept = self.stream.as_ref().map_or(&[][..], |stream| &stream.kept);
+        &kept[..kept.len().min(MAX_KEPT_FIELDS)]
+    }
+
+    /// Returns the fields with the recorded `values`.
+    fn kept_fields(&self, values: &BTreeMap<String, u64>) -> KeptFields {
+        let mut fields = KeptFields::default();
+        for (i, name) in self.kept().iter().enumerate() {
+            if let Some(value) = values.get(name) {
+                fields.set(i, *value);
+            }
+        }
+        fields
     }
 
     /// Returns the size in bytes of a recorded frame, if the recording contains frames.

@@ -93,6 +93,7 @@ enum class Clock : unsigned {
     simulated = 4,  // nominal time of the first sample
     recorded = 5,   // from a recording
     sensor_utc = 6, // counter of the sensor, with a declared origin in UTC
+    hardware = 7,   // PTP clock of the network card (usually TAI) when the card received the frame's first packet
 };
 
 // Parameter type of a kernel without parameters.
@@ -113,7 +114,7 @@ struct Burst {
 };
 
 // Number of words in a record before its bitmap. The words are: sequence; timestamp; epoch and flags; packets per frame
-// and arrived packets; clock.
+// and arrived packets; clock in 32 bits, mask of the kept fields in 8 bits, index of the word of field 0 in 24 bits.
 enum : unsigned { RECORD_WORDS = 5 };
 
 // Offset in bytes, from the start of a ring, of frame `i` of a burst that begins at slot `first`.
@@ -171,6 +172,11 @@ class Frame {
         const unsigned all = packets_per_frame();
         return all == 0 || (i < all && (record_[detail::RECORD_WORDS + i / 64] >> (i % 64) & 1));
     }
+
+    // Returns whether the frame has kept field `i`, and the value of the field (0 if the frame does not have it). Field `i`
+    // is entry `i` of the list `keep` in the format of the source, counted from 0.
+    __device__ bool has_field(unsigned i) const { return i < 8 && (record_[4] >> (32 + i) & 1); }
+    __device__ Size field(unsigned i) const { return has_field(i) ? record_[(record_[4] >> 40) + i] : 0; }
 
     // Internal: creates frame `i` of a burst.
     __device__ Frame(const detail::Burst& burst, unsigned i)

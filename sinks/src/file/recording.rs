@@ -31,6 +31,7 @@ pub(super) fn recording(
         description,
         hardware,
         table,
+        kept: context.kept.clone(),
     }
 }
 

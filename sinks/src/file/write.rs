@@ -70,7 +70,8 @@ impl FileSink {
         if length == 0 {
             return Ok(0);
         }
-        if !self.writer.is_empty() && self.writer.len() + length > self.limit {
+        let is_full = self.writer.len() + length > self.limit || self.builder.is_full();
+        if !self.writer.is_empty() && is_full {
             self.ending = true;
         }
         self.end_segment()?;
@@ -108,6 +109,7 @@ impl FileSink {
         self.refused = None;
         let missing = meta.is_incomplete().then(|| frame.present().missing());
         self.builder.frame(&record, missing.into_iter().flatten());
+        self.builder.keep(&meta.kept);
         Ok(length)
     }
 

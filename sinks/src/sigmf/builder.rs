@@ -1,6 +1,8 @@
 //! Collects captures, annotations and totals while a segment is written.
 
+use super::kept::Kept;
 use super::recording::{Moment, Record, Recording, nanoseconds};
+use daq_core::frame::KeptFields;
 use daq_core::sigmf::{
     Annotation, Capture, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER, Meta,
     NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
@@ -90,6 +92,7 @@ pub struct MetaBuilder {
     runs: Vec<Run>,
     max_notes: usize,
     notes: Vec<Note>,
+    kept: Kept,
     unlisted: Unlisted,
     bytes: u64,
     frames: u64,
@@ -119,7 +122,10 @@ impl MetaBuilder {
         let axis = axis.map_or(0, |table| table.axis.to_string().len());
         // JSON encodes a control character with six bytes, and a number on its own line with twelve additional bytes.
         let texts = 6 * (texts + recording.source.len()) + 8 * axis;
+        let kept = recording.kept.iter().map(|name| name.len() + 24);
+        let texts = texts + kept.sum::<usize>();
         Self {
+            kept: Kept::new(&recording.kept),
             recording,
             group,
             global_bytes: GLOBAL_BYTES + texts as u64,
@@ -150,6 +156,7 @@ impl MetaBuilder {
         self.segment = segment;
         self.runs.clear();
         self.notes.clear();
+        self.kept.clear();
         self.unlisted = Unlisted::default();
         self.bytes = 0;
         self.frames = 0;
@@ -250,6 +257,20 @@ impl MetaBuilder {
         self.last = Some(*record);
     }
 
+    /// Records the kept fields of the frame that was recorded last. Allocates nothing.
+    pub fn keep(&mut self, fields: &KeptFields) {
+        if let Some(last) = &self.last {
+            let samples = last.bytes / self.group;
+            let end = self.bytes / self.group;
+            self.kept.add(end - samples, samples, fields);
+        }
+    }
+
+    /// Returns whether the segment must end, because its metadata may have no room for the kept fields of another frame.
+    pub fn is_full(&self) -> bool {
+        self.kept.is_full()
+    }
+
     /// Sets the packet sizes from the first frame.
     fn detect_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
@@ -317,7 +338,7 @@ impl MetaBuilder {
         // frames.
         let captures = (self.runs.len() + 1).min(self.max_runs);
         let annotations = (self.notes.len() + spans + 2).min(self.max_notes) + 1;
-        (captures + annotations) as u64 * ENTRY_BYTES + self.global_bytes
+        (captures + annotations) as u64 * ENTRY_BYTES + self.kept.json_bytes() + self.global_bytes
     }
 
     /// Returns the number of bytes of the frames recorded for this segment.
@@ -341,8 +362,9 @@ impl MetaBuilder {
         let mut annotations: Vec<Annotation> = self.notes.iter().map(Note::annotation).collect();
         if !self.unlisted.is_empty() {
             annotations.push(self.unlisted.annotation());
-            annotations.sort_by_key(|annotation| annotation.sample_start);
         }
+        annotations.extend(self.kept.annotations());
+        annotations.sort_by_key(|annotation| annotation.sample_start);
         Meta {
             global: Global {
                 datatype: recording.datatype,
@@ -381,6 +403,7 @@ impl MetaBuilder {
                     frame_rate: table
                         .and_then(|table| table.frame_rate)
                         .filter(|rate| rate.is_finite()),
+                    kept: recording.kept.clone(),
                 }),
             },
             captures,
@@ -446,6 +469,7 @@ impl Note {
             cause: self.cause.map(Into::into),
             missing_frames,
             merged: if self.merged > 1 { self.merged } else { 0 },
+            ..Annotation::default()
         }
     }
 }
@@ -464,6 +488,7 @@ impl Unlisted {
             cause: None,
             missing_frames: self.frames,
             merged: self.notes + self.runs,
+            ..Annotation::default()
         }
     }
 }

@@ -20,6 +20,7 @@
 //! `unlisted` at the end contains their number, start and extent. The totals in `global` remain exact.
 
 mod builder;
+mod kept;
 mod recording;
 
 pub use builder::{CAUSE_TRUNCATED, LABEL_UNLISTED, MAX_ANNOTATIONS, MAX_CAPTURES, MetaBuilder};

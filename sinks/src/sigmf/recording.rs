@@ -29,6 +29,8 @@ pub struct Recording {
     pub hardware: Option<String>,
     /// Shape of the frames, if they are not interleaved samples over time.
     pub table: Option<Table>,
+    /// Names of the fields that frames keep.
+    pub kept: Vec<String>,
 }
 
 /// Shape of a frame that SigMF cannot describe, such as spectra or planar channels.

@@ -1,6 +1,8 @@
 //! One chunk of frames in memory, with the corresponding rows of the other arrays.
 
-use super::columns::{CLOCK, Column, EPOCH, FLAGS, FRAMES, LENGTH, PRESENT, SEQUENCE, TIMESTAMP};
+use super::columns::{
+    CLOCK, Column, EPOCH, FLAGS, FRAMES, KEPT_NAME, LENGTH, PRESENT, SEQUENCE, TIMESTAMP,
+};
 use super::store::Room;
 use daq_core::ring::Frame;
 use daq_core::sink::SinkError;
@@ -17,6 +19,8 @@ pub(super) struct Batch {
     /// The error of a sync that failed after the commit.
     pub(super) unsynced: Option<SinkError>,
     pub(super) columns: Vec<Buffer>,
+    /// Index of the first array of kept fields, which is the number of arrays if there are none.
+    kept: usize,
 }
 
 /// The chunk of one array.
@@ -58,6 +62,10 @@ impl Batch {
             room: None,
             unsynced: None,
             columns: columns.iter().map(buffer).collect(),
+            kept: columns
+                .iter()
+                .position(|column| column.name == KEPT_NAME)
+                .unwrap_or(columns.len()),
         }
     }
 
@@ -92,7 +100,8 @@ impl Batch {
         self.columns[CLOCK].put(row, &[meta.timestamp.clock as u8]);
         self.columns[LENGTH].put(row, &(length as u64).to_le_bytes());
         self.columns[FLAGS].put(row, &meta.flags.0.to_le_bytes());
-        if let Some(present) = self.columns.get_mut(PRESENT) {
+        let (plain, kept) = self.columns.split_at_mut(self.kept);
+        if let Some(present) = plain.get_mut(PRESENT) {
             let at = present.at(row);
             let present = &mut present.bytes[at..at + present.width];
             // Entries beyond the number of packets of this frame must not count as missing.
@@ -106,8 +115,14 @@ impl Batch {
         }
         let sizes = &meta.packet_sizes;
         let sizes = [meta.packets_per_frame, sizes.first, sizes.rest];
-        for (column, size) in self.columns.iter_mut().skip(PRESENT + 1).zip(sizes) {
+        for (column, size) in plain.iter_mut().skip(PRESENT + 1).zip(sizes) {
             column.put(row, &size.to_le_bytes());
+        }
+        if let [mask, values @ ..] = kept {
+            mask.put(row, &[meta.kept.mask()]);
+            for (column, value) in values.iter_mut().zip(meta.kept.values()) {
+                column.put(row, &value.to_le_bytes());
+            }
         }
         self.rows += 1;
         length

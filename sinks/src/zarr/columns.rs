@@ -1,7 +1,7 @@
 //! The arrays of a store, with their content, type and number of rows per chunk.
 
 use crate::layout::{axis, order};
-use daq_core::frame::{Clock, Flags};
+use daq_core::frame::{Clock, Flags, MAX_KEPT_FIELDS};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::units::ByteSize;
@@ -24,9 +24,12 @@ pub(super) const LENGTH: usize = 5;
 pub(super) const FLAGS: usize = 6;
 pub(super) const PRESENT: usize = 7;
 
+/// Name of the array that states which kept fields are present. The arrays of the fields follow it.
+pub(super) const KEPT_NAME: &str = "kept";
+
 /// One array of the store.
 pub(super) struct Column {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     /// Number of bytes per row.
     pub(super) width: usize,
     /// Number of rows per chunk.
@@ -67,7 +70,7 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     let index = rows * (INDEX_ROWS / rows).max(1);
     let (kind, dims, mut names) = elements(layout);
     names.insert(0, "frame");
-    let plain = |name, kind, width, attributes: Value| {
+    let plain = |name: &str, kind, width, attributes: Value| {
         column(name, kind, width, index, &[], &["frame"], &attributes)
     };
     let clocks: Map<_, _> = (0..=u8::MAX)
@@ -120,6 +123,16 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     if context.packets_per_frame > 0 && context.packet_sizes.rest == 0 {
         for name in ["packets_per_frame", "first_bytes", "packet_bytes"] {
             columns.push(plain(name, "uint32", 4, json!({}))?);
+        }
+    }
+    if !context.kept.is_empty() {
+        let bits: Map<_, _> = (0..MAX_KEPT_FIELDS)
+            .zip(&context.kept)
+            .map(|(i, name)| ((1 << i).to_string(), json!(name)))
+            .collect();
+        columns.push(plain(KEPT_NAME, "uint8", 1, json!({ "bits": bits }))?);
+        for name in context.kept.iter().take(MAX_KEPT_FIELDS) {
+            columns.push(plain(name, "uint64", 8, json!({}))?);
         }
     }
     Ok(columns)
@@ -177,7 +190,7 @@ fn frame_attributes(layout: &Layout) -> Value {
 }
 
 fn column(
-    name: &'static str,
+    name: &str,
     kind: &str,
     width: usize,
     rows: u64,
@@ -212,9 +225,29 @@ fn column(
         "attributes": attributes,
     });
     Ok(Column {
-        name,
+        name: name.to_owned(),
         width,
         rows,
         metadata,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::frame::is_metadata_name;
+    use daq_testkit::sink::{context, layout};
+
+    /// Otherwise the array of a kept field could replace another array.
+    #[test]
+    fn names_of_other_arrays_are_reserved() {
+        let layout = layout(Scalar::Int16, false, 1, 32);
+        let mut context = context(std::path::Path::new("."), "raw", layout, 4, 0);
+        context.kept = vec!["feng_id".to_owned()];
+        let columns = columns(&context, 1).unwrap();
+        assert_eq!(columns.len(), 13);
+        for column in &columns[..12] {
+            assert!(is_metadata_name(&column.name), "{}", column.name);
+        }
+    }
 }

@@ -17,6 +17,9 @@
 //! | `present` | bool | `[n, packets_per_frame]` | packets that arrived; only if frames consist of packets |
 //! | `packets_per_frame`, `first_bytes`, `packet_bytes` | uint32 | `[n]` | number of packets of the frame, bytes of its first
 //! packet and of each other packet; only if they are determined at run time |
+//! | `kept` | uint8 | `[n]` | which kept fields the frame has: bits, described in the array's attribute `bits`; only if
+//! frames keep fields |
+//! | name of a kept field | uint64 | `[n]` | its value; 0 if the frame does not have the field |
 //!
 //! Pairs of float32 are stored as complex64, pairs of float64 as complex128. Zarr has no type for pairs of integers, so
 //! they have a last dimension of 2 (real, imaginary). The attributes of `frames` contain its axis, order and rates.

@@ -92,7 +92,7 @@ impl Store {
     /// Creates the arrays, then the group.
     fn make(&self, keys: &ZarrKeys, context: &SinkContext) -> Result<(), SinkError> {
         for column in &self.columns {
-            let dir = self.dir.join(column.name);
+            let dir = self.dir.join(&column.name);
             std::fs::create_dir(&dir).map_err(|error| failed("create", &dir, error))?;
             replace(&dir, META, &json_text(&column.metadata)?)?;
             sync_directory(&dir)?;
@@ -113,7 +113,10 @@ impl Store {
 
     /// Returns the directories of the store.
     pub(super) fn directories(&self) -> Vec<PathBuf> {
-        let arrays = self.columns.iter().map(|column| self.dir.join(column.name));
+        let arrays = self
+            .columns
+            .iter()
+            .map(|column| self.dir.join(&column.name));
         arrays.chain([self.dir.clone()]).collect()
     }
 
@@ -128,7 +131,7 @@ impl Store {
             .map(|column| column.chunk_bytes() as u64 * 2 + (16 << 10));
         let chunk = self.columns[FRAMES].chunk_bytes() as u64;
         Rooms {
-            dir: self.dir.join(self.columns[FRAMES].name),
+            dir: self.dir.join(&self.columns[FRAMES].name),
             chunk,
             slack: small.sum::<u64>() + (64 << 10),
             made: 0,
@@ -155,7 +158,7 @@ impl Store {
         let end = batch.end();
         let (frames, others) = self.columns.split_at_mut(FRAMES + 1);
         for column in others.iter_mut().chain(frames) {
-            let dir = self.dir.join(column.name);
+            let dir = self.dir.join(&column.name);
             column.set_rows(end);
             // The name of the chunk must be durable before the shape that depends on the chunk, even after a power
             // failure.
@@ -233,7 +236,7 @@ fn store_chunk(
     bytes: &[u8],
     room: Option<Room>,
 ) -> Result<(), SinkError> {
-    let dir = store.join(column.name);
+    let dir = store.join(&column.name);
     let name = column.chunk_name(chunk);
     if let Some(mut room) = room {
         return room.fill(bytes, &dir.join(name)).inspect_err(|_| {

@@ -25,6 +25,7 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
         description: Some("a \"test\"\nwith µ".into()),
         hardware: None,
         table: None,
+        kept: Vec::new(),
     }
 }
 

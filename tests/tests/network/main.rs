@@ -5,6 +5,7 @@
 mod gige;
 mod hostile;
 mod hsb;
+mod kept;
 mod rdma;
 mod senders;
 mod spead2;

@@ -14,12 +14,12 @@
 //! frame is delivered twice. Slots are offered with new remote keys, so that no earlier write can reach them.
 
 use crate::verbs::Service;
-use daq_core::frame::{Clock, Timestamp};
+use daq_core::frame::{Clock, MAX_KEPT_FIELDS, Timestamp};
 
 /// The magic number of a greeting: `daqR`.
 pub(crate) const MAGIC: u32 = 0x5271_6164;
 /// The protocol version. Both sides must have the same version.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// Maximum number of rails of a stream.
 pub const MAX_RAILS: u8 = u8::MAX;
 /// Maximum number of packets per frame. With more packets, a record would be larger than a frame.
@@ -65,7 +65,7 @@ impl Mode {
     /// Checks whether frames of `bytes` bytes are too long for a service that sends a frame in one packet. Returns the
     /// problem and the fix.
     pub fn too_long(self, service: Service, bytes: usize) -> Option<(String, &'static str)> {
-        let max = PACKET - Record::bytes(1);
+        let max = PACKET - Record::bytes(1, 0);
         (self == Self::Send && service == Service::Ud && bytes > max).then(|| {
             (
                 format!(
@@ -122,6 +122,8 @@ pub struct Hello {
     pub rails: u8,
     /// Maximum number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep.
+    pub kept: KeptNames,
     /// Random number that identifies this run of the sender. A new stream number restarts the frame numbers.
     pub stream: u64,
     /// Number of the first frame that the sender can still send.
@@ -143,7 +145,15 @@ impl Hello {
         let mut out = Vec::with_capacity(Self::BYTES);
         out.extend(MAGIC.to_le_bytes());
         out.extend(VERSION.to_le_bytes());
-        out.extend([self.mode as u8, self.rail, self.rails, 0, 0, 0]);
+        let [low, high] = self.kept.checksum.to_le_bytes();
+        out.extend([
+            self.mode as u8,
+            self.rail,
+            self.rails,
+            self.kept.count,
+            low,
+            high,
+        ]);
         out.extend(self.packets_per_frame.to_le_bytes());
         for word in [self.stream, self.first, self.slot, self.credit_address] {
             out.extend(word.to_le_bytes());
@@ -173,11 +183,15 @@ impl Hello {
                 found: rail.into(),
             });
         }
-        fields.skip(3);
+        let kept = KeptNames {
+            count: kept_fields(fields.u8())?,
+            checksum: u16::from_le_bytes(fields.take()),
+        };
         Ok(Self {
             mode,
             rail,
             rails,
+            kept,
             packets_per_frame: packets_per_frame(fields.u32())?,
             stream: fields.u64(),
             first: number("the first frame", fields.u64())?,
@@ -212,6 +226,8 @@ pub(crate) struct Offer {
     pub(crate) record_rkey: u32,
     /// Maximum number of packets per frame in the receiver's ring; 0 if frames do not consist of packets.
     pub(crate) packets_per_frame: u32,
+    /// Number of fields that the receiver keeps with each frame.
+    pub(crate) kept: u8,
     /// Number of frames, counted from `next`, that may be sent immediately. The credit word, which also counts from
     /// `next`, raises this number.
     pub(crate) credits: u64,
@@ -242,7 +258,7 @@ impl Offer {
         out.extend(self.slot_rkey.to_le_bytes());
         out.extend(self.record_rkey.to_le_bytes());
         out.extend(self.packets_per_frame.to_le_bytes());
-        out.extend([0; 4]);
+        out.extend([self.kept, 0, 0, 0]);
         out.extend(self.credits.to_le_bytes());
         debug_assert_eq!(out.len(), Self::BYTES);
         out
@@ -271,9 +287,10 @@ impl Offer {
         let record_address = fields.u64();
         let (slot_rkey, record_rkey) = (fields.u32(), fields.u32());
         let packets_per_frame = packets_per_frame(fields.u32())?;
-        let record = Record::bytes(packets_per_frame) as u64;
+        let kept = kept_fields(fields.u8())?;
+        let record = Record::bytes(packets_per_frame, kept) as u64;
         let record_address = extent("the record address", record_address, record, slots)?;
-        fields.skip(4);
+        fields.skip(3);
         Ok(Self {
             next,
             slots,
@@ -285,6 +302,7 @@ impl Offer {
             slot_rkey,
             record_rkey,
             packets_per_frame,
+            kept,
             credits: number("the credits", fields.u64())?,
         })
     }
@@ -295,6 +313,42 @@ const fn number(what: &'static str, found: u64) -> Result<u64, WireError> {
     if found < END {
         Ok(found)
     } else {
+        Err(WireError::Field { what, found })
+    }
+}
+
+/// The names of kept fields, in a form that fits into a greeting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptNames {
+    /// Number of fields.
+    pub(crate) count: u8,
+    /// Checksum of the names.
+    pub(crate) checksum: u16,
+}
+
+impl KeptNames {
+    /// Returns the short form of `names`, of which the first [`MAX_KEPT_FIELDS`] are used.
+    pub fn of(names: &[String]) -> Self {
+        let names = &names[..names.len().min(MAX_KEPT_FIELDS)];
+        // The hash function FNV-1a over the names, each with a zero byte after it.
+        let bytes = names.iter().flat_map(|name| name.bytes().chain([0]));
+        let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        let [a, b, c, d] = hash.to_le_bytes();
+        Self {
+            count: u8::try_from(names.len()).unwrap_or(u8::MAX),
+            checksum: u16::from_le_bytes([a ^ c, b ^ d]),
+        }
+    }
+}
+
+/// Checks a number of kept fields.
+const fn kept_fields(found: u8) -> Result<u8, WireError> {
+    if found as usize <= MAX_KEPT_FIELDS {
+        Ok(found)
+    } else {
+        let (what, found) = ("the number of kept fields", found as u64);
         Err(WireError::Field { what, found })
     }
 }
@@ -323,7 +377,8 @@ fn extent(what: &'static str, address: u64, stride: u64, count: u32) -> Result<u
     }
 }
 
-/// The record of a frame: the metadata, followed in the encoded form by a bitmap of the packet slots that arrived.
+/// The record of a frame: the metadata, followed in the encoded form by a bitmap of the packet slots that arrived, and by the
+/// values of the kept fields up to the last that is present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The frame's number in the stream.
@@ -342,23 +397,37 @@ pub struct Record {
     pub(crate) packets_per_frame: u32,
     /// Number of packet slots that arrived.
     pub(crate) arrived: u32,
+    /// Bitmap of the kept fields whose values follow the bitmap of packet slots.
+    pub(crate) kept_mask: u8,
 }
 
 impl Record {
     /// Size in bytes of a record without the bitmap.
     pub(crate) const HEAD: usize = 64;
 
-    /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets. The size is a multiple
-    /// of 64, so that no two records share a cache line.
-    pub const fn bytes(packets_per_frame: u32) -> usize {
-        (Self::HEAD + (packets_per_frame as usize).div_ceil(64) * 8).next_multiple_of(64)
+    /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets and `kept` fields. The size is
+    /// a multiple of 64, so that no two records share a cache line.
+    pub const fn bytes(packets_per_frame: u32, kept: u8) -> usize {
+        let words = (packets_per_frame as usize).div_ceil(64) + kept as usize;
+        (Self::HEAD + words * 8).next_multiple_of(64)
     }
 
-    /// Encodes the record and the bitmap of packet slots that arrived into `out`.
+    /// Returns the number of values of kept fields that follow the bitmap.
+    pub(crate) const fn kept_words(&self) -> usize {
+        (u8::BITS - self.kept_mask.leading_zeros()) as usize
+    }
+
+    /// Returns the offset in bytes of the values of kept fields.
+    pub(crate) const fn kept_offset(&self) -> usize {
+        Self::HEAD + (self.packets_per_frame as usize).div_ceil(64) * 8
+    }
+
+    /// Encodes the record into `out`. `words` are the bitmap of packet slots that arrived, and the values of kept fields.
     ///
     /// # Panics
-    /// If `out` is too short for the record and its bitmap.
-    pub(crate) fn encode(&self, present: impl Iterator<Item = u64>, out: &mut [u8]) {
+    /// If `out` is too short for the record and `words`.
+    pub(crate) fn encode(&self, words: impl Iterator<Item = u64>, out: &mut [u8]) {
+        let after = words;
         let words = [
             u64::from(MAGIC) | u64::from(self.timestamp.clock as u8) << 32,
             self.number,
@@ -367,10 +436,10 @@ impl Record {
             self.timestamp.ns,
             self.length,
             u64::from(self.flags) | u64::from(self.packets_per_frame) << 32,
-            u64::from(self.arrived),
+            u64::from(self.arrived) | u64::from(self.kept_mask) << 32,
         ];
         let mut at = 0;
-        for word in words.into_iter().chain(present) {
+        for word in words.into_iter().chain(after) {
             out[at..at + 8].copy_from_slice(&word.to_le_bytes());
             at += 8;
         }
@@ -407,6 +476,7 @@ impl Record {
             flags: fields.u32(),
             packets_per_frame: fields.u32(),
             arrived: fields.u32(),
+            kept_mask: fields.u8(),
         })
     }
 }
@@ -473,7 +543,7 @@ mod tests {
             is_send: bool,
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
-            let hello = Hello { mode, rail: rails - 1, rails, packets_per_frame, stream, first, slot, credit_address, credit_rkey };
+            let hello = Hello { mode, rail: rails - 1, rails, packets_per_frame, kept: KeptNames { count: rails % 9, checksum: 0xa55a }, stream, first, slot, credit_address, credit_rkey };
             let mut bytes = hello.encode();
             bytes.extend([7; 4]);
             prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
@@ -488,7 +558,7 @@ mod tests {
         ) {
             let offer = Offer {
                 next, slots, first_slot: slots - 1, slot, stride: slot + more, slot_address, record_address, slot_rkey,
-                record_rkey, packets_per_frame, credits,
+                record_rkey, packets_per_frame, kept: 7, credits,
             };
             let bytes = offer.encode();
             prop_assert!(bytes.len() <= crate::connect::MAX_OFFER);
@@ -506,12 +576,12 @@ mod tests {
             let offer = Offer {
                 next: words[0], slots, first_slot: first_slot % slots.max(1), slot: words[1].min(words[2]), stride: words[2],
                 slot_address: words[3], record_address: words[4], slot_rkey: 1, record_rkey: 2,
-                packets_per_frame: packets_per_frame >> if small { 12 } else { 0 }, credits: words[5],
+                packets_per_frame: packets_per_frame >> if small { 12 } else { 0 }, kept: 8, credits: words[5],
             };
             if let Ok(read) = Offer::decode(&offer.encode()) {
                 prop_assert_eq!(read, offer);
                 let last = u64::from(slots - 1);
-                let record = Record::bytes(read.packets_per_frame) as u64;
+                let record = Record::bytes(read.packets_per_frame, read.kept) as u64;
                 prop_assert!(read.next.checked_add(read.credits).is_some());
                 prop_assert!(read.next.checked_add(u64::from(MAX_RAILS)).is_some());
                 let slot = last.checked_mul(read.stride).and_then(|at| at.checked_add(read.slot_address));
@@ -527,8 +597,8 @@ mod tests {
             (flags, packets_per_frame, arrived) in any::<(u32, u32, u32)>(),
         ) {
             let timestamp = Timestamp { ns, clock: Clock::Kernel };
-            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived };
-            let mut bytes = vec![0; Record::bytes(65)];
+            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived, kept_mask: 0x81 };
+            let mut bytes = vec![0; Record::bytes(65, 0)];
             record.encode([1, 2].into_iter(), &mut bytes);
             prop_assert_eq!(Record::decode(&bytes), Ok(record));
             prop_assert_eq!(&bytes[Record::HEAD..Record::HEAD + 16], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
@@ -549,6 +619,7 @@ mod tests {
             rail: 0,
             rails: 1,
             packets_per_frame: 0,
+            kept: KeptNames::default(),
             stream: 1,
             first: 2,
             slot: 3,
@@ -568,9 +639,15 @@ mod tests {
             Hello::decode(&hello.encode()[..51]),
             Err(WireError::Short { .. })
         ));
-        assert_eq!(Record::bytes(0), 64);
+        assert!(field("the number of kept fields")(with(9, 9)));
+        assert_eq!(Record::bytes(0, 0), 64);
+        assert_eq!((Record::bytes(1, 7), Record::bytes(1, 8)), (128, 192));
         assert_eq!(
-            (Record::bytes(1), Record::bytes(512), Record::bytes(513)),
+            (
+                Record::bytes(1, 0),
+                Record::bytes(512, 0),
+                Record::bytes(513, 0)
+            ),
             (128, 128, 192)
         );
     }

@@ -92,6 +92,7 @@ impl QueuePair {
                 },
                 packets_per_frame,
                 arrived,
+                ..Origin::default()
             }),
         };
         if is_whole {

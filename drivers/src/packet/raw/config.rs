@@ -5,6 +5,7 @@ use super::rules::MatchConfig;
 use super::{Endian, Field, Raw};
 use crate::packet::Format;
 use crate::packet::checks::{Check, LARGEST_PACKET};
+use crate::packet::keep::{Keep, KeptFieldConfig};
 use crate::packet::parts::{PartConfig, Parts};
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
@@ -90,6 +91,10 @@ pub struct RawConfig {
     pub conditions: Vec<MatchConfig>,
     /// The time of a packet, if the header contains it.
     pub timestamp: Option<TimestampConfig>,
+    /// Numbers in the header that travel with the frame to kernels, sinks and files, at most 8. A frame of several packets has
+    /// the numbers of its first packet that arrives.
+    #[serde(default)]
+    pub keep: Vec<KeptFieldConfig>,
 }
 
 fn one() -> u64 {
@@ -133,6 +138,7 @@ impl RawConfig {
                 scale,
             );
         }
+        raw.keep = Keep::fields(&mut check, &self.keep, header);
         check.end(Format::Raw(raw))
     }
 

@@ -1,6 +1,7 @@
 //! The keys of the format `spead`, and the format built from them.
 
 use super::super::checks::{Check, LARGEST_PACKET};
+use super::super::keep::{Keep, KeptItemConfig};
 use super::super::{Format, PacketLayout};
 use super::{Given, Spead};
 use daq_core::config::Problem;
@@ -48,6 +49,10 @@ pub struct SpeadConfig {
     pub address_bits: Option<u32>,
     /// The item that contains the time of a heap's first sample.
     pub timestamp: Option<ItemConfig>,
+    /// Items that travel with the frame to kernels, sinks and files, at most 8. A frame has the values of its first packet
+    /// that arrives with the item. Senders that do not repeat items send them in the first packet of a heap only.
+    #[serde(default)]
+    pub keep: Vec<KeptItemConfig>,
 }
 
 impl SpeadConfig {
@@ -98,8 +103,9 @@ impl SpeadConfig {
                 address_bits: self.address_bits,
             }),
         };
+        let bits = 63 - address_bits.clamp(8, 56);
+        spead.keep = Keep::items(&mut check, &self.keep, 1 << bits);
         if let Some(time) = &self.timestamp {
-            let bits = 63 - address_bits.clamp(8, 56);
             check.must(
                 (7..1 << bits).contains(&time.item),
                 "timestamp.item",

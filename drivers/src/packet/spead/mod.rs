@@ -19,11 +19,13 @@ mod step;
 pub use config::SpeadConfig;
 pub use detect::Given;
 
+use super::keep::Keep;
 use super::{
     Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part,
     Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
 };
 use daq_core::config::Problem;
+use daq_core::frame::KeptFields;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::Geometry;
 use detect::{Detector, Extent};
@@ -82,6 +84,7 @@ pub struct Spead {
     step: u64,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
+    keep: Keep<u64>,
     /// Size in bytes of the header of the last packet that was the first of its heap.
     first_header: usize,
     /// Size in bytes of the header of the last packet that was not the first of its heap.
@@ -111,6 +114,7 @@ impl Spead {
             step: step.max(1),
             timestamp: None,
             scale: None,
+            keep: Keep::default(),
             first_header,
             rest_header,
             regular: Extent::whole(layout.unit_bytes as u64),
@@ -182,6 +186,25 @@ impl Spead {
             scale: Some(scale),
             first_header: self.first_header + WORD,
             ..self
+        }
+    }
+
+    /// Returns why `packet` does not contain the immediate item `id`, which `key` names.
+    fn why_no_item(&self, id: u64, key: &str, packet: &[u8]) -> String {
+        let mut words = item_words(packet)
+            .iter()
+            .map(|word| u64::from_be_bytes(*word));
+        let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
+        if words.any(is_addressed) {
+            format!(
+                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to send \
+                 an immediate item (spead2: shape `()`, format `[('u', {})]`)",
+                self.address_bits
+            )
+        } else {
+            format!(
+                "the first packet of a heap has no item {id:#x}: set `item` of `{key}` to the identifier that the sender uses"
+            )
         }
     }
 
@@ -414,25 +437,26 @@ impl PacketFormat for Spead {
     }
 
     fn why_no_time(&self, packet: &[u8]) -> Option<String> {
-        let id = self.timestamp?;
-        let items = Self::item_words(packet).unwrap_or_default();
-        let words = items
-            .as_chunks::<WORD>()
-            .0
-            .iter()
-            .map(|word| u64::from_be_bytes(*word));
-        let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
-        Some(if words.clone().any(is_addressed) {
-            format!(
-                "the item {id:#x} is in the payload of the heap, not in its item pointer: configure the sender to send \
-                 an immediate item (spead2: shape `()`, format `[('u', {})]`)",
-                self.address_bits
-            )
-        } else {
-            format!(
-                "the first packet of a heap has no item {id:#x}: set `item` of `timestamp` to the sender's timestamp item"
-            )
+        Some(self.why_no_item(self.timestamp?, "timestamp", packet))
+    }
+
+    fn kept(&self) -> Vec<String> {
+        self.keep.names()
+    }
+
+    fn read_kept(&self, packet: &[u8]) -> KeptFields {
+        let words = item_words(packet);
+        let mask = (1u64 << self.address_bits) - 1;
+        let wanted = |id| IMMEDIATE >> self.address_bits | id;
+        self.keep.read(|id| {
+            let mut words = words.iter().map(|word| u64::from_be_bytes(*word));
+            let word = words.find(|word| word >> self.address_bits == wanted(*id))?;
+            Some(word & mask)
         })
+    }
+
+    fn why_not_kept(&self, i: usize, packet: &[u8]) -> Option<String> {
+        Some(self.why_no_item(*self.keep.position(i)?, "keep", packet))
     }
 
     fn unit_key(&self) -> &'static str {
@@ -524,6 +548,11 @@ impl PacketFormat for Spead {
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {
         Box::new(self.clone())
     }
+}
+
+/// Returns the item pointers of `packet`, or none if the packet ends before them.
+fn item_words(packet: &[u8]) -> &[[u8; WORD]] {
+    Spead::item_words(packet).unwrap_or_default().as_chunks().0
 }
 
 /// The items that determine the position of a packet.

@@ -35,7 +35,7 @@ impl FileCode {
         image: &[u8],
     ) -> Result<Self, KernelError> {
         let code = Code::load(keys, context, device, image, ENTRY)?;
-        let words = record::words(context.packets_per_frame);
+        let words = record::words(context.packets_per_frame, context.kept.len());
         let burst = context.burst.max(1);
         let records = SharedWords::pinned(device, 8 * TABLES * burst * words)
             .map_err(no_memory("frame records"))?;

@@ -155,7 +155,8 @@ impl PersistentKernel {
         if code.input.bytes > context.slots.stride || code.output.bytes > context.output.stride {
             return Err(defect("a frame is larger than a slot of its ring"));
         }
-        let record_words = record::words(context.packets_per_frame).next_multiple_of(LINE_WORDS);
+        let record_words = record::words(context.packets_per_frame, context.kept.len())
+            .next_multiple_of(LINE_WORDS);
         // If a device rings the doorbell, records are needed for frames that it will write, in addition to those for
         // frames in flight.
         let rounds = if context.device_rings_doorbell { 2 } else { 1 };

@@ -10,9 +10,10 @@
 use crate::connect::{self, AbortHandle, Incoming, Listener};
 use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
-use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record};
 use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge};
 use daq_core::log_limit::LogLimit;
+use daq_core::units::counted;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -95,12 +96,14 @@ pub(super) struct Shape {
     pub(super) rails: usize,
     /// Maximum number of packets per frame.
     pub(super) packets_per_frame: u32,
+    /// Names of the fields that frames keep.
+    pub(super) kept: KeptNames,
 }
 
 impl Shape {
     /// Returns the size of a record in bytes.
     pub(super) const fn record(&self) -> usize {
-        Record::bytes(self.packets_per_frame)
+        Record::bytes(self.packets_per_frame, self.kept.count)
     }
 
     /// Returns the number of receives of each rail's queue pair.
@@ -168,6 +171,16 @@ impl Shape {
                 ),
                 receiver: format!(
                     "the sender's frames have up to {wanted} packets, but this source accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in this source"
+                ),
+            });
+        }
+        if self.kept.count > 0 && first.kept != self.kept {
+            return Err(Rejection {
+                sender: "the names of kept fields differ: set `keep` in the receiver's source to the names in the sender's source"
+                    .to_owned(),
+                receiver: format!(
+                    "the names in `keep` differ from those of the sender, whose frames keep {}: set the names in the sender's source, in the same order",
+                    counted(first.kept.count, "field"),
                 ),
             });
         }
@@ -639,6 +652,7 @@ fn offer(
         slot_rkey: payload.rkey(),
         record_rkey: records.rkey(),
         packets_per_frame: shape.packets_per_frame,
+        kept: shape.kept.count,
         credits: terms.credits,
     }
 }
@@ -695,10 +709,12 @@ mod tests {
             service: Service::Rc,
             rails: 1,
             packets_per_frame: 70,
+            kept: KeptNames::of(&["feng_id".to_owned()]),
         };
         let hello = Hello {
             rails: 1,
             packets_per_frame: 1,
+            kept: shape.kept,
             slot: 4096,
             ..Hello::default()
         };
@@ -716,6 +732,14 @@ mod tests {
                 },
                 ["the receiver has mode = \"write\"", "in this sink"],
                 ["the sender's sink has mode = \"send\"", "in this source"],
+            ),
+            (
+                Hello {
+                    kept: KeptNames::of(&["bunch_id".to_owned()]),
+                    ..hello
+                },
+                ["kept fields differ", "in the receiver's source"],
+                ["the names in `keep` differ", "frames keep 1 field"],
             ),
             (
                 Hello {

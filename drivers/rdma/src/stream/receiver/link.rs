@@ -8,6 +8,7 @@ use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, Mode, Record};
 use crate::verbs::{Payload, Service, Status, Verb, WorkCompletion, WorkRequest};
 use daq_core::dma::DmaBuffer;
+use daq_core::frame::KeptFields;
 use daq_core::log_limit::LogLimit;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -67,6 +68,8 @@ struct SenderClosed {
 /// A frame that has arrived.
 pub(super) struct CompletedFrame {
     pub(super) record: Record,
+    /// Values of the fields that the frame keeps.
+    pub(super) kept: KeptFields,
     /// Number of frames before this one that never arrived.
     pub(super) missing: u64,
     /// Number of slots that the missing frames would have filled.
@@ -338,10 +341,14 @@ impl Link {
                     _ => records.read64(at + Record::HEAD + 8 * i) & (u64::MAX >> (64 - there)),
                 };
             }
+            let kept = kept(&record, |word| {
+                records.read64(at + record.kept_offset() + 8 * word)
+            });
             (self.next, self.completed) = (record.number.wrapping_add(1), self.completed + 1);
             let (missing, skipped) = std::mem::take(&mut self.gap);
             return Step::Frame(CompletedFrame {
                 record,
+                kept,
                 missing,
                 skipped,
             });
@@ -454,6 +461,13 @@ impl Link {
             let (of, arrived) = (record.packets_per_frame, record.arrived);
             return Verdict::Invalid(format!(
                 "the record specifies {arrived} of {of} packets, but a frame has at most {packets_per_frame}"
+            ));
+        }
+        let fields = self.shape.kept.count;
+        if record.kept_words() > usize::from(fields) {
+            return Verdict::Invalid(format!(
+                "the record specifies {} kept fields, but a frame has at most {fields}",
+                record.kept_words()
             ));
         }
         Verdict::Is(record)
@@ -646,6 +660,17 @@ fn read(records: &DmaBuffer, at: usize) -> Result<Record, String> {
         word.copy_from_slice(&records.read64(at + 8 * i).to_le_bytes());
     }
     Record::decode(&bytes).map_err(|error| error.to_string())
+}
+
+/// Returns the kept fields of `record`. `value` returns the value of a field.
+fn kept(record: &Record, value: impl Fn(usize) -> u64) -> KeptFields {
+    let mut kept = KeptFields::default();
+    for i in 0..record.kept_words() {
+        if record.kept_mask >> i & 1 == 1 {
+            kept.set(i, value(i));
+        }
+    }
+    kept
 }
 
 const fn fault_of(status: Status) -> Fault {

@@ -22,7 +22,7 @@ mod tests;
 
 pub(crate) use control::FAULTS;
 
-use super::wire::Mode;
+use super::wire::{KeptNames, Mode};
 use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
@@ -70,6 +70,8 @@ pub struct Options {
     pub service: Service,
     /// Maximum number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep.
+    pub kept: KeptNames,
     /// True: writes of the payload may become visible in any order.
     pub relaxed: bool,
     /// The counters that the receiver updates.
@@ -171,6 +173,7 @@ impl Receiver {
             rails: rails.len(),
             // A frame without packet slots counts as one packet slot.
             packets_per_frame: options.packets_per_frame.max(1),
+            kept: options.kept,
         };
         // A message consists of a record and the payload. A datagram must fit into one packet.
         let record = shape.record() as u64;
@@ -427,6 +430,7 @@ impl Receiver {
                 flags: Flags(record.flags),
                 packets_per_frame: record.packets_per_frame,
                 arrived: record.arrived,
+                kept: completed.kept,
             }),
         }
     }

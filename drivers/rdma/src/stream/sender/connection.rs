@@ -226,7 +226,7 @@ impl Terms {
         let next = offers[0].next;
         let granted = offers.iter().map(|offer| offer.credits).max().unwrap_or(0);
         let is_reliable = self.options.service == Service::Rc;
-        let records = self.records(offers[0].packets_per_frame)?;
+        let records = self.records(&offers[0])?;
         let rails = link
             .rails
             .into_iter()
@@ -249,11 +249,14 @@ impl Terms {
     /// Allocates a buffer for records if the receiver's frames have more packet slots than the sender's own buffer
     /// supports. In a message the record has the receiver's size; a written record has the size of the frame's own
     /// record.
-    fn records(&self, packets_per_frame: u32) -> Result<Option<Records>, String> {
-        if self.options.mode == Mode::Write || packets_per_frame <= self.options.packets_per_frame {
+    fn records(&self, offer: &Offer) -> Result<Option<Records>, String> {
+        let (packets_per_frame, kept) = self.options.record_shape();
+        let theirs = Record::bytes(offer.packets_per_frame, offer.kept);
+        if self.options.mode == Mode::Write || theirs <= Record::bytes(packets_per_frame, kept) {
             return Ok(None);
         }
-        Records::new(&self.nics, &self.options, self.window, packets_per_frame).map(Some)
+        let shape = (offer.packets_per_frame, offer.kept);
+        Records::new(&self.nics, &self.options, self.window, shape).map(Some)
     }
 
     /// Returns the greetings of all rails, and new memory for the credit words with its memory regions.
@@ -267,6 +270,7 @@ impl Terms {
             rail: u8::try_from(i).unwrap_or(MAX_RAILS),
             rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
             packets_per_frame: self.options.packets_per_frame,
+            kept: self.options.kept,
             stream: self.stream,
             first,
             slot: self.options.slot as u64,
@@ -335,7 +339,7 @@ impl Terms {
                 offer.packets_per_frame
             ));
         }
-        let record = Record::bytes(offer.packets_per_frame) as u64;
+        let record = Record::bytes(offer.packets_per_frame, offer.kept) as u64;
         if self.options.mode == Mode::Send && record + slot as u64 > self.options.message {
             return Err(format!(
                 "a frame and its record need {} bytes, but a message can have at most {}: lower `slot`, or set `mode = \"write\"` on both hosts",
@@ -348,6 +352,11 @@ impl Terms {
 }
 
 impl Options {
+    /// Returns the maximum number of packets and of kept fields per frame.
+    pub(super) const fn record_shape(&self) -> (u32, u8) {
+        (self.packets_per_frame, self.kept.count)
+    }
+
     /// Returns the options of a queue pair for this stream.
     pub(super) fn queue_pair_options(&self, nics: &[Arc<dyn Nic>]) -> QueuePairOptions {
         let min = |of: fn(&crate::verbs::Limits) -> u32| {

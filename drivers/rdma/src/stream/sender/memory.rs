@@ -117,14 +117,17 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Creates a buffer for records of frames with up to `packets_per_frame` packets.
+    /// Creates a buffer for records of frames with up to `packets_per_frame` packets and `kept` fields.
     pub(super) fn new(
         nics: &[Arc<dyn Nic>],
         options: &Options,
         window: usize,
-        packets_per_frame: u32,
+        (packets_per_frame, kept): (u32, u8),
     ) -> Result<Self, String> {
-        let (stride, inline) = (Record::bytes(packets_per_frame), options.inline as usize);
+        let (stride, inline) = (
+            Record::bytes(packets_per_frame, kept),
+            options.inline as usize,
+        );
         // The record of a message is sent inline only together with its payload.
         let is_needed = options.mode == Mode::Send || stride > inline;
         let area = is_needed.then(|| {
@@ -142,18 +145,19 @@ impl Records {
         })
     }
 
-    /// Stores a record. `padded` is the size of the record in bytes if the receiver expects a fixed size. If record and
+    /// Stores a record. `words` are its bitmap and the values of its kept fields. `padded` is the size of the record in bytes if the receiver expects a fixed size. If record and
     /// payload together can be sent inline, the payload is stored after the record, and the second result contains
     /// both.
     pub(super) fn store_record<'a>(
         &'a mut self,
         record: &Record,
-        words: &[u64],
+        words: (&[u64], &[u64]),
         padded: Option<usize>,
         payload: Option<&[u8]>,
         rail: usize,
     ) -> (Source<'a>, Option<&'a [u8]>) {
-        let used = Record::HEAD + words.len() * 8;
+        let (present, kept) = words;
+        let used = Record::HEAD + (present.len() + kept.len()) * 8;
         let bytes = padded.unwrap_or(used);
         let Self {
             area,
@@ -164,7 +168,7 @@ impl Records {
             ..
         } = self;
         buffer[used.min(bytes)..bytes].fill(0);
-        record.encode(words.iter().copied(), &mut buffer[..used]);
+        record.encode(present.iter().chain(kept).copied(), &mut buffer[..used]);
         if let Some(payload) = payload.filter(|payload| bytes + payload.len() <= *inline) {
             buffer[bytes..bytes + payload.len()].copy_from_slice(payload);
             let whole = &buffer[..bytes + payload.len()];

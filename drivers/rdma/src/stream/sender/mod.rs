@@ -26,7 +26,7 @@ mod tests;
 
 use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
-use crate::stream::wire::{MAX_PACKETS_PER_FRAME, Mode, Record};
+use crate::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
 use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
@@ -73,6 +73,8 @@ pub struct Options {
     pub slot: usize,
     /// Maximum number of packets per frame; 0 if frames do not consist of packets.
     pub packets_per_frame: u32,
+    /// Names of the fields that frames keep.
+    pub kept: KeptNames,
     /// Payloads and records up to this number of bytes are sent inline, if the NICs support inline data.
     pub inline: u32,
     /// Maximum size of one write in bytes. The limit lets large frames of several streams share a link.
@@ -99,6 +101,7 @@ impl Options {
             service: Service::Rc,
             slot,
             packets_per_frame,
+            kept: KeptNames::default(),
             inline: 256,
             chunk: 1 << 20,
             depth: 128,
@@ -260,7 +263,7 @@ impl Sender {
         probe_queue_pairs(&nics, &mut options)?;
         let window = rails * options.depth as usize;
         let memory = Memory::new(&nics, ring, &options, window)?;
-        let records = Records::new(&nics, &options, window, options.packets_per_frame)
+        let records = Records::new(&nics, &options, window, options.record_shape())
             .map_err(SenderError::Options)?;
         let first = Arc::new(AtomicU64::new(0));
         let mut connector = Reconnector::new(Terms {
@@ -519,7 +522,9 @@ impl Sender {
                 flags: meta.flags.0,
                 packets_per_frame: meta.packets_per_frame,
                 arrived: meta.arrived,
+                kept_mask: meta.kept.mask() & rail.kept_mask(),
             };
+            let kept = &meta.kept.values()[..record.kept_words()];
             let words = &words[..words
                 .len()
                 .min((meta.packets_per_frame as usize).div_ceil(64))];
@@ -527,7 +532,8 @@ impl Sender {
                 Source::Inline(bytes) if is_message => Some(bytes),
                 _ => None,
             };
-            let (record, whole) = records.store_record(&record, words, padded, inline, index);
+            let (record, whole) =
+                records.store_record(&record, (words, kept), padded, inline, index);
             let frame_post = FramePost {
                 number: n,
                 payload,

@@ -100,7 +100,12 @@ impl Rail {
 
     /// Returns the size of a record in the receiver's memory in bytes.
     pub(super) const fn record_bytes(&self) -> usize {
-        Record::bytes(self.offer.packets_per_frame)
+        Record::bytes(self.offer.packets_per_frame, self.offer.kept)
+    }
+
+    /// Returns the bitmap of the kept fields that the receiver stores.
+    pub(super) const fn kept_mask(&self) -> u8 {
+        !(u8::MAX.unbounded_shl(self.offer.kept as u32))
     }
 
     /// Posts a frame as writes into its slot: first the payload, then the record with the frame number as immediate
@@ -115,7 +120,8 @@ impl Rail {
         let into = |offset: usize, immediate| Verb::write(address + offset as u64, rkey, immediate);
         let record = |immediate| {
             Verb::write(
-                offer.record_address + slot * Record::bytes(offer.packets_per_frame) as u64,
+                offer.record_address
+                    + slot * Record::bytes(offer.packets_per_frame, offer.kept) as u64,
                 offer.record_rkey,
                 immediate,
             )

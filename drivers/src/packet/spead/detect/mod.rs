@@ -198,6 +198,7 @@ impl Detector {
         Some(Spead {
             timestamp: self.spead.timestamp,
             scale: self.spead.scale,
+            keep: self.spead.keep.clone(),
             regular,
             described,
             step_check: is_step_detected

@@ -33,21 +33,24 @@ static void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {
     assert(in.block == 2 && in.blocks == 3 && in.thread == 5 && in.threads == 32);
     assert(in.index() == 2 * 32 + 5 && in.stride() == 3 * 32);
     assert(p.gain == 2);
+    assert(!in.has_field(0) && in.field(0) == 0 && in.has_field(1) && in.field(1) == ~0ull - i && !in.has_field(2));
+    assert(!in.has_field(40));
 }
 DAQ_KERNEL(on_frame, Params)
 DAQ_PARAM(Params, taps)
 
 int main() {
-    daq::Size records[4 * 7];
+    daq::Size records[4 * 9];
     for (unsigned i = 0; i < 4; i++) {
-        const daq::Size record[7] = {100 + i, 1000 + i, 7 | 5ull << 32, 70 | 68ull << 32, 4, ~(1ull << 33), 0b101111};
-        for (unsigned k = 0; k < 7; k++) records[7 * i + k] = record[k];
+        const daq::Size record[9] = {100 + i, 1000 + i, 7 | 5ull << 32, 70 | 68ull << 32, 4 | 2ull << 32 | 7ull << 40,
+                                     ~(1ull << 33), 0b101111, 0, ~0ull - i};
+        for (unsigned k = 0; k < 9; k++) records[9 * i + k] = record[k];
     }
     alignas(64) static unsigned char input[5 * 64], output[4 * 128];
     gridDim = {3, 4, 1}, threadIdx = {5, 0, 0}, blockDim = {32, 1, 1};
     for (unsigned i = 0; i < 4; i++) {
         blockIdx = {2, i, 0};
-        daq_burst(input, 64, 5, 3, output, 128, 4, 1, records, 7, 10, 11, 12, 13, 14, 15);
+        daq_burst(input, 64, 5, 3, output, 128, 4, 1, records, 9, 10, 11, 12, 13, 14, 15);
     }
     for (unsigned i = 0; i < 4; i++) assert(from[i] == input + (3 + i) % 5 * 64 && to[i] == output + (1 + i) % 4 * 128);
     assert(daq_param_taps.offset == &Params::taps && daq_param_taps.bytes == 4 && daq_param_taps.count == 4);

@@ -5,7 +5,7 @@ use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Handshake, Link, Listener, tcp};
 use crate::emulated::{EmulatedNic, Faults};
 use crate::registration::set::{RailRegions, RegistrationSet};
-use crate::stream::wire::{Hello, Mode, Offer, Record};
+use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record};
 use crate::verbs::{
     Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Status, Verb, WorkCompletion,
     WorkRequest,
@@ -48,6 +48,7 @@ pub(super) fn record(n: u64) -> Record {
         flags: 0,
         packets_per_frame: PACKETS_PER_FRAME,
         arrived: 65,
+        kept_mask: 0,
     }
 }
 
@@ -107,6 +108,7 @@ impl Fixture {
             mode,
             service,
             packets_per_frame: PACKETS_PER_FRAME,
+            kept: KeptNames::default(),
             relaxed: false,
             counters: Counters::default(),
         };
@@ -257,7 +259,7 @@ impl BaselineSender {
     pub(super) fn new(mode: Mode, service: Service, rails: usize, stream: u64) -> Self {
         let nics: Vec<_> = (0..rails).map(|_| card()).collect();
         let local = RegistrationSet::new(&nics, Access::WRITE, Box::new(|| Ok(())));
-        let stride = Record::bytes(PACKETS_PER_FRAME) + SLOT;
+        let stride = Record::bytes(PACKETS_PER_FRAME, 0) + SLOT;
         let memory = DmaBuffer::new(local.clone(), COPIES * stride).unwrap();
         let keys = local.acquire(memory.address()).unwrap();
         let local = RegistrationSet::new(&nics, Access::WRITE, Box::new(|| Ok(())));
@@ -353,7 +355,7 @@ impl BaselineSender {
 
     /// Stores frame `n` and its record in the send memory and returns the offset.
     pub(super) fn lay(&self, n: u64, record: &Record) -> usize {
-        let bytes = Record::bytes(PACKETS_PER_FRAME);
+        let bytes = Record::bytes(PACKETS_PER_FRAME, 0);
         let at = usize::try_from(n).unwrap() % COPIES * (bytes + SLOT);
         let mut head = vec![0; bytes];
         record.encode(PRESENT.into_iter(), &mut head);
@@ -400,7 +402,7 @@ impl BaselineSender {
             offer.slot_rkey,
             None,
         );
-        let from = at + Record::bytes(PACKETS_PER_FRAME);
+        let from = at + Record::bytes(PACKETS_PER_FRAME, 0);
         self.post(rail, verb, &[(from, length(n))], signaled);
     }
 
@@ -408,7 +410,7 @@ impl BaselineSender {
     pub(super) fn send_record(&mut self, n: u64, record: &Record, immediate: Option<u32>) {
         let (at, rail) = (self.lay(n, record), self.rail(n));
         let offer = self.offers[rail];
-        let bytes = Record::bytes(PACKETS_PER_FRAME);
+        let bytes = Record::bytes(PACKETS_PER_FRAME, 0);
         let verb = Verb::write(
             offer.record_address + self.slot(n) * bytes as u64,
             offer.record_rkey,
@@ -434,7 +436,7 @@ impl BaselineSender {
         self.post(
             rail,
             verb,
-            &[(at, Record::bytes(PACKETS_PER_FRAME) + length(n))],
+            &[(at, Record::bytes(PACKETS_PER_FRAME, 0) + length(n))],
             true,
         );
     }

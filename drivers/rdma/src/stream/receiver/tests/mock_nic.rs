@@ -6,7 +6,7 @@ use crate::connect::exchange::Frame;
 use crate::connect::handshake::{Arrival, Transport};
 use crate::connect::mock::{MockPort, rail};
 use crate::connect::{self, ConnectError, PeerMonitor};
-use crate::stream::wire::{Hello, Record};
+use crate::stream::wire::{Hello, KeptNames, Record};
 use crate::verbs::{
     Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
     RegistrationMethod, Sge, Side, Status, VerbsError, WorkCompletion, WorkRequest,
@@ -252,6 +252,7 @@ impl MockFixture {
             mode,
             service,
             packets_per_frame: PACKETS_PER_FRAME,
+            kept: KeptNames::default(),
             relaxed: false,
             counters: Counters::default(),
         };
@@ -306,7 +307,7 @@ impl MockFixture {
 
     /// Stores a record for the frame in `slot`.
     fn lay(&self, slot: usize, record: &Record) {
-        let mut bytes = vec![0; Record::bytes(PACKETS_PER_FRAME)];
+        let mut bytes = vec![0; Record::bytes(PACKETS_PER_FRAME, 0)];
         record.encode(PRESENT.into_iter(), &mut bytes);
         let records = self.engine.records.as_ref().unwrap();
         for (i, word) in bytes.chunks_exact(8).enumerate() {
@@ -359,7 +360,7 @@ fn lost_unreliable_frames_are_skipped() {
 fn unreliable_payload_of_wrong_length_is_not_delivered() {
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
     stage.lay(0, &fixture::record(0));
-    stage.finish(Record::bytes(PACKETS_PER_FRAME), Some(0));
+    stage.finish(Record::bytes(PACKETS_PER_FRAME, 0), Some(0));
     assert_eq!(stage.poll(), []);
     assert_eq!(stage.fault("bad-record"), 1);
     let mut stage = MockFixture::new(Mode::Write, Service::Uc);
@@ -376,7 +377,10 @@ fn loss_at_end_is_known_from_sender_detach() {
             Mode::Write => stage.frame(n),
             Mode::Send => {
                 stage.lay(usize::try_from(n).unwrap(), &fixture::record(n));
-                stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n), None);
+                stage.finish(
+                    Record::bytes(PACKETS_PER_FRAME, 0) + fixture::length(n),
+                    None,
+                );
             }
         };
         frame(&stage, 0);
@@ -413,12 +417,18 @@ fn lost_datagrams_are_missing_and_skip_no_slot() {
     let mut stage = MockFixture::new(Mode::Send, Service::Ud);
     for (slot, n) in [(0, 0), (1, 7), (2, 8)] {
         stage.lay(slot, &fixture::record(n));
-        stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n), None);
+        stage.finish(
+            Record::bytes(PACKETS_PER_FRAME, 0) + fixture::length(n),
+            None,
+        );
     }
     assert_eq!(stage.poll(), [(0, 0, 0), (7, 6, 0), (8, 0, 0)]);
     // The number of a frame that was already delivered.
     stage.lay(3, &fixture::record(7));
-    stage.finish(Record::bytes(PACKETS_PER_FRAME) + fixture::length(7), None);
+    stage.finish(
+        Record::bytes(PACKETS_PER_FRAME, 0) + fixture::length(7),
+        None,
+    );
     assert_eq!((stage.poll(), stage.fault("bad-record")), (vec![], 1));
 }
 
@@ -428,7 +438,7 @@ fn receives_are_posted_before_credits_are_sent() {
     let posted = || *stage.script.posted.lock().unwrap();
     assert_eq!(posted(), SLOTS + 1);
     stage.lay(0, &fixture::record(0));
-    stage.finish(Record::bytes(PACKETS_PER_FRAME), Some(0));
+    stage.finish(Record::bytes(PACKETS_PER_FRAME, 0), Some(0));
     assert_eq!(stage.poll(), [(0, 0, 0)]);
     assert_eq!(*stage.script.posted.lock().unwrap(), SLOTS + 2);
     let mut stage = MockFixture::new(Mode::Send, Service::Rc);
@@ -465,7 +475,7 @@ fn completions_during_stop_count_on_reliable_connections() {
         stage.script.late.lock().unwrap().push_back(WorkCompletion {
             id: n,
             side: Side::Received,
-            bytes: u32::try_from(Record::bytes(PACKETS_PER_FRAME) + fixture::length(n)).unwrap(),
+            bytes: u32::try_from(Record::bytes(PACKETS_PER_FRAME, 0) + fixture::length(n)).unwrap(),
             immediate: Some(fixture::low(n)),
             ..WorkCompletion::default()
         });
@@ -568,6 +578,6 @@ impl MockFixture {
     /// Simulates that frame `n` arrives completely over a reliable connection.
     fn frame_of_writes(&self, n: u64) {
         self.lay(usize::try_from(n).unwrap() % SLOTS, &fixture::record(n));
-        self.finish(Record::bytes(PACKETS_PER_FRAME), Some(fixture::low(n)));
+        self.finish(Record::bytes(PACKETS_PER_FRAME, 0), Some(fixture::low(n)));
     }
 }

@@ -336,7 +336,8 @@ fn protocol_violation_ends_link() {
 fn message_longer_than_slot_is_rejected_by_nic() {
     let (mut fixture, mut sender) = connected(Mode::Send, 1, 5);
     let verb = crate::verbs::Verb::Send { immediate: None };
-    let bytes = crate::stream::wire::Record::bytes(fixture::PACKETS_PER_FRAME) + fixture::SLOT + 8;
+    let bytes =
+        crate::stream::wire::Record::bytes(fixture::PACKETS_PER_FRAME, 0) + fixture::SLOT + 8;
     sender.post(0, verb, &[(0, bytes)], true);
     fixture.until(|fixture| fixture.fault("local") + fixture.fault("peer-gone") > 0);
     assert_eq!(fixture.fault("local"), 1);

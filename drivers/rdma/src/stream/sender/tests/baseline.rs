@@ -166,7 +166,7 @@ impl Receiver {
         self.next = self.next.max(hellos[0].first);
         let shape = self.shape.clone();
         let stride = shape.slot.next_multiple_of(64);
-        let record = Record::bytes(shape.packets_per_frame);
+        let record = Record::bytes(shape.packets_per_frame, 0);
         let slots = SharedWords::new(stride * shape.slots as usize).unwrap();
         let records = SharedWords::new(record * shape.slots as usize).unwrap();
         let keys = |area: &SharedWords| -> Vec<_> {
@@ -192,6 +192,7 @@ impl Receiver {
                     slot_rkey: slot_keys[rail].rkey(),
                     record_rkey: record_keys[rail].rkey(),
                     packets_per_frame: shape.packets_per_frame,
+                    kept: 0,
                     credits: granted,
                 }
                 .encode()
@@ -346,7 +347,7 @@ impl Receiver {
         self.waiting.clear();
         while self.shape.service == Service::Rc && self.next < session.begin + session.granted {
             let slot = slot_of(&session, &self.shape, self.next) as usize;
-            let stride = Record::bytes(self.shape.packets_per_frame);
+            let stride = Record::bytes(self.shape.packets_per_frame, 0);
             let bytes = session.records.read(slot * stride, stride);
             match Record::decode(&bytes) {
                 Ok(record) if record.number == self.next => {
@@ -381,7 +382,7 @@ impl Receiver {
         // A message is in the slot of its receive, a write in the slot of its frame number.
         let place = if shape.mode == Mode::Send { done.id } else { n };
         let slot = slot_of(session, shape, place) as usize;
-        let stride = Record::bytes(shape.packets_per_frame);
+        let stride = Record::bytes(shape.packets_per_frame, 0);
         let bytes = session.records.read(slot * stride, stride);
         let record = Record::decode(&bytes).unwrap();
         assert_eq!(record.number, n);
@@ -421,7 +422,7 @@ fn packets_of<'a>(
 ) -> [Sge<'a>; 2] {
     let (slot, record) = (
         usize::try_from(slot).unwrap(),
-        Record::bytes(shape.packets_per_frame),
+        Record::bytes(shape.packets_per_frame, 0),
     );
     [
         records.sge(slot * record, record),
@@ -440,5 +441,6 @@ pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
         flags: meta.flags.0,
         packets_per_frame: meta.packets_per_frame,
         arrived: meta.arrived,
+        kept_mask: 0,
     }
 }

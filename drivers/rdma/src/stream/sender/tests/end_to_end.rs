@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
+use crate::stream::wire::KeptNames;
 use crate::verbs::{Endpoint, QueuePair, Sge, VerbsError, WorkCompletion, WorkRequest};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::region::Placement;
@@ -41,6 +42,7 @@ impl ReceiverFixture {
             mode: shape.mode,
             service: shape.service,
             packets_per_frame: shape.packets_per_frame,
+            kept: KeptNames::default(),
             relaxed: false,
             counters: receiver::Counters::default(),
         };
