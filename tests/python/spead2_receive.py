@@ -29,6 +29,8 @@ with open(job["file"], "wb") as file:
         kinds.add((value.dtype.str, str(value.shape)))
         times.append(int(updated["timestamp"].value) if "timestamp" in updated else None)
         file.write(value.tobytes())
+# The receiving thread updates the statistics after each batch of packets.
+stream.stop()
 stats = stream.stats
 names = ("heaps", "incomplete_heaps_evicted", "incomplete_heaps_flushed", "packets", "single_packet_heaps")
 print(json.dumps({
