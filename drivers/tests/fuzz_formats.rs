@@ -3,8 +3,9 @@
 //!
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
+use daq_core::reorder::Geometry;
 use daq_drivers::packet::pcap::Capture;
-use daq_drivers::packet::spead::{Spead, SpeadConfig};
+use daq_drivers::packet::spead::{Item, Spead, SpeadConfig, build_packet};
 use daq_drivers::packet::{
     Endian, Field, Format, PacketLayout, Parsed, Raw, RawConfig, Reject, Split, TimeScale,
 };
@@ -34,7 +35,8 @@ fn check(format: &mut Format, packet: &[u8], cut: usize) {
         assert!(data.payload.end <= packet.len());
         assert!(data.sub < format.numbering().packets_per_unit);
         assert!(data.unit <= format.unit_mask());
-        let place = format.packet_layout().range(data.sub);
+        let layout = format.packet_layout();
+        let place = layout.range(data.sub % layout.count());
         assert_eq!(data.payload.len(), place.len());
         assert_eq!(format.header_len(data.sub), data.payload.start);
     }
@@ -84,14 +86,14 @@ fn fuzz_spead() {
             // A packet with a valid header that contains items with arbitrary identifiers and values.
             let items: Vec<_> = items
                 .iter()
-                .map(|(id, immediate, value)| daq_drivers::packet::spead::Item {
+                .map(|(id, immediate, value)| Item {
                     id: u64::from(id % 10),
                     value: if value % 2 == 0 { value % 128 } else { *value },
                     immediate: *immediate,
                 })
                 .collect();
             let mut packet = Vec::new();
-            daq_drivers::packet::spead::build_packet(bits, &items, bytes, &mut packet);
+            build_packet(bits, &items, bytes, &mut packet);
             check(&mut format, &packet, usize::from(*cut));
             // A valid packet with one changed byte.
             packet.clear();
@@ -107,6 +109,56 @@ fn fuzz_spead() {
                 .map_or(0, |byte| usize::from(*byte) % packet.len());
             packet[at] = *cut;
             check(&mut format, &packet, usize::from(*cut));
+        });
+}
+
+/// Frames of several heaps: the numbers are in items of any packet of a heap, and sizes are known or detected.
+#[test]
+fn fuzz_spead_parts() {
+    fn configured(keys: &str) -> Format {
+        let numbers = "frame = { item = 7, step = 2 }\npart = [{ item = 8, count = 3 }, { item = 9, values = [0, 5] }]";
+        let config: SpeadConfig =
+            toml::from_str(&format!("{keys}\n{numbers}")).expect("the keys are valid");
+        config.build().expect("the values are valid")
+    }
+    let geometry = Geometry {
+        parts: 6,
+        ..Geometry::new(600, 8)
+    };
+    bolero::check!()
+        .with_type::<Vec<(u8, Vec<(u8, bool, u8)>, Vec<u8>)>>()
+        .with_test_time(time())
+        .for_each(|packets| {
+            let mut format = configured("heap = 100\npacket = 40\nfirst = 24");
+            let detector = configured("samples = \"adc\"")
+                .start_detection(&geometry, 1)
+                .and_then(|format| format.detector());
+            let detector = detector.expect("sizes are unknown");
+            for (cut, items, bytes) in packets {
+                let items: Vec<_> = items
+                    .iter()
+                    .map(|(id, immediate, value)| Item {
+                        id: u64::from(id % 12),
+                        value: u64::from(*value),
+                        immediate: *immediate,
+                    })
+                    .collect();
+                let mut packet = Vec::new();
+                build_packet(40, &items, bytes, &mut packet);
+                check(&mut format, &packet, usize::from(*cut));
+                let _ = detector.observe(&packet);
+                packet.clear();
+                format.build(
+                    u64::from(*cut),
+                    u32::from(*cut) % 18,
+                    None,
+                    bytes,
+                    &mut packet,
+                );
+                check(&mut format, &packet, usize::from(*cut));
+                let _ = detector.observe(&packet);
+            }
+            assert!(!detector.restart().is_empty());
         });
 }
 
@@ -127,15 +179,14 @@ fn fuzz_kept_fields() {
         .with_type::<(Vec<u8>, Vec<(u8, bool, u64)>)>()
         .with_test_time(time())
         .for_each(|(bytes, items)| {
-            let item =
-                |(id, immediate, value): &(u8, bool, u64)| daq_drivers::packet::spead::Item {
-                    id: u64::from(id % 12),
-                    value: *value,
-                    immediate: *immediate,
-                };
+            let item = |(id, immediate, value): &(u8, bool, u64)| Item {
+                id: u64::from(id % 12),
+                value: *value,
+                immediate: *immediate,
+            };
             let items: Vec<_> = items.iter().map(item).collect();
             let mut packet = Vec::new();
-            daq_drivers::packet::spead::build_packet(48, &items, bytes, &mut packet);
+            build_packet(48, &items, bytes, &mut packet);
             let formats = [raw.build(), spead[0].build(), spead[1].build()].map(Result::unwrap);
             for (format, packet) in formats
                 .iter()

@@ -8,8 +8,8 @@ use daq_core::reorder::Numbering;
 use daq_drivers::packet::datagram::Depacketizer;
 use daq_drivers::packet::spead::{Item, Spead, build_packet, item};
 use daq_drivers::packet::{
-    Endian, Field, Format, Packet, PacketFormat, PacketLayout, Parsed, Part, Raw, Reject, Split,
-    TimeScale,
+    Endian, Field, Format, Fragment, Packet, PacketFormat, PacketLayout, Parsed, Raw, Reject,
+    Split, TimeScale,
 };
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
@@ -127,7 +127,7 @@ fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
     new_fixture(&*spec, slot, slots).unwrap()
 }
 
-/// A format with errors in its code: it states payload that is not in the packet, or parts although it has none.
+/// A format with errors in its code: it states payload that is not in the packet, or fragments although it has none.
 #[derive(Clone, Debug)]
 struct Wrong;
 
@@ -141,14 +141,16 @@ impl PacketFormat for Wrong {
                 payload,
                 timestamp: None,
             }),
-            1 => Parsed::Part(Part {
+            1 => Parsed::Fragment(Fragment {
                 unit: 0,
+                part: 0,
                 offset: 0,
                 payload,
                 timestamp: None,
             }),
-            _ => Parsed::Part(Part {
+            _ => Parsed::Fragment(Fragment {
                 unit: 0,
+                part: 0,
                 offset: 0,
                 payload: 4..8,
                 timestamp: None,

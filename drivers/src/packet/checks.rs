@@ -7,6 +7,9 @@ use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
 /// Maximum size in bytes of a UDP payload over IPv4.
 pub(super) const LARGEST_PACKET: usize = 65_507;
 
+/// The lowest identifier of SPEAD items that the protocol does not define.
+pub(super) const FIRST_ITEM: u64 = 7;
+
 /// Collects problems, with keys relative to the source's section.
 #[derive(Debug, Default)]
 pub(super) struct Check(Vec<Problem>);
@@ -48,6 +51,19 @@ impl Check {
         self.must(offset.checked_add(bytes).is_some_and(|end| end <= header), &format!("{key}.offset"), || {
             let message = format!("{bytes} bytes at offset {offset} exceed the header of {header} bytes");
             (message, "offsets count from the start of the packet; enlarge `header` or lower `offset`".to_owned())
+        });
+    }
+
+    /// Checks the identifier of a SPEAD item, which must be below `end`.
+    pub(super) fn item(&mut self, key: &str, item: u64, end: u64) {
+        self.must((FIRST_ITEM..end).contains(&item), key, || {
+            (
+                format!("the item {item:#x} is reserved by SPEAD, or its identifier is too large"),
+                format!(
+                    "set the identifier that the sender uses, {FIRST_ITEM:#x} to {:#x}",
+                    end - 1
+                ),
+            )
         });
     }
 

@@ -129,16 +129,16 @@ pub trait PacketFormat: Debug + Send + Sync {
         None
     }
 
-    /// Returns a note for the log that `unit`, of `bytes` bytes, is not a frame; see [`Control::OtherUnit`](super::Control).
-    fn other_unit_note(&self, unit: u64, bytes: u64) -> String {
+    /// Returns a note for the log that a unit of `bytes` bytes is not a frame; see [`Control::OtherUnit`](super::Control).
+    fn other_unit_note(&self, bytes: u64) -> String {
         let (key, wanted) = (self.unit_key(), self.packet_layout().unit_bytes);
         format!(
-            "{key} {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets are counted as `control`"
+            "a {key} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets are counted as `control`"
         )
     }
 
-    /// Returns whether packets may be a [`Part`](super::Part), so that frames must be reassembled byte by byte.
-    fn has_parts(&self) -> bool {
+    /// Returns whether packets may be a [`Fragment`](super::Fragment), so that frames must be reassembled byte by byte.
+    fn has_fragments(&self) -> bool {
         false
     }
 

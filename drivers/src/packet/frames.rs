@@ -191,7 +191,7 @@ impl Frames {
     pub(crate) fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
         let format = &self.format;
         let layout = match format.unknown_sizes() {
-            Some(known) => largest(known.frame.unwrap_or(slot)),
+            Some(known) => largest(known.frame.unwrap_or(slot) / format.parts().max(1) as usize),
             None => format.packet_layout(),
         };
         let parts = format.parts();
@@ -324,14 +324,15 @@ fn largest(bytes: usize) -> PacketLayout {
 
 /// Replaces the upper bounds of `planned` with the sizes that `format` has detected.
 pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
-    let layout = format.packet_layout();
-    let frame_ns = u128::from(planned.frame_ns) * layout.unit_bytes as u128
-        / planned.frame_bytes.max(1) as u128;
+    let (layout, parts) = (format.packet_layout(), format.parts());
+    let frame_bytes = layout.unit_bytes * parts as usize;
+    let frame_ns =
+        u128::from(planned.frame_ns) * frame_bytes as u128 / planned.frame_bytes.max(1) as u128;
     Geometry {
-        packets_per_frame: layout.count(),
+        packets_per_frame: layout.count() * parts,
         first_bytes: layout.range(0).len(),
         packet_bytes: layout.rest,
-        frame_bytes: layout.unit_bytes,
+        frame_bytes,
         numbering: format.numbering(),
         frame_ns: u64::try_from(frame_ns).unwrap_or(u64::MAX),
         ..*planned

@@ -105,19 +105,7 @@ impl Keep<u64> {
         let names: Vec<_> = keys.iter().map(|key| key.name.as_str()).collect();
         check_names(check, &names);
         for (i, key) in keys.iter().enumerate() {
-            check.must(
-                (7..end).contains(&key.item),
-                &format!("keep.{i}.item"),
-                || {
-                    (
-                        format!("the item {:#x} is reserved by SPEAD or too large", key.item),
-                        format!(
-                            "set the identifier that the sender uses, 0x7 to {:#x}",
-                            end - 1
-                        ),
-                    )
-                },
-            );
+            check.item(&format!("keep.{i}.item"), key.item, end);
         }
         Self(
             keys.iter()

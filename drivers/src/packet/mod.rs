@@ -83,14 +83,14 @@ impl Packet {
 pub enum Control {
     /// The sender has ended the stream; the message itself used the number `unit`.
     EndOfStream {
-        /// The sequence number that the message used.
-        unit: u64,
+        /// The sequence number that the message used, if messages have sequence numbers.
+        unit: Option<u64>,
     },
-    /// The number `unit` belongs to a unit that is not a frame: a descriptor or a start of stream. Its packets do not
-    /// count as lost.
+    /// The packet belongs to a unit that is not a frame: a descriptor or a start of stream. The packets of a frame with this
+    /// number do not count as lost.
     OtherUnit {
-        /// The sequence number of that unit.
-        unit: u64,
+        /// The sequence number of that unit, if it has one.
+        unit: Option<u64>,
         /// Size of the unit in bytes as stated in the packet; 0 for a start of stream.
         bytes: u64,
     },
@@ -98,13 +98,14 @@ pub enum Control {
     Beside,
 }
 
-/// A packet of a unit whose packet boundaries differ from the regular layout. Its payload may cover packet slots only
-/// partly.
+/// A packet whose boundaries differ from the regular layout of its unit. Its payload may cover packet slots only partly.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Fragment {
     /// The sender's sequence number exactly as in the packet.
     pub unit: u64,
-    /// Offset of the payload in the unit, in bytes.
+    /// The part of the unit, below [`PacketFormat::parts`].
+    pub part: u32,
+    /// Offset of the payload in the part, in bytes.
     pub offset: usize,
     /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
@@ -118,7 +119,7 @@ pub enum Parsed {
     /// The packet contains the payload of one packet slot.
     Data(Packet),
     /// The packet contains payload whose boundaries differ from the regular layout.
-    Part(Part),
+    Fragment(Fragment),
     /// The packet contains a message instead of samples.
     Control(Control),
 }

@@ -174,6 +174,11 @@ mod tests {
             ),
             spead(""),
             spead("address_bits = 48\nheap_step = 4\ntimestamp = { item = 0x1600 }"),
+            spead("frame = { item = 0x1600, step = 12 }"),
+            spead(
+                "frame = { item = 0x1600, step = 8 }\npart = [{ item = 0x4101, count = 2 }, { item = 0x4103, values = [5, 0] }]\n\
+                 timestamp = { item = 0x1601 }",
+            ),
             spead("packet = 1000"),
             spead("heap = 12000\npacket = 1000\nfirst = 984"),
         ] {

@@ -2,21 +2,37 @@
 
 use super::raw::{Endian, Field};
 use super::{Flow, Reject};
-use crate::packet::checks::Check;
+use crate::packet::checks::{Check, FIRST_ITEM};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 /// Maximum number of parts of a frame.
 const MAX_PARTS: usize = 1024;
 
-/// `part`: what distinguishes the parts of a frame. Set `from`, or `offset` and `bytes`. Set `values`, or `count`.
+/// `part`: what distinguishes the parts of a frame. A list of tables if several numbers distinguish them, such as antenna and
+/// frequency; the last number of the list changes fastest from part to part.
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged)]
+pub enum PartsConfig {
+    /// One number, port or address.
+    One(PartConfig),
+    /// Several numbers, ports or addresses.
+    Several(Vec<PartConfig>),
+}
+
+/// One number, port or address that distinguishes parts. Set `from`, `item`, or `offset` and `bytes`. Set `values`, or `count`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartConfig {
     /// `"port"`: the port to which a packet was sent. `"address"`: the address of its sender.
     pub from: Option<Origin>,
-    /// Offset of a number in the header, in bytes from the start of the packet.
+    /// Format `spead`: identifier of the item that contains the number, as in `0x4101`; the item must be immediate.
+    pub item: Option<u64>,
+    /// Format `raw`: offset of a number in the header, in bytes from the start of the packet.
     pub offset: Option<usize>,
     /// Size of the number in bytes, 1 to 8.
     pub bytes: Option<usize>,
@@ -82,42 +98,96 @@ fn key_of(address: IpAddr) -> u128 {
     }
 }
 
+/// Which numbers of a packet a format can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readable {
+    /// Fields of a header of this many bytes.
+    Fields(usize),
+    /// Items with identifiers below this one.
+    Items(u64),
+}
+
+/// Where a packet contains a number that distinguishes parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Position {
+    Field(Field),
+    Item(u64),
+}
+
 /// The parts of the frames of a format.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
-    source: PartSource,
-    /// The parts with their values, in the order of the values. Empty if a frame has one part.
+    /// What distinguishes the parts. The last dimension changes fastest. Empty if a frame has one part.
+    dimensions: Box<[Dimension]>,
+}
+
+/// One number, port or address that distinguishes parts.
+#[derive(Clone, Debug)]
+struct Dimension {
+    source: Source,
+    /// The values with their indices, in the order of the values.
     known: Box<[(u128, u32)]>,
     names: Vec<String>,
 }
 
-#[derive(Clone, Debug, Default)]
-enum PartSource {
-    /// A frame has one part.
-    #[default]
-    One,
-    Field(Field),
-    /// The part of the current flow, if the flow belongs to a part.
+#[derive(Clone, Debug)]
+enum Source {
+    Number(Position),
+    /// The index of the current flow, if the flow belongs to a part.
     Flow(Origin, Option<u32>),
 }
 
-impl PartConfig {
-    /// Returns the parts. `header` is the size of the header in bytes.
-    pub(super) fn parts(&self, header: usize, check: &mut Check) -> Parts {
-        let values = self.values(check);
-        let is_field = self.offset.is_some() || self.bytes.is_some();
-        check.must(self.from.is_some() != is_field, "part", || {
-            let message = "`part` needs either `from`, or `offset` and `bytes`".to_owned();
-            (message, "set `from = \"port\"`, `from = \"address\"`, or the position of a number in the header".to_owned())
-        });
-        let source = if let Some(origin) = self.from {
-            PartSource::Flow(origin, None)
-        } else {
-            let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
-            check.field("part", offset, bytes, header);
-            let bits = self.bits.unwrap_or(64);
-            PartSource::Field(Field::new(offset, bytes, self.endian, self.shift, bits))
+impl<'de> Deserialize<'de> for PartsConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = PartsConfig;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table or a list of tables")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PartsConfig, A::Error> {
+                let one = PartConfig::deserialize(MapAccessDeserializer::new(map));
+                one.map(PartsConfig::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<PartsConfig, A::Error> {
+                let several = Vec::deserialize(SeqAccessDeserializer::new(list));
+                several.map(PartsConfig::Several)
+            }
+        }
+        deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+impl PartsConfig {
+    /// Returns the parts of a format that can read the numbers `readable`.
+    pub(super) fn parts(&self, readable: Readable, check: &mut Check) -> Parts {
+        let tables = match self {
+            Self::One(part) => std::slice::from_ref(part),
+            Self::Several(parts) => parts,
         };
+        let dimensions: Box<[_]> = tables
+            .iter()
+            .map(|part| part.dimension(readable, check))
+            .collect();
+        let counts = dimensions.iter().map(|dimension| dimension.known.len());
+        let count = counts.fold(1, usize::saturating_mul);
+        check.must((1..=MAX_PARTS).contains(&count), "part", || {
+            (
+                format!("a frame can have 1 to {MAX_PARTS} parts, not {count}"),
+                "list each part once".to_owned(),
+            )
+        });
+        Parts { dimensions }
+    }
+}
+
+impl PartConfig {
+    fn dimension(&self, readable: Readable, check: &mut Check) -> Dimension {
+        let source = self.source(readable, check);
+        let values = self.values(check);
         let needs_addresses = self.from == Some(Origin::Address);
         let is_kind = |value: &PartValue| matches!(value, PartValue::Address(_)) == needs_addresses;
         check.must(values.iter().all(is_kind), "part.values", || {
@@ -140,11 +210,50 @@ impl PartConfig {
                 "list each part once".to_owned(),
             )
         });
-        Parts {
+        Dimension {
             source,
             known: known.into(),
             names: values.iter().map(PartValue::name).collect(),
         }
+    }
+
+    fn source(&self, readable: Readable, check: &mut Check) -> Source {
+        let is_field = self.offset.is_some() || self.bytes.is_some();
+        let is_number = match readable {
+            Readable::Fields(_) => is_field && self.item.is_none(),
+            Readable::Items(_) => self.item.is_some() && !is_field,
+        };
+        let is_flow = self.from.is_some() && !is_field && self.item.is_none();
+        check.must(is_flow || self.from.is_none() && is_number, "part", || {
+            let (keys, position) = match readable {
+                Readable::Fields(_) => (
+                    "`offset` and `bytes`",
+                    "the position of a number in the header",
+                ),
+                Readable::Items(_) => ("`item`", "the identifier of an item"),
+            };
+            let message = format!("`part` needs either `from`, or {keys}");
+            (
+                message,
+                format!("set `from = \"port\"`, `from = \"address\"`, or {position}"),
+            )
+        });
+        if let Some(origin) = self.from {
+            return Source::Flow(origin, None);
+        }
+        Source::Number(match readable {
+            Readable::Fields(header) => {
+                let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
+                check.field("part", offset, bytes, header);
+                let bits = self.bits.unwrap_or(64);
+                Position::Field(Field::new(offset, bytes, self.endian, self.shift, bits))
+            }
+            Readable::Items(end) => {
+                let item = self.item.unwrap_or(FIRST_ITEM);
+                check.item("part.item", item, end);
+                Position::Item(item)
+            }
+        })
     }
 
     fn values(&self, check: &mut Check) -> Vec<PartValue> {
@@ -169,28 +278,9 @@ impl PartConfig {
                 )
             },
         );
-        let count = match (&self.values, self.count) {
-            (Some(values), _) => values.len(),
-            (None, count) => count.unwrap_or(1) as usize,
-        };
-        check.must(
-            (1..=MAX_PARTS).contains(&count),
-            if is_counted {
-                "part.count"
-            } else {
-                "part.values"
-            },
-            || {
-                (
-                    format!("a frame can have 1 to {MAX_PARTS} parts, not {count}"),
-                    "list each part once".to_owned(),
-                )
-            },
-        );
-        let counted = || {
-            (0..count.min(MAX_PARTS) as u64)
-                .map(|i| PartValue::Number(self.first.saturating_add(i)))
-        };
+        // One more than the maximum is enough to report an error.
+        let count = u64::from(self.count.unwrap_or(1)).min(MAX_PARTS as u64 + 1);
+        let counted = || (0..count).map(|i| PartValue::Number(self.first.saturating_add(i)));
         self.values.clone().unwrap_or_else(|| counted().collect())
     }
 }
@@ -198,50 +288,115 @@ impl PartConfig {
 impl Parts {
     /// Returns the number of parts, at least 1.
     pub(crate) fn count(&self) -> u32 {
-        u32::try_from(self.known.len()).unwrap_or(u32::MAX).max(1)
+        let counts = self.dimensions.iter().map(Dimension::count);
+        counts.fold(1, u32::saturating_mul).max(1)
     }
 
-    /// Returns the values of the parts as text, in the order of the parts.
+    /// Returns the values of the parts as text, in the order of the parts. Several numbers are separated by commas.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.names.clone()
+        let mut dimensions = self.dimensions.iter().map(|dimension| &dimension.names);
+        let Some(first) = dimensions.next() else {
+            return Vec::new();
+        };
+        dimensions.fold(first.clone(), |before, names| {
+            let pairs = before
+                .iter()
+                .flat_map(|a| names.iter().map(move |b| format!("{a},{b}")));
+            pairs.collect()
+        })
     }
 
-    /// Returns what distinguishes flows of different parts.
-    pub(crate) const fn origin(&self) -> Option<Origin> {
-        match self.source {
-            PartSource::Flow(origin, _) => Some(origin),
-            _ => None,
-        }
+    /// Returns what distinguishes flows of different parts: the sender's address if both that and the port do.
+    pub(crate) fn origin(&self) -> Option<Origin> {
+        let mut origins = self.dimensions.iter().filter_map(Dimension::origin);
+        let first = origins.next()?;
+        Some(origins.fold(first, |origin, other| {
+            if other == Origin::Address {
+                other
+            } else {
+                origin
+            }
+        }))
     }
 
     /// Selects the flow of the packets that follow.
     pub(crate) fn use_flow(&mut self, flow: &Flow) {
-        let key = match self.source {
-            PartSource::Flow(Origin::Port, _) => flow.destination.map(|to| to.port().into()),
-            PartSource::Flow(Origin::Address, _) => {
-                flow.source.map(|from: SocketAddr| key_of(from.ip()))
-            }
-            _ => return,
-        };
-        let part = key.and_then(|key| self.find(key));
-        if let PartSource::Flow(_, current) = &mut self.source {
-            *current = part;
+        for dimension in &mut self.dimensions {
+            dimension.use_flow(flow);
         }
     }
 
-    /// Returns the part of the packet with this header.
+    /// Returns the index of the current flow among those that belong to parts; 0 if flows do not distinguish parts.
+    pub(super) fn flow(&self) -> u32 {
+        self.dimensions.iter().fold(0, |flow, dimension| {
+            if let Source::Flow(_, index) = dimension.source {
+                flow * (dimension.count() + 1) + index.map_or(0, |index| index + 1)
+            } else {
+                flow
+            }
+        })
+    }
+
+    /// Returns the part of a packet whose numbers the function `read` returns. Returns `None` if the packet does not contain a
+    /// number.
     #[inline]
-    pub(crate) fn part(&self, header: &[u8]) -> Result<u32, Reject> {
-        match &self.source {
-            PartSource::One => Ok(0),
-            PartSource::Field(field) => {
-                let value = field.read(header).unwrap_or(u64::MAX);
-                self.find(value.into()).ok_or_else(|| unknown(value))
+    pub(super) fn part(
+        &self,
+        read: impl Fn(&Position) -> Option<u64>,
+    ) -> Result<Option<u32>, Reject> {
+        let mut part = 0;
+        for dimension in &self.dimensions {
+            let index = match &dimension.source {
+                Source::Flow(_, index) => index.ok_or(UNKNOWN_FLOW)?,
+                Source::Number(position) => {
+                    let Some(value) = read(position) else {
+                        return Ok(None);
+                    };
+                    dimension.find(value.into()).ok_or_else(|| unknown(value))?
+                }
+            };
+            part = part * dimension.count() + index;
+        }
+        Ok(Some(part))
+    }
+
+    /// Calls `write` for each number that packets of `part` contain.
+    pub(super) fn write(&self, part: u32, mut write: impl FnMut(&Position, u64)) {
+        let mut rest = part;
+        for dimension in self.dimensions.iter().rev() {
+            let index = rest % dimension.count();
+            rest /= dimension.count();
+            let value = dimension.known.iter().find(|(_, other)| *other == index);
+            if let (Source::Number(position), Some((value, _))) = (&dimension.source, value) {
+                write(position, u64::try_from(*value).unwrap_or(u64::MAX));
             }
-            PartSource::Flow(_, part) => part.ok_or(UNKNOWN_FLOW),
+        }
+    }
+}
+
+impl Dimension {
+    /// Returns the number of values, at least 1.
+    fn count(&self) -> u32 {
+        u32::try_from(self.known.len()).unwrap_or(u32::MAX).max(1)
+    }
+
+    const fn origin(&self) -> Option<Origin> {
+        match self.source {
+            Source::Flow(origin, _) => Some(origin),
+            Source::Number(_) => None,
         }
     }
 
+    fn use_flow(&mut self, flow: &Flow) {
+        let Some(origin) = self.origin() else { return };
+        let key = match origin {
+            Origin::Port => flow.destination.map(|to| to.port().into()),
+            Origin::Address => flow.source.map(|from: SocketAddr| key_of(from.ip())),
+        };
+        self.source = Source::Flow(origin, key.and_then(|key| self.find(key)));
+    }
+
+    /// Returns the index of the value `key`.
     fn find(&self, key: u128) -> Option<u32> {
         let (first, _) = *self.known.first()?;
         // Most values are consecutive.
@@ -249,23 +404,14 @@ impl Parts {
         let found = guess
             .and_then(|guess| self.known.get(guess))
             .filter(|(other, _)| *other == key);
-        if let Some((_, part)) = found {
-            return Some(*part);
+        if let Some((_, index)) = found {
+            return Some(*index);
         }
-        let index = self
+        let at = self
             .known
             .binary_search_by_key(&key, |(other, _)| *other)
             .ok()?;
-        Some(self.known[index].1)
-    }
-
-    /// Writes the value of `part` into `header`, if the header contains it.
-    pub(crate) fn write(&self, part: u32, header: &mut [u8]) {
-        if let PartSource::Field(field) = &self.source
-            && let Some((value, _)) = self.known.iter().find(|(_, other)| *other == part)
-        {
-            field.write(header, u64::try_from(*value).unwrap_or(u64::MAX));
-        }
+        Some(self.known[at].1)
     }
 }
 
@@ -287,10 +433,19 @@ fn unknown(value: u64) -> Reject {
 mod tests {
     use super::*;
 
-    fn parts(text: &str) -> Result<Parts, String> {
-        let config: PartConfig = toml::from_str(text).map_err(|error| error.to_string())?;
+    fn parts(keys: &str) -> Result<Parts, String> {
+        let text = format!("[part]\n{keys}");
+        read(&text, Readable::Fields(64))
+    }
+
+    fn read(text: &str, readable: Readable) -> Result<Parts, String> {
+        #[derive(Deserialize)]
+        struct Table {
+            part: PartsConfig,
+        }
+        let table: Table = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut check = Check::default();
-        let parts = config.parts(64, &mut check);
+        let parts = table.part.parts(readable, &mut check);
         let problems = check.problems();
         if problems.is_empty() {
             return Ok(parts);
@@ -316,22 +471,42 @@ mod tests {
             (ports.count(), ports.names()),
             (2, vec!["50001".to_owned(), "50000".to_owned()])
         );
-        assert!(ports.part(&[]).is_err());
+        assert!(ports.part(|_| None).is_err());
         ports.use_flow(&flow("10.0.0.1:9", "10.0.0.2:50000"));
-        assert_eq!(ports.part(&[]), Ok(1));
+        assert_eq!(ports.part(|_| None), Ok(Some(1)));
         let mut addresses =
             parts("from = \"address\"\nvalues = [\"10.0.0.7\", \"fe80::1\"]").unwrap();
         addresses.use_flow(&flow("[::ffff:10.0.0.7]:9", "10.0.0.2:1"));
-        assert_eq!(addresses.part(&[]), Ok(0));
+        assert_eq!(addresses.part(|_| None), Ok(Some(0)));
         addresses.use_flow(&flow("10.0.0.8:9", "10.0.0.2:1"));
-        assert_eq!(addresses.part(&[]).unwrap_err().name(), "unknown_part");
+        assert_eq!(addresses.part(|_| None).unwrap_err().name(), "unknown_part");
         let field = parts("offset = 2\nbytes = 2\nvalues = [7, 3, 900]").unwrap();
-        let part = |value: u16| {
-            field
-                .part(&[&[0, 0], &value.to_be_bytes()[..]].concat())
-                .ok()
-        };
+        let part = |value: u64| field.part(|_| Some(value)).ok().flatten();
         assert_eq!([7, 3, 900, 4].map(part), [Some(0), Some(1), Some(2), None]);
+        assert_eq!(field.part(|_| None), Ok(None));
+    }
+
+    #[test]
+    fn several_numbers_distinguish_parts() {
+        let text =
+            "part = [{ item = 0x4101, count = 3 }, { from = \"port\", values = [7150, 7148] }]";
+        let mut parts = read(text, Readable::Items(1 << 15)).unwrap();
+        assert_eq!(parts.count(), 6);
+        assert_eq!(
+            parts.names(),
+            ["0,7150", "0,7148", "1,7150", "1,7148", "2,7150", "2,7148"]
+        );
+        let part = |parts: &Parts, antenna: Option<u64>| parts.part(|_| antenna);
+        assert!(part(&parts, Some(1)).is_err());
+        parts.use_flow(&flow("10.0.0.1:9", "10.0.0.2:7148"));
+        assert_eq!(part(&parts, Some(2)), Ok(Some(5)));
+        assert_eq!(part(&parts, None), Ok(None));
+        let mut written = Vec::new();
+        parts.write(5, |position, value| match position {
+            Position::Item(item) => written.push((*item, value)),
+            Position::Field(_) => panic!("{position:?}"),
+        });
+        assert_eq!(written, [(0x4101, 2)]);
     }
 
     #[test]
@@ -347,10 +522,24 @@ mod tests {
             ("from = \"address\"\nvalues = [1]", "must be IP addresses"),
             ("from = \"port\"\nvalues = [1, 1]", "the same value"),
             ("from = \"port\"\nvalues = []", "1 to 1024 parts"),
+            ("from = \"port\"\ncount = 4000000000", "1 to 1024 parts"),
+            ("item = 7\ncount = 2", "`offset` and `bytes`"),
             ("offset = 63\nbytes = 2\ncount = 2", "exceed the header"),
         ] {
             let error = parts(text).unwrap_err();
             assert!(error.contains(wanted), "{text}: {error}");
         }
+        let error = read(
+            "part = { offset = 1, bytes = 1, count = 2 }",
+            Readable::Items(9),
+        );
+        assert!(error.unwrap_err().contains("`item`"));
+        let error = read("part = { item = 5, count = 2 }", Readable::Items(1 << 15));
+        assert!(error.unwrap_err().contains("reserved by SPEAD"));
+        let error = read(
+            "part = [{ item = 9, values = [1], count = 2, other = 1 }]",
+            Readable::Items(1 << 15),
+        );
+        assert!(error.unwrap_err().contains("unknown field `other`"));
     }
 }

@@ -10,6 +10,7 @@ mod rdma;
 mod senders;
 mod spead2;
 mod spead2_detected;
+mod spead2_parts;
 mod stream;
 mod udp_sink;
 mod udp_sockets;

@@ -10,10 +10,11 @@
 
 use super::Depacketizer;
 use super::pending::PendingDatagrams;
-use crate::packet::{Format, Progress, SizeDetector, frames};
+use crate::packet::{Flow, Format, Progress, SizeDetector, frames};
 use daq_core::frame::Timestamp;
 use daq_core::reorder::ReorderWindow;
 use daq_core::units::counted;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +23,8 @@ use std::time::Instant;
 pub(super) struct Detection {
     detector: Arc<dyn SizeDetector>,
     pending: PendingDatagrams,
+    /// The flows of the stored datagrams, each with a number of consecutive datagrams. `None` if flows do not matter.
+    flows: Option<VecDeque<(Flow, u64)>>,
     is_pinned: bool,
 }
 
@@ -32,8 +35,40 @@ impl Detection {
         Some(Self {
             pending: PendingDatagrams::new(detector.hold_bytes()),
             detector,
+            flows: format.part_origin().map(|_| VecDeque::new()),
             is_pinned: false,
         })
+    }
+
+    /// Stores a datagram of `flow` after the others. Returns false if there is no memory for it.
+    fn push(&mut self, datagram: &[u8], received: Timestamp, flow: Option<Flow>) -> bool {
+        let is_stored = self.pending.push(datagram, received);
+        if is_stored && let Some((flows, flow)) = self.flows.as_mut().zip(flow) {
+            match flows.back_mut() {
+                Some((last, count)) if *last == flow => *count += 1,
+                _ => flows.push_back((flow, 1)),
+            }
+        }
+        is_stored
+    }
+
+    /// Returns the flow of the oldest datagram, if it matters.
+    fn flow(&self) -> Option<Flow> {
+        let (flow, _) = self.flows.as_ref()?.front()?;
+        Some(*flow)
+    }
+
+    /// Removes the oldest datagram.
+    fn pop(&mut self) {
+        self.pending.pop();
+        if let Some(flows) = &mut self.flows
+            && let Some((_, count)) = flows.front_mut()
+        {
+            *count -= 1;
+            if *count == 0 {
+                flows.pop_front();
+            }
+        }
     }
 }
 
@@ -82,12 +117,12 @@ impl Depacketizer {
                 self.detection = Some(detection);
                 continue;
             }
-            if !detection.pending.push(bytes, received) {
+            if !detection.push(bytes, received, self.flow) {
                 self.settle_now(&mut detection, window);
                 self.drain(detection, window, false);
                 match &mut self.detection {
                     None => drop(self.place_one(window, bytes, received, false)),
-                    Some(detection) => drop(detection.pending.push(bytes, received)),
+                    Some(detection) => drop(detection.push(bytes, received, self.flow)),
                 }
                 continue;
             }
@@ -112,7 +147,7 @@ impl Depacketizer {
         };
         if !detection.is_pinned {
             if !self.observe(&mut detection, window, bytes)
-                || !detection.is_pinned && detection.pending.push(bytes, received)
+                || !detection.is_pinned && detection.push(bytes, received, self.flow)
             {
                 self.detection = Some(detection);
                 return true;
@@ -121,7 +156,7 @@ impl Depacketizer {
         }
         self.drain(detection, window, true)
             && match &mut self.detection {
-                Some(detection) => detection.pending.push(bytes, received),
+                Some(detection) => detection.push(bytes, received, self.flow),
                 None => self.place_one(window, bytes, received, true),
             }
     }
@@ -196,7 +231,7 @@ impl Depacketizer {
             } else {
                 rejected += 1;
             }
-            detection.pending.pop();
+            detection.pop();
         }
         window.control(messages);
         window.reject(rejected);
@@ -223,13 +258,26 @@ impl Depacketizer {
             self.detection = Some(detection);
             return true;
         }
+        let flow = self.flow;
         while let Some((bytes, received)) = detection.pending.front() {
+            if let Some(flow) = detection.flow() {
+                self.use_flow(flow);
+            }
             if !self.place_one(window, bytes, received, holds) {
+                self.return_to(flow);
                 self.detection = Some(detection);
                 return false;
             }
-            detection.pending.pop();
+            detection.pop();
         }
+        self.return_to(flow);
         true
+    }
+
+    /// Selects the flow that was current before stored datagrams of other flows were placed.
+    fn return_to(&mut self, flow: Option<Flow>) {
+        if let Some(flow) = flow {
+            self.use_flow(flow);
+        }
     }
 }

@@ -5,7 +5,7 @@ mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
-use crate::packet::{Control, Flow, Format, Parsed, Part, Reject, Split};
+use crate::packet::{Control, Flow, Format, Fragment, Parsed, Reject, Split};
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
@@ -19,10 +19,10 @@ const PAYLOAD_RANGE: Reject = Reject::Other {
     name: "payload_range",
     message: "the payload ends after the end of the packet: this is an error in the code of the packet format",
 };
-/// A format whose packets are never parts returned a part.
-const UNEXPECTED_PART: Reject = Reject::Other {
-    name: "unexpected_part",
-    message: "the packet covers packet slots only partly, but `has_parts` of the packet format returns false: this is an error in the code of the packet format",
+/// A format whose packets are never fragments returned a fragment.
+const UNEXPECTED_FRAGMENT: Reject = Reject::Other {
+    name: "unexpected_fragment",
+    message: "the packet covers packet slots only partly, but `has_fragments` of the packet format returns false: this is an error in the code of the packet format",
 };
 
 /// Parses datagrams and places their payload in the reorder window.
@@ -195,12 +195,14 @@ impl Depacketizer {
             Control::EndOfStream { unit } => unit,
             Control::OtherUnit { unit, bytes } => {
                 if bytes > 0 && !self.is_other_unit_logged {
-                    self.log_other_unit(unit, bytes);
+                    self.log_other_unit(bytes);
                 }
                 unit
             }
         };
-        window.skip(unit);
+        if let Some(unit) = unit {
+            window.skip(unit);
+        }
     }
 
     /// Places a datagram if its frame can get a slot, see [`Batch::has_room`]; otherwise returns false.
@@ -281,7 +283,9 @@ impl Depacketizer {
                 }
                 Put::Done
             }
-            Ok(Parsed::Part(part)) => self.put_part(batch, &part, bytes, received, holds),
+            Ok(Parsed::Fragment(fragment)) => {
+                self.put_fragment(batch, &fragment, bytes, received, holds)
+            }
             Ok(Parsed::Control(control)) => Put::Control(control),
             Err(reject) => self.reject(batch, &reject, bytes),
         }
@@ -295,22 +299,22 @@ impl Depacketizer {
         Put::Done
     }
 
-    /// Places the packet slots that `part` completes.
+    /// Places the packet slots that `fragment` completes.
     #[cold]
-    fn put_part(
+    fn put_fragment(
         &mut self,
         batch: &mut Batch<'_>,
-        part: &Part,
+        fragment: &Fragment,
         bytes: &[u8],
         received: Timestamp,
         holds: bool,
     ) -> Put {
-        let time = self.format.time(part.timestamp, received);
-        let Some(payload) = bytes.get(part.payload.clone()) else {
+        let time = self.format.time(fragment.timestamp, received);
+        let Some(payload) = bytes.get(fragment.payload.clone()) else {
             return self.reject(batch, &PAYLOAD_RANGE, bytes);
         };
         let Some(reassembly) = &mut self.reassembly else {
-            return self.reject(batch, &UNEXPECTED_PART, bytes);
+            return self.reject(batch, &UNEXPECTED_FRAGMENT, bytes);
         };
         let (mut far, mut is_duplicate) = (None, false);
         let kept = if self.keeping.is_active() {
@@ -318,9 +322,9 @@ impl Depacketizer {
         } else {
             KeptFields::default()
         };
-        let placed = reassembly.add(part, payload, kept, |sub, payload, kept| {
+        let placed = reassembly.add(fragment, payload, kept, |sub, payload, kept| {
             let id = PacketId {
-                unit: part.unit,
+                unit: fragment.unit,
                 sub,
             };
             if holds && !batch.has_room(id, Some(payload.len())) {
@@ -350,9 +354,9 @@ impl Depacketizer {
     }
 
     #[cold]
-    fn log_other_unit(&mut self, unit: u64, bytes: u64) {
+    fn log_other_unit(&mut self, bytes: u64) {
         self.is_other_unit_logged = true;
-        let note = self.format.other_unit_note(unit, bytes);
+        let note = self.format.other_unit_note(bytes);
         tracing::info!("source {}: {note}", self.name);
     }
 

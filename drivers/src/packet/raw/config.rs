@@ -6,7 +6,7 @@ use super::{Endian, Field, Raw};
 use crate::packet::Format;
 use crate::packet::checks::{Check, LARGEST_PACKET};
 use crate::packet::keep::{Keep, KeptFieldConfig};
-use crate::packet::parts::{PartConfig, Parts};
+use crate::packet::parts::{Parts, PartsConfig, Readable};
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
 use schemars::JsonSchema;
@@ -85,7 +85,7 @@ pub struct RawConfig {
     /// Payload size of the last packet of each part, if it is shorter than `payload`.
     pub last: Option<ByteSize>,
     /// What distinguishes the parts of a frame, such as detector modules or antennas. Each part has `packets` packets.
-    pub part: Option<PartConfig>,
+    pub part: Option<PartsConfig>,
     /// Conditions that packets with data meet. Other packets, such as leaders and trailers, are counted as `control`.
     #[serde(default, rename = "match")]
     pub conditions: Vec<MatchConfig>,
@@ -221,7 +221,9 @@ impl RawConfig {
             .last
             .map_or(payload, |last| check.size("last", last, 1, payload));
         let part = self.part.as_ref();
-        let parts = part.map_or_else(Parts::default, |part| part.parts(header, check));
+        let parts = part.map_or_else(Parts::default, |part| {
+            part.parts(Readable::Fields(header), check)
+        });
         let place = match &self.sequence {
             None => place,
             Some(number) => {

@@ -3,7 +3,7 @@
 use super::Field;
 use super::config::NumberConfig;
 use crate::packet::Reject;
-use crate::packet::parts::Parts;
+use crate::packet::parts::{Parts, Position};
 use daq_core::reorder::PacketId;
 
 /// The place of a packet in its part.
@@ -118,7 +118,11 @@ impl FrameNumbers {
                 (number / packets, number % packets)
             }
         };
-        let part = self.parts.part(header)?;
+        let part = self.parts.part(|position| match position {
+            Position::Field(field) => field.read(header),
+            Position::Item(_) => None,
+        })?;
+        let part = part.ok_or(TOO_SHORT)?;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the packet is below `packets`, which is a u32"
@@ -147,9 +151,19 @@ impl FrameNumbers {
                 field.write(header, packet * self.payload as u64 / unit);
             }
         }
-        self.parts.write(part, header);
+        self.parts.write(part, |position, value| {
+            if let Position::Field(field) = position {
+                field.write(header, value);
+            }
+        });
     }
 }
+
+/// Never returned for whole headers, because the fields are inside the header.
+const TOO_SHORT: Reject = Reject::Other {
+    name: "short",
+    message: "the packet ends before the number of its part",
+};
 
 #[inline]
 fn read(field: &Field, header: &[u8]) -> Result<u64, Reject> {

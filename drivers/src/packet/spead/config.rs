@@ -2,7 +2,10 @@
 
 use super::super::checks::{Check, LARGEST_PACKET};
 use super::super::keep::{Keep, KeptItemConfig};
+use super::super::parts::{PartsConfig, Readable};
 use super::super::{Format, PacketLayout};
+use super::detect::SampleItem;
+use super::numbers::HeapNumbers;
 use super::{Given, Spead};
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
@@ -28,7 +31,18 @@ pub struct ItemConfig {
     pub origin: Option<UtcTime>,
 }
 
-/// `kind = "spead"`: heaps of SPEAD version 4; one heap is one frame.
+/// The item of a `spead` heap that contains the number of its frame.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FrameItemConfig {
+    /// Identifier of the item, as in `0x1600`; the item must be immediate, with its value in the item pointer.
+    pub item: u64,
+    /// Increment of the value from one frame to the next.
+    #[serde(default = "one")]
+    pub step: u64,
+}
+
+/// `kind = "spead"`: heaps of SPEAD version 4; one heap is one frame, or one part of a frame.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpeadConfig {
@@ -42,6 +56,14 @@ pub struct SpeadConfig {
     /// pointers have 8 bytes less payload in this packet for each item of the heap. Default: `packet`, or detected if `heap` or
     /// `packet` is detected.
     pub first: Option<ByteSize>,
+    /// The item that contains the samples: its identifier, or its name in the sender's descriptors. By default, the whole payload
+    /// of a heap is the frame, or the item that contains nearly all of it.
+    pub samples: Option<SampleItem>,
+    /// The item that contains the number of the frame. By default, the heap counter is the number. It is needed if the counter
+    /// does not grow by a constant from frame to frame, as in streams of several antennas.
+    pub frame: Option<FrameItemConfig>,
+    /// What distinguishes the parts of a frame, such as antennas or senders. Each part is one heap.
+    pub part: Option<PartsConfig>,
     /// Increment of the heap counter from one heap to the next. Default: 1, or detected if `heap` or `packet` is detected.
     pub heap_step: Option<u64>,
     /// Number of bits of an address: 40 for SPEAD-64-40, 48 for SPEAD-64-48. Default: 40, or detected if `heap` or `packet` is
@@ -73,8 +95,25 @@ impl SpeadConfig {
         });
         let step = self.heap_step.unwrap_or(1);
         check.step("heap_step", step, address_bits.clamp(1, 48));
+        check.must(
+            self.frame.is_none() || self.heap_step.is_none(),
+            "heap_step",
+            || {
+                let message =
+                    "frames are numbered by an item, so the heap counter is not used".to_owned();
+                (
+                    message,
+                    "remove `heap_step`, and set `step` of `frame`".to_owned(),
+                )
+            },
+        );
+        let numbers = self.numbers(address_bits, &mut check);
+        let step = self
+            .frame
+            .as_ref()
+            .map_or(self.heap_step, |frame| Some(frame.step));
         let mut spead = match (heap, packet) {
-            (Some(heap), Some(packet)) => {
+            (Some(heap), Some(packet)) if self.samples.is_none() => {
                 check.must(
                     heap.div_ceil(packet.max(1)) < u32::MAX as usize,
                     "packet",
@@ -93,39 +132,54 @@ impl SpeadConfig {
                     first: first.unwrap_or(packet),
                     rest: packet,
                 };
-                Spead::new(address_bits, layout, step)
+                Spead::new(address_bits, layout, step.unwrap_or(1))
             }
             _ => Spead::detecting(Given {
                 heap,
                 packet,
                 first,
-                step: self.heap_step,
+                step,
                 address_bits: self.address_bits,
             }),
         };
-        let bits = 63 - address_bits.clamp(8, 56);
-        spead.keep = Keep::items(&mut check, &self.keep, 1 << bits);
+        spead.keep = Keep::items(&mut check, &self.keep, end_of_items(address_bits));
+        spead.samples.clone_from(&self.samples);
+        if let Some(numbers) = numbers {
+            spead = spead.numbered(numbers);
+        }
         if let Some(time) = &self.timestamp {
-            check.must(
-                (7..1 << bits).contains(&time.item),
-                "timestamp.item",
-                || {
-                    let message = format!(
-                        "{:#x} is reserved by SPEAD or too large, so it cannot be the identifier of the sender's timestamp item",
-                        time.item
-                    );
-                    (
-                        message,
-                        format!(
-                            "set the identifier that the sender uses, 0x7 to {:#x}",
-                            (1u64 << bits) - 1
-                        ),
-                    )
-                },
-            );
+            check.item("timestamp.item", time.item, end_of_items(address_bits));
             let scale = check.scale(time.tick, time.rate, time.origin);
             spead = spead.timestamped(time.item, scale);
         }
         check.end(Format::Spead(spead))
     }
+
+    /// Returns how the frame and the part of a heap are found; `None` if the heap counter states them.
+    fn numbers(&self, address_bits: u32, check: &mut Check) -> Option<HeapNumbers> {
+        let end = end_of_items(address_bits);
+        if let Some(frame) = &self.frame {
+            check.item("frame.item", frame.item, end);
+            check.step("frame.step", frame.step, address_bits.clamp(1, 48));
+        }
+        if let Some(SampleItem::Id(id)) = self.samples {
+            check.item("samples", id, end);
+        }
+        let part = self.part.as_ref();
+        let parts = part.map(|part| part.parts(Readable::Items(end), check));
+        let is_numbered = self.frame.is_some() || parts.is_some();
+        is_numbered.then(|| {
+            let frame = self.frame.as_ref().map(|frame| frame.item);
+            HeapNumbers::new(frame, parts.unwrap_or_default())
+        })
+    }
+}
+
+/// Returns the number after the highest identifier of an item.
+fn end_of_items(address_bits: u32) -> u64 {
+    1 << (63 - address_bits.clamp(8, 56))
+}
+
+fn one() -> u64 {
+    1
 }

@@ -1,10 +1,11 @@
-//! The descriptors of the items that a sender sends, from which receivers learn names, types and shapes.
+//! The descriptors of items, from which receivers learn names, types and shapes.
 //!
 //! Each descriptor is a SPEAD packet within the payload of a heap. Samples have a NumPy type (item `0x15`); the timestamp has
 //! a SPEAD format (item `0x13`), because its value is in its item pointer. Source: SPEAD protocol document, and the packets
 //! of PyPI's `spead2`.
 
-use super::{Item, build_packet, item};
+use super::Spead;
+use super::items::{IMMEDIATE, Item, WORD, build_packet, find_item, item};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::outgoing::OutgoingFrames;
 
@@ -15,6 +16,25 @@ const SHAPE: u64 = 0x12;
 const FORMAT: u64 = 0x13;
 const ID: u64 = 0x14;
 const DTYPE: u64 = 0x15;
+
+/// Returns the name and the identifier that a descriptor states, or `None` if it is not whole.
+pub(super) fn read_name(descriptor: &[u8]) -> Option<(&str, u64)> {
+    let bits = Spead::flavour(descriptor)?;
+    let items = Spead::item_words(descriptor)?;
+    let id = find_item(items, bits, ID)?;
+    let length = usize::try_from(find_item(items, bits, item::HEAP_LENGTH)?).ok()?;
+    let payload = descriptor.get(WORD + items.len()..)?.get(..length)?;
+    let addresses = items.as_chunks::<WORD>().0.iter().filter_map(|word| {
+        let word = u64::from_be_bytes(*word);
+        let address = usize::try_from(word & ((1 << bits) - 1)).ok()?;
+        (word & IMMEDIATE == 0).then_some((word >> bits, address))
+    });
+    let (_, start) = addresses.clone().find(|(id, _)| *id == NAME)?;
+    let ends = addresses.filter(|(_, address)| *address > start);
+    let end = ends.map(|(_, address)| address).min().unwrap_or(length);
+    let name = std::str::from_utf8(payload.get(start..end)?).ok()?;
+    Some((name, id))
+}
 
 /// Returns one packet with the heap of descriptors: the samples of `frames`, and the item `timestamp`.
 ///
@@ -226,5 +246,7 @@ mod tests {
         let digits = expected.as_bytes().chunks(2).map(str::from_utf8);
         let bytes = digits.map(|digits| u8::from_str_radix(digits.unwrap(), 16).unwrap());
         assert_eq!(built, bytes.collect::<Vec<_>>());
+        assert_eq!(read_name(&built), Some(("timestamp", 0x1600)));
+        assert!((0..built.len()).all(|end| read_name(&built[..end]).is_none()));
     }
 }

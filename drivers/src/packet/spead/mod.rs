@@ -4,7 +4,7 @@
 //!   | 53 04 pw aw 00 00 nn nn | item pointer 0 | ... | item pointer n-1 | payload |
 //!   item pointer: 1 bit immediate, 63-a bits identifier, a bits value (or address); big endian
 //! ```
-//! One heap is one frame. A heap of a different length contains descriptors or other items. Its heap counter is used,
+//! One heap is one frame, or one part of a frame ([`numbers`]). A heap of a different length contains descriptors or other items. Its heap counter is used,
 //! but its data is skipped.
 //!
 //! By default, senders put all item pointers into a heap's first packet only. That packet has a longer header and less
@@ -14,21 +14,27 @@
 mod config;
 mod descriptors;
 mod detect;
+mod items;
+mod numbers;
 mod step;
 
 pub use config::SpeadConfig;
 pub use detect::Given;
+pub use items::{Item, build_packet, item};
 
 use super::keep::Keep;
 use super::{
-    Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Part,
-    Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
+    Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Packet, PacketFormat,
+    PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
 };
 use daq_core::config::Problem;
 use daq_core::frame::KeptFields;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::Geometry;
-use detect::{Detector, Extent};
+use daq_core::units::counted;
+use detect::{Detector, Extent, SampleItem};
+use items::{Fields, HeaderBuilder, IMMEDIATE, MAGIC, VERSION, WORD, find_item};
+use numbers::HeapNumbers;
 use schemars::JsonSchema;
 use std::sync::Arc;
 use step::StepCheck;
@@ -47,41 +53,20 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
     parse: |table, diagnostics| section::finish(table, diagnostics, SpeadConfig::build),
 };
 
-/// First byte of every packet.
-const MAGIC: u8 = 0x53;
-/// Second byte of every packet: the protocol version.
-const VERSION: u8 = 4;
-/// Size in bytes of the header before the item pointers, and of each item pointer.
-const WORD: usize = 8;
-/// Mode bit of an item pointer: set if the pointer contains the value itself.
-const IMMEDIATE: u64 = 1 << 63;
 /// Value of the stream control item that marks the end of a stream.
 const STREAM_STOP: u64 = 2;
-
-/// Identifiers of the items that the protocol defines.
-pub mod item {
-    /// Heap counter: the sequence number of the heap.
-    pub const HEAP_COUNTER: u64 = 1;
-    /// Number of payload bytes in the heap.
-    pub const HEAP_LENGTH: u64 = 2;
-    /// Offset of this packet's payload in the heap, in bytes.
-    pub const HEAP_OFFSET: u64 = 3;
-    /// Number of payload bytes in this packet.
-    pub const PAYLOAD_LENGTH: u64 = 4;
-    /// A descriptor of another item.
-    pub const DESCRIPTOR: u64 = 5;
-    /// Start (0) or end (2) of the stream.
-    pub const STREAM_CONTROL: u64 = 6;
-    /// The identifier that the `build` functions use for the samples.
-    pub const SAMPLES: u64 = 0x3300;
-}
 
 /// The SPEAD format, with the header sizes of the sender's last packets.
 #[derive(Clone, Debug)]
 pub struct Spead {
     address_bits: u32,
     layout: PacketLayout,
+    /// Increment of the heap counter, or of the number of the frame.
     step: u64,
+    /// Set if the heap counter alone does not state the frame and its part.
+    numbers: Option<Box<HeapNumbers>>,
+    /// The item that contains the samples, if it is configured.
+    samples: Option<SampleItem>,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
     keep: Keep<u64>,
@@ -112,6 +97,8 @@ impl Spead {
             address_bits,
             layout,
             step: step.max(1),
+            numbers: None,
+            samples: None,
             timestamp: None,
             scale: None,
             keep: Keep::default(),
@@ -191,7 +178,10 @@ impl Spead {
 
     /// Returns why `packet` does not contain the immediate item `id`, which `key` names.
     fn why_no_item(&self, id: u64, key: &str, packet: &[u8]) -> String {
-        let mut words = item_words(packet)
+        let items = Self::item_words(packet).unwrap_or_default();
+        let mut words = items
+            .as_chunks::<WORD>()
+            .0
             .iter()
             .map(|word| u64::from_be_bytes(*word));
         let is_addressed = |word: u64| word & IMMEDIATE == 0 && word >> self.address_bits == id;
@@ -208,15 +198,35 @@ impl Spead {
         }
     }
 
+    /// Adds frame numbers in an item, and parts.
+    #[must_use]
+    fn numbered(self, numbers: HeapNumbers) -> Self {
+        let mut items = 0;
+        numbers.items(0, 0, |_| items += 1);
+        Self {
+            numbers: Some(Box::new(numbers)),
+            first_header: self.first_header + items * WORD,
+            rest_header: self.rest_header + items * WORD,
+            ..self
+        }
+    }
+
+    /// Places a packet of `length` bytes in its frame. `words` are its item pointers, in a header of `header` bytes.
     #[inline]
-    fn place(&mut self, items: &Fields, header: usize, length: usize) -> Result<Parsed, Reject> {
+    fn place(&mut self, words: &[u8], header: usize, length: usize) -> Result<Parsed, Reject> {
+        let items = Fields::read(words, self.address_bits, self.timestamp);
         let missing = |item| Reject::MissingItem { item };
-        let unit = items.counter.ok_or(missing("heap counter (item 1)"))?;
+        let counter = items.counter.ok_or(missing("heap counter (item 1)"))?;
+        // Heaps without samples have no frame number, but they use a heap counter.
+        let number = self.is_counted().then_some(counter);
         if let Some(value) = items.control {
             return Ok(Parsed::Control(if value == STREAM_STOP {
-                Control::EndOfStream { unit }
+                Control::EndOfStream { unit: number }
             } else {
-                Control::OtherUnit { unit, bytes: 0 }
+                Control::OtherUnit {
+                    unit: number,
+                    bytes: 0,
+                }
             }));
         }
         // Heap length 0 means "not known yet". Such a heap cannot be placed before it has ended, so it is not
@@ -228,7 +238,16 @@ impl Spead {
         let (extent, is_regular) = match self.described {
             _ if heap == self.regular.heap => (self.regular, true),
             Some(described) if heap == described.heap => (described, false),
-            _ => return Ok(Parsed::Control(Control::OtherUnit { unit, bytes: heap })),
+            _ => {
+                return Ok(Parsed::Control(Control::OtherUnit {
+                    unit: number,
+                    bytes: heap,
+                }));
+            }
+        };
+        let (unit, part) = match &mut self.numbers {
+            None => (counter, 0),
+            Some(numbers) => numbers.locate(counter, words, self.address_bits)?,
         };
         let offset = items.offset.ok_or(missing("heap offset (item 3)"))?;
         let got = items
@@ -277,8 +296,9 @@ impl Spead {
         let payload =
             header + narrow(begin - offset)..header + narrow(end.min(extent.end) - offset);
         if !is_regular {
-            return Ok(Parsed::Part(Part {
+            return Ok(Parsed::Fragment(Fragment {
                 unit,
+                part,
                 offset: at,
                 payload,
                 timestamp: items.timestamp,
@@ -287,19 +307,34 @@ impl Spead {
         if sub == 0
             && let Some(check) = &mut self.step_check
         {
-            check.see(unit);
+            check.see(counter);
         }
         *(if sub == 0 {
             &mut self.first_header
         } else {
             &mut self.rest_header
         }) = payload.start;
+        if part > 0 {
+            sub += part * self.layout.count();
+        }
         Ok(Parsed::Data(Packet {
             unit,
             sub,
             payload,
             timestamp: items.timestamp,
         }))
+    }
+
+    /// Returns whether the heap counter is the number of the frame.
+    fn is_counted(&self) -> bool {
+        let numbers = self.numbers.as_ref();
+        numbers.is_none_or(|numbers| numbers.frame.is_none())
+    }
+
+    /// Returns the part of packet `sub`, and the index of the packet in its heap.
+    fn split(&self, sub: u32) -> (u32, u32) {
+        let packets = self.layout.count();
+        (sub / packets, sub % packets)
     }
 
     /// Returns the format with the sizes of the heaps that contain `frames`.
@@ -311,10 +346,19 @@ impl Spead {
             ..Given::default()
         };
         let given = self.given.unwrap_or(known);
-        let (heap, frame) = (given.heap.unwrap_or(frames.frame_bytes), frames.frame_bytes);
-        if heap != frame {
-            let message = format!("a heap of {heap} bytes cannot contain a frame of {frame} bytes");
-            let help = format!("remove `heap`, or set it to {frame}");
+        let (parts, frame) = (self.parts() as usize, frames.frame_bytes);
+        let heap = given.heap.unwrap_or(frame / parts);
+        if heap.saturating_mul(parts) != frame {
+            let heaps = counted(parts, "heap");
+            let message =
+                format!("{heaps} of {heap} bytes cannot contain a frame of {frame} bytes");
+            let help = if frame.is_multiple_of(parts) {
+                format!("remove `heap`, or set it to {}", frame / parts)
+            } else {
+                format!(
+                    "set another number of parts, or another frame size: {frame} bytes cannot be divided into {heaps}"
+                )
+            };
             return Err(Problem::at("format.heap", message).help(help));
         }
         // A heap begins at a multiple of the item size in its packets.
@@ -329,7 +373,9 @@ impl Spead {
         Ok(Self {
             timestamp: self.timestamp,
             scale: self.scale,
+            numbers: self.numbers.clone(),
             first_header: self.first_header,
+            rest_header: self.rest_header,
             ..Self::new(self.address_bits, layout, self.step)
         })
     }
@@ -350,24 +396,46 @@ impl Spead {
 impl PacketFormat for Spead {
     #[inline]
     fn header_len(&self, sub: u32) -> usize {
-        if sub == 0 {
+        if sub == 0 || self.numbers.is_some() && self.split(sub).1 == 0 {
             self.first_header
         } else {
             self.rest_header
         }
     }
 
-    /// The heap counter is the number, and a unit has as many packets as a heap.
+    /// The heap counter or an item is the number, and a unit has one heap for each part.
     fn numbering(&self) -> Numbering {
         Numbering {
             width: self.address_bits,
             step: self.step,
-            packets_per_unit: self.layout.count(),
+            packets_per_unit: self.layout.count() * self.parts(),
         }
     }
 
     fn packet_layout(&self) -> PacketLayout {
         self.layout
+    }
+
+    fn parts(&self) -> u32 {
+        self.numbers
+            .as_ref()
+            .map_or(1, |numbers| numbers.parts.count())
+    }
+
+    fn part_names(&self) -> Vec<String> {
+        self.numbers
+            .as_ref()
+            .map_or_else(Vec::new, |numbers| numbers.parts.names())
+    }
+
+    fn part_origin(&self) -> Option<Origin> {
+        self.numbers.as_ref()?.parts.origin()
+    }
+
+    fn use_flow(&mut self, flow: &Flow) {
+        if let Some(numbers) = &mut self.numbers {
+            numbers.use_flow(flow);
+        }
     }
 
     #[inline]
@@ -417,12 +485,7 @@ impl PacketFormat for Spead {
                 Ok(Split::Longer { header: end })
             };
         };
-        self.place(
-            &Fields::read(items, self.address_bits, self.timestamp),
-            end,
-            length,
-        )
-        .map(Split::Whole)
+        self.place(items, end, length).map(Split::Whole)
     }
 
     fn packet_len(&self, packet: &[u8]) -> Option<usize> {
@@ -445,14 +508,9 @@ impl PacketFormat for Spead {
     }
 
     fn read_kept(&self, packet: &[u8]) -> KeptFields {
-        let words = item_words(packet);
-        let mask = (1u64 << self.address_bits) - 1;
-        let wanted = |id| IMMEDIATE >> self.address_bits | id;
-        self.keep.read(|id| {
-            let mut words = words.iter().map(|word| u64::from_be_bytes(*word));
-            let word = words.find(|word| word >> self.address_bits == wanted(*id))?;
-            Some(word & mask)
-        })
+        let items = Self::item_words(packet).unwrap_or_default();
+        self.keep
+            .read(|id| find_item(items, self.address_bits, *id))
     }
 
     fn why_not_kept(&self, i: usize, packet: &[u8]) -> Option<String> {
@@ -467,23 +525,28 @@ impl PacketFormat for Spead {
         true
     }
 
-    fn other_unit_note(&self, unit: u64, bytes: u64) -> String {
+    fn other_unit_note(&self, bytes: u64) -> String {
         let wanted = self.layout.unit_bytes;
         format!(
-            "heap {unit} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
+            "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
              heaps are counted as `control`, like the packets of descriptors. If the heap contains samples, configure \
              the sender to send descriptors in separate heaps, or set `heap = {bytes}`"
         )
     }
 
-    fn has_parts(&self) -> bool {
+    fn has_fragments(&self) -> bool {
         self.described.is_some()
     }
 
     fn unknown_sizes(&self) -> Option<UnknownSizes> {
         self.given.map(|given| UnknownSizes {
-            frame: given.heap,
-            values: "packet sizes and the step of heap counters",
+            frame: given
+                .heap
+                .map(|heap| heap.saturating_mul(self.parts() as usize)),
+            values: match self.numbers {
+                Some(_) => "packet sizes",
+                None => "packet sizes and the step of heap counters",
+            },
             from: "the first heaps",
         })
     }
@@ -501,7 +564,8 @@ impl PacketFormat for Spead {
         Some(self.detector.clone()?)
     }
 
-    /// Only the first packet of a heap contains the timestamp and the pointer to the samples.
+    /// Only the first packet of a heap contains the timestamp and the pointer to the samples. Each packet contains the numbers of
+    /// the frame and the part.
     fn build_header(
         &self,
         unit: u64,
@@ -510,20 +574,32 @@ impl PacketFormat for Spead {
         payload: usize,
         out: &mut Vec<u8>,
     ) {
-        let position = [
-            Item::immediate(item::HEAP_COUNTER, unit),
-            Item::immediate(item::HEAP_LENGTH, self.layout.unit_bytes as u64),
-            Item::immediate(item::HEAP_OFFSET, self.layout.range(sub).start as u64),
-            Item::immediate(item::PAYLOAD_LENGTH, payload as u64),
-        ];
-        let time = self.timestamp.zip(timestamp).filter(|_| sub == 0);
-        let time = time.map(|(id, ticks)| Item::immediate(id, ticks));
-        let samples = (sub == 0).then_some(Item::addressed(item::SAMPLES, 0));
-        build_header(
-            self.address_bits,
-            position.into_iter().chain(time).chain(samples),
-            out,
-        );
+        let (part, sub) = self.split(sub);
+        let numbers = self.numbers.as_ref();
+        let counter = numbers.map_or(unit, |numbers| numbers.counter(unit, self.step, part));
+        let mut header = HeaderBuilder::new(self.address_bits, out);
+        header.push(Item::immediate(item::HEAP_COUNTER, counter));
+        header.push(Item::immediate(
+            item::HEAP_LENGTH,
+            self.layout.unit_bytes as u64,
+        ));
+        header.push(Item::immediate(
+            item::HEAP_OFFSET,
+            self.layout.range(sub).start as u64,
+        ));
+        header.push(Item::immediate(item::PAYLOAD_LENGTH, payload as u64));
+        if let Some(numbers) = numbers {
+            numbers.items(unit, part, |item| header.push(item));
+        }
+        if sub > 0 {
+            return;
+        }
+        if let Some((id, ticks)) = self.timestamp.zip(timestamp)
+            && numbers.is_none_or(|numbers| numbers.frame != Some(id))
+        {
+            header.push(Item::immediate(id, ticks));
+        }
+        header.push(Item::addressed(item::SAMPLES, 0));
     }
 
     /// A heap is a frame. Unless `packet` is configured, all packets but the last have the same size with their headers.
@@ -532,11 +608,11 @@ impl PacketFormat for Spead {
     }
 
     fn description(&self, frames: &OutgoingFrames) -> Vec<Vec<u8>> {
-        vec![descriptors::build(
-            self.address_bits,
-            self.timestamp,
-            frames,
-        )]
+        let heap = OutgoingFrames {
+            frame_bytes: self.layout.unit_bytes,
+            ..frames.clone()
+        };
+        vec![descriptors::build(self.address_bits, self.timestamp, &heap)]
     }
 
     fn end(&self, unit: u64) -> Vec<Vec<u8>> {
@@ -548,108 +624,6 @@ impl PacketFormat for Spead {
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {
         Box::new(self.clone())
     }
-}
-
-/// Returns the item pointers of `packet`, or none if the packet ends before them.
-fn item_words(packet: &[u8]) -> &[[u8; WORD]] {
-    Spead::item_words(packet).unwrap_or_default().as_chunks().0
-}
-
-/// The items that determine the position of a packet.
-#[derive(Default)]
-struct Fields {
-    counter: Option<u64>,
-    heap: Option<u64>,
-    offset: Option<u64>,
-    payload: Option<u64>,
-    control: Option<u64>,
-    timestamp: Option<u64>,
-}
-
-impl Fields {
-    #[inline]
-    fn read(bytes: &[u8], address_bits: u32, timestamp: Option<u64>) -> Self {
-        let mut items = Self::default();
-        let mask = (1u64 << address_bits) - 1;
-        for word in bytes.as_chunks::<WORD>().0 {
-            let word = u64::from_be_bytes(*word);
-            if word & IMMEDIATE == 0 {
-                continue;
-            }
-            let (id, value) = ((word & !IMMEDIATE) >> address_bits, Some(word & mask));
-            match id {
-                item::HEAP_COUNTER => items.counter = value,
-                item::HEAP_LENGTH => items.heap = value,
-                item::HEAP_OFFSET => items.offset = value,
-                item::PAYLOAD_LENGTH => items.payload = value,
-                item::STREAM_CONTROL => items.control = value,
-                _ if Some(id) == timestamp => items.timestamp = value,
-                _ => {}
-            }
-        }
-        items
-    }
-}
-
-/// An item pointer of a packet to build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// Identifier; excess high bits are dropped.
-    pub id: u64,
-    /// Value, or address in the heap; excess high bits are dropped.
-    pub value: u64,
-    /// Whether the pointer contains the value itself.
-    pub immediate: bool,
-}
-
-impl Item {
-    /// Creates an item whose value is in its pointer.
-    pub const fn immediate(id: u64, value: u64) -> Self {
-        Self {
-            id,
-            value,
-            immediate: true,
-        }
-    }
-
-    /// Creates an item whose value begins at byte `address` of the heap.
-    pub const fn addressed(id: u64, address: u64) -> Self {
-        Self {
-            id,
-            value: address,
-            immediate: false,
-        }
-    }
-
-    /// Returns the item pointer.
-    fn pointer(&self, address_bits: u32) -> u64 {
-        let id = (self.id << address_bits) & !IMMEDIATE;
-        let value = self.value & ((1 << address_bits) - 1);
-        let mode = if self.immediate { IMMEDIATE } else { 0 };
-        mode | id | value
-    }
-}
-
-/// Appends the header of a packet with `items` to `out`.
-fn build_header(address_bits: u32, items: impl Iterator<Item = Item>, out: &mut Vec<u8>) {
-    let address_bits = address_bits.clamp(8, 56);
-    let address = u8::try_from(address_bits / 8).unwrap_or(u8::MAX);
-    let start = out.len();
-    out.extend_from_slice(&[MAGIC, VERSION, 8 - address, address, 0, 0, 0, 0]);
-    let mut count = 0_u16;
-    for item in items.take(u16::MAX.into()) {
-        out.extend_from_slice(&item.pointer(address_bits).to_be_bytes());
-        count += 1;
-    }
-    out[start + 6..start + WORD].copy_from_slice(&count.to_be_bytes());
-}
-
-/// Appends a packet with arbitrary items to `out`. Test senders use it, also to build invalid packets.
-///
-/// `address_bits` is 40 or 48 in valid packets. The number of items is truncated to 16 bits.
-pub fn build_packet(address_bits: u32, items: &[Item], payload: &[u8], out: &mut Vec<u8>) {
-    build_header(address_bits, items.iter().copied(), out);
-    out.extend_from_slice(payload);
 }
 
 #[cfg(test)]

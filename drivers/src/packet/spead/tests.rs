@@ -35,7 +35,7 @@ fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>)
     for packet in packets {
         match spead.parse(packet).unwrap() {
             Parsed::Control(control) => messages.push(control),
-            Parsed::Part(part) => panic!("cut otherwise: {part:?}"),
+            Parsed::Fragment(fragment) => panic!("cut otherwise: {fragment:?}"),
             Parsed::Data(data) => {
                 if heaps.last().is_none_or(|heap| heap.0 != data.unit) {
                     heaps.push((data.unit, vec![0xee; spead.layout.unit_bytes], None));
@@ -67,13 +67,109 @@ fn recorded_heap_with_descriptors_differs() {
     assert_eq!(heaps, [(2, sent(1), Some(1001))]);
     let mut expected = vec![
         Control::OtherUnit {
-            unit: 1,
+            unit: Some(1),
             bytes: 653
         };
         5
     ];
-    expected.push(Control::EndOfStream { unit: 3 });
+    expected.push(Control::EndOfStream { unit: Some(3) });
     assert_eq!(messages, expected);
+}
+
+/// Builds one packet of a heap of two packets of 8 bytes.
+fn packet(counter: u64, offset: u64, items: &[(u64, u64)]) -> Vec<u8> {
+    let position = [(1, counter), (2, 16), (3, offset), (4, 8)];
+    let items: Vec<_> = position
+        .iter()
+        .chain(items)
+        .map(|(id, value)| Item::immediate(*id, *value))
+        .collect();
+    let mut bytes = Vec::new();
+    build_packet(40, &items, &[9; 8], &mut bytes);
+    bytes
+}
+
+#[test]
+fn items_of_the_first_packet_place_the_whole_heap() {
+    let mut format = configured(
+        "heap = 16\npacket = 8\nframe = { item = 0x1600, step = 10 }\npart = { item = 0x4101, values = [7, 3] }",
+    )
+    .unwrap();
+    assert_eq!(
+        (format.parts(), format.part_names()),
+        (2, vec!["7".to_owned(), "3".to_owned()])
+    );
+    let mut place = |bytes: &[u8]| match format.parse(bytes) {
+        Ok(Parsed::Data(data)) => Ok((data.unit, data.sub)),
+        Ok(other) => panic!("{other:?}"),
+        Err(reject) => Err(reject.name()),
+    };
+    let first = |counter, frame, antenna| packet(counter, 0, &[(0x1600, frame), (0x4101, antenna)]);
+    assert_eq!(place(&packet(500, 8, &[])), Err("unknown_heap"));
+    assert_eq!(place(&first(500, 20, 3)), Ok((20, 2)));
+    assert_eq!(place(&first(900, 20, 7)), Ok((20, 0)));
+    assert_eq!(place(&packet(500, 8, &[])), Ok((20, 3)));
+    assert_eq!(place(&packet(900, 8, &[])), Ok((20, 1)));
+    assert_eq!(place(&packet(901, 8, &[])), Err("unknown_heap"));
+    assert_eq!(place(&first(901, 30, 4)), Err("unknown_part"));
+    assert_eq!(
+        place(&packet(901, 8, &[(0x4101, 3), (0x1600, 30)])),
+        Ok((30, 3))
+    );
+    // The end of the stream has no frame number, so no frame is skipped.
+    let end = packet(902, 0, &[(6, 2)]);
+    assert_eq!(
+        format.parse(&end),
+        Ok(Parsed::Control(Control::EndOfStream { unit: None }))
+    );
+}
+
+#[test]
+fn equal_counters_of_different_ports_are_different_heaps() {
+    let mut format = configured(
+        "heap = 16\npacket = 8\nframe = { item = 0x1600 }\npart = { from = \"port\", values = [1, 2] }",
+    )
+    .unwrap();
+    let mut place = |port: u16, bytes: &[u8]| {
+        format.use_flow(&Flow {
+            source: None,
+            destination: Some(([127, 0, 0, 1], port).into()),
+        });
+        let Ok(Parsed::Data(data)) = format.parse(bytes) else {
+            return None;
+        };
+        Some((data.unit, data.sub))
+    };
+    assert_eq!(place(1, &packet(5, 0, &[(0x1600, 70)])), Some((70, 0)));
+    assert_eq!(place(2, &packet(5, 0, &[(0x1600, 80)])), Some((80, 2)));
+    assert_eq!(place(1, &packet(5, 8, &[])), Some((70, 1)));
+    assert_eq!(place(2, &packet(5, 8, &[])), Some((80, 3)));
+    assert_eq!(place(3, &packet(5, 8, &[(0x1600, 80)])), None);
+}
+
+#[test]
+fn contradictory_frame_keys_are_refused() {
+    for (keys, key) in [
+        ("frame = { item = 3 }", "format.frame.item"),
+        ("frame = { item = 0x1600, step = 0 }", "format.frame.step"),
+        (
+            "frame = { item = 0x1600 }\nheap_step = 2",
+            "format.heap_step",
+        ),
+        ("part = { item = 0x4101 }", "format.part"),
+        ("part = { offset = 8, bytes = 1, count = 2 }", "format.part"),
+        ("samples = 4", "format.samples"),
+    ] {
+        let problems = toml::from_str::<SpeadConfig>(keys)
+            .unwrap()
+            .build()
+            .unwrap_err();
+        let found: Vec<_> = problems
+            .iter()
+            .map(|problem| problem.key.as_deref())
+            .collect();
+        assert_eq!(found, [Some(key)], "{keys}");
+    }
 }
 
 #[test]
@@ -89,8 +185,11 @@ fn recorded_repeated_pointers_give_equal_packets() {
     assert_eq!(
         messages,
         [
-            Control::OtherUnit { unit: 1, bytes: 0 },
-            Control::EndOfStream { unit: 4 }
+            Control::OtherUnit {
+                unit: Some(1),
+                bytes: 0
+            },
+            Control::EndOfStream { unit: Some(4) }
         ]
     );
     assert_eq!((spead.header_len(0), spead.header_len(1)), (56, 56));
@@ -106,7 +205,7 @@ fn recorded_wider_addresses_are_parsed() {
     let packets = recorded("64-48");
     let (heaps, messages) = assemble(&mut Spead::new(48, layout, 1), &packets);
     assert_eq!(heaps, [(1, sent(0), None), (2, sent(1), None)]);
-    assert_eq!(messages, [Control::EndOfStream { unit: 3 }]);
+    assert_eq!(messages, [Control::EndOfStream { unit: Some(3) }]);
     let other = Spead::new(40, layout, 1).parse(&packets[0]).unwrap_err();
     assert_eq!(
         other,

@@ -4,25 +4,30 @@
 //! pointers to the items of the heap. These values are detected and then fixed: the flavour, the size of a frame and
 //! its offset in the heap, the payload size of the first and of the other packets, and the step of the heap counter.
 //!
-//! A frame is the whole payload of a heap. If one item contains nearly all of the payload except descriptors, that item is the
-//! frame. So heaps that also contain descriptors yield the same frames as heaps without descriptors. Their packet boundaries
-//! differ, so their packets are [parts](super::Part).
+//! A frame, or each part of a frame, is the item `samples`, if it is configured; otherwise the whole payload of a heap. If one
+//! item contains nearly all of the payload except descriptors, that item is the frame. So heaps that also contain descriptors yield
+//! the same frames as heaps without descriptors. Their packet boundaries differ, so their packets are
+//! [fragments](super::Fragment).
 
+use super::descriptors::read_name;
+use super::items::{Fields, IMMEDIATE, WORD, item};
 use super::step::{Counters, StepCheck};
-use super::{Fields, Format, IMMEDIATE, PacketLayout, Reject, SizeDetector, Spead, WORD, item};
+use super::{Format, PacketLayout, Reject, SizeDetector, Spead};
 use crate::packet::{Progress, hold_bytes};
 use daq_core::reorder::Geometry;
 use daq_core::units::{ByteSize, counted};
+use schemars::JsonSchema;
+use serde::Deserialize;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of heaps that are stored during detection.
+/// Maximum number of heaps that are stored during detection, for each heap counter of a frame.
 const MAX_HEAPS: usize = 64;
-/// Minimum number of heaps with the same packet boundaries.
+/// Minimum number of heaps with the same packet boundaries, for each heap counter of a frame.
 const MIN_ALIKE: usize = 3;
-/// Minimum number of different heap counters to detect the step.
+/// Minimum number of different heap counters, for each heap counter of a frame.
 const MIN_COUNTERS: usize = 4;
 /// Minimum number of packets: in total for one thread, per thread for several threads, because threads receive parts of
 /// the stream in bursts. A larger number would cause a larger burst into the ring after detection.
@@ -33,6 +38,8 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of items that are examined per packet, because the examination time grows with the square of the number of
 /// items.
 const MAX_ITEMS: usize = 1024;
+/// Maximum number of names of items that are stored.
+const MAX_NAMES: usize = 64;
 /// Minimum size of the largest item, in sixteenths of the payload, for which that item is the frame.
 const SIXTEENTHS: u64 = 15;
 
@@ -49,6 +56,25 @@ pub struct Given {
     pub step: Option<u64>,
     /// Number of address bits.
     pub address_bits: Option<u32>,
+}
+
+/// The item of a heap that contains the samples: its identifier, or its name in the sender's descriptors.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum SampleItem {
+    /// The identifier.
+    Id(u64),
+    /// The name.
+    Name(String),
+}
+
+impl fmt::Display for SampleItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => write!(f, "{id:#x}"),
+            Self::Name(name) => write!(f, "{name:?}"),
+        }
+    }
 }
 
 /// The part of a heap that is the frame, as byte offsets in the heap's payload.
@@ -85,6 +111,8 @@ pub(super) struct Detected {
     pub(super) described: Option<Extent>,
     pub(super) layout: PacketLayout,
     pub(super) step: u64,
+    /// Whether the step is that of the heap counter.
+    is_counted: bool,
     /// Number of heaps used for detection.
     heaps: usize,
 }
@@ -99,11 +127,17 @@ impl fmt::Display for Detected {
         let size = |bytes: usize| ByteSize(bytes as u64);
         write!(
             f,
-            "detected heap = {}, packet = {}, first = {}, counter step = {}, SPEAD-64-{} from {}",
+            "detected heap = {}, packet = {}, first = {}, ",
             size(unit_bytes),
             size(rest),
             size(first),
-            self.step,
+        )?;
+        if self.is_counted {
+            write!(f, "counter step = {}, ", self.step)?;
+        }
+        write!(
+            f,
+            "SPEAD-64-{} from {}",
             self.address_bits,
             counted(self.heaps, "heap"),
         )?;
@@ -118,6 +152,15 @@ impl fmt::Display for Detected {
         }
         Ok(())
     }
+}
+
+/// Which item of a heap is the frame.
+#[derive(Clone, Copy, Debug)]
+enum Samples {
+    /// The item that contains nearly all of the payload.
+    Largest,
+    /// The item with this identifier, if the identifier is known yet.
+    Item(Option<u64>),
 }
 
 /// The observed properties of one heap.
@@ -140,12 +183,13 @@ struct Heap {
 #[derive(Debug, Default)]
 struct State {
     address_bits: Option<u32>,
-    /// At most [`MAX_HEAPS`] heaps.
     heaps: Vec<Heap>,
     packets: usize,
     counters: Counters,
     since: Option<Instant>,
     is_ended: bool,
+    /// Names and identifiers of items, if the item with the samples is configured by name.
+    names: Vec<(String, u64)>,
     /// Reason why detection failed with the heaps so far.
     refusal: Option<String>,
 }
@@ -156,8 +200,11 @@ pub(super) struct Detector {
     /// The format, of which only the values `given` are known.
     spead: Spead,
     given: Given,
-    /// Maximum size in bytes and maximum number of packets of a frame.
-    max_frame: usize,
+    /// Number of heaps of a frame, and of their different counters.
+    parts: usize,
+    counters: usize,
+    /// Maximum size in bytes and maximum number of packets of a heap.
+    max_heap: usize,
     max_packets: u32,
     threads: usize,
     state: Mutex<State>,
@@ -170,10 +217,16 @@ impl Detector {
         Self {
             spead: spead.clone(),
             given: spead.given.unwrap_or_default(),
-            max_frame: geometry.frame_bytes,
-            max_packets: geometry.packets_per_frame,
+            parts: geometry.parts as usize,
+            counters: if spead.is_counted() {
+                1
+            } else {
+                geometry.parts as usize
+            },
+            max_heap: geometry.frame_bytes / geometry.parts as usize,
+            max_packets: geometry.packets_per_part(),
             threads,
-            state: Mutex::new(State::new()),
+            state: Mutex::default(),
             detected: OnceLock::new(),
             is_logged: AtomicBool::new(false),
         }
@@ -199,6 +252,7 @@ impl Detector {
             timestamp: self.spead.timestamp,
             scale: self.spead.scale,
             keep: self.spead.keep.clone(),
+            numbers: self.spead.numbers.clone(),
             regular,
             described,
             step_check: is_step_detected
@@ -213,8 +267,9 @@ impl Detector {
             0 | 1 => MIN_PACKETS,
             threads => MIN_PACKETS_PER_THREAD * threads,
         };
-        let is_enough =
-            |state: &State| state.packets >= min_packets && state.heaps.len() >= MIN_COUNTERS;
+        let is_enough = |state: &State| {
+            state.packets >= min_packets && state.heaps.len() >= MIN_COUNTERS * self.counters
+        };
         if !force && !is_enough(state) {
             return Progress::Detecting;
         }
@@ -222,6 +277,10 @@ impl Detector {
             Ok(Some(detected)) => {
                 let _ = self.detected.set(detected);
                 Progress::Detected
+            }
+            Ok(None) if force && state.lacks_samples(&self.spead) => {
+                state.refusal = Some(state.why_no_samples(&self.spead));
+                Progress::Refused
             }
             Ok(None) => Progress::Detecting,
             Err(why) => {
@@ -234,7 +293,7 @@ impl Detector {
 
 impl SizeDetector for Detector {
     fn hold_bytes(&self) -> usize {
-        hold_bytes(self.max_frame, self.threads)
+        hold_bytes(self.max_heap * self.parts, self.threads)
     }
 
     fn observe(&self, datagram: &[u8]) -> Result<Progress, Reject> {
@@ -255,7 +314,8 @@ impl SizeDetector for Detector {
                 expected,
             });
         }
-        state.observe(items, bits, self.given);
+        let payload = &datagram[WORD + items.len()..];
+        state.observe(items, payload, bits, self);
         Ok(self.conclude(&mut state, false))
     }
 
@@ -285,7 +345,7 @@ impl SizeDetector for Detector {
     }
 
     fn restart(&self) -> String {
-        std::mem::replace(&mut *self.state(), State::new())
+        std::mem::take(&mut *self.state())
             .refusal
             .unwrap_or_else(|| "no packet of a heap with samples arrived".to_owned())
     }
@@ -296,15 +356,7 @@ impl SizeDetector for Detector {
 }
 
 impl State {
-    /// Allocates the memory for all heaps.
-    fn new() -> Self {
-        Self {
-            heaps: Vec::with_capacity(MAX_HEAPS),
-            ..Self::default()
-        }
-    }
-
-    fn observe(&mut self, items: &[u8], address_bits: u32, given: Given) {
+    fn observe(&mut self, items: &[u8], payload: &[u8], address_bits: u32, detector: &Detector) {
         let fields = Fields::read(items, address_bits, None);
         let Some(unit) = fields.counter else {
             return;
@@ -314,7 +366,7 @@ impl State {
         self.packets += 1;
         self.counters.add(unit);
         self.is_ended |= fields.control == Some(super::STREAM_STOP);
-        let (Some(length), Some(offset), Some(payload)) = (
+        let (Some(length), Some(offset), Some(bytes)) = (
             fields.heap.filter(|heap| *heap > 0),
             fields.offset,
             fields.payload,
@@ -326,7 +378,7 @@ impl State {
             .iter()
             .rposition(|heap| (heap.unit, heap.length) == (unit, length));
         let index = known.unwrap_or(self.heaps.len());
-        if index == MAX_HEAPS {
+        if index == MAX_HEAPS * detector.counters {
             return;
         }
         if index == self.heaps.len() {
@@ -335,12 +387,51 @@ impl State {
         let heap = &mut self.heaps[index];
         heap.is_control |= fields.control.is_some();
         if offset == 0 {
-            heap.first = Some(payload);
-            heap.look_at_items(items, address_bits, given.heap);
-        } else if offset + payload < length {
-            heap.rest = Some(payload);
+            heap.first = Some(bytes);
+            let samples = match &detector.spead.samples {
+                None => Samples::Largest,
+                Some(SampleItem::Id(id)) => Samples::Item(Some(*id)),
+                Some(SampleItem::Name(name)) => {
+                    learn_names(&mut self.names, items, payload, address_bits);
+                    let known = self.names.iter().find(|(other, _)| other == name);
+                    Samples::Item(known.map(|(_, id)| *id))
+                }
+            };
+            heap.look_at_items(items, address_bits, detector.given.heap, samples);
+        } else if offset.saturating_add(bytes) < length {
+            heap.rest = Some(bytes);
         } else {
-            heap.last = Some(payload);
+            heap.last = Some(bytes);
+        }
+    }
+
+    /// Returns whether heaps arrived, but none of them with the configured item.
+    fn lacks_samples(&self, spead: &Spead) -> bool {
+        spead.samples.is_some()
+            && !self.heaps.is_empty()
+            && self.heaps.iter().all(|heap| heap.extent.is_none())
+    }
+
+    fn why_no_samples(&self, spead: &Spead) -> String {
+        let wanted = spead
+            .samples
+            .as_ref()
+            .map_or_else(String::new, SampleItem::to_string);
+        let names: Vec<_> = self
+            .names
+            .iter()
+            .map(|(name, id)| format!("{name:?} ({id:#x})"))
+            .collect();
+        match &spead.samples {
+            Some(SampleItem::Name(_)) if names.is_empty() => format!(
+                "no descriptor of the item {wanted} arrived: configure the sender to repeat descriptors, or set `samples` to the \
+                 identifier of the item"
+            ),
+            Some(SampleItem::Name(_)) => format!(
+                "no heap has the item {wanted}: the descriptors name {}. Correct `samples`",
+                names.join(", ")
+            ),
+            _ => format!("no heap has the item {wanted} in its payload: correct `samples`"),
         }
     }
 
@@ -368,10 +459,17 @@ impl State {
             return Ok(None);
         };
         let frame_bytes = usize::try_from(frame).unwrap_or(usize::MAX);
-        if frame_bytes > detector.max_frame {
-            let (heap, slot) = (ByteSize(frame), ByteSize(detector.max_frame as u64));
+        if frame_bytes > detector.max_heap {
+            let heaps = match detector.parts {
+                1 => format!("a heap of {}", ByteSize(frame)),
+                parts => format!("{} of {}", counted(parts, "heap"), ByteSize(frame)),
+            };
+            let verb = if detector.parts == 1 { "does" } else { "do" };
+            let size = |heap: usize| ByteSize(heap.saturating_mul(detector.parts) as u64);
             return Err(format!(
-                "a heap of {heap} does not fit into slots of {slot}: set `slot = \"{heap}\"` in the ring's section"
+                "{heaps} {verb} not fit into slots of {}: set `slot = \"{}\"` in the ring's section",
+                size(detector.max_heap),
+                size(frame_bytes)
             ));
         }
         // Select the most frequent heap layout; among equally frequent ones, that with the fewest bytes around the
@@ -384,7 +482,7 @@ impl State {
         else {
             return Ok(None);
         };
-        if !force && alike(regular) < MIN_ALIKE {
+        if !force && alike(regular) < MIN_ALIKE * detector.counters {
             return Ok(None);
         }
         let described = of_frame()
@@ -412,6 +510,7 @@ impl State {
             described,
             layout,
             step: given.step.unwrap_or(vote.step).max(1),
+            is_counted: detector.spead.is_counted(),
             heaps: alike(regular),
         }))
     }
@@ -472,7 +571,13 @@ impl Heap {
     }
 
     /// Finds the frame among the items that the heap's first packet points to.
-    fn look_at_items(&mut self, items: &[u8], address_bits: u32, wanted: Option<usize>) {
+    fn look_at_items(
+        &mut self,
+        items: &[u8],
+        address_bits: u32,
+        wanted: Option<usize>,
+        samples: Samples,
+    ) {
         let mask = (1u64 << address_bits) - 1;
         let length = self.length;
         let addressed = || {
@@ -496,6 +601,17 @@ impl Heap {
         };
         let is_sample = |id: u64| id != item::DESCRIPTOR;
         self.has_descriptors = addressed().any(|(id, _)| !is_sample(id));
+        if let Samples::Item(wanted_id) = samples {
+            let found = addressed().find(|(id, _)| Some(*id) == wanted_id);
+            let extent = found.map(|(_, start)| Extent {
+                heap: length,
+                start,
+                end: end(start),
+            });
+            self.extent =
+                extent.filter(|extent| wanted.is_none_or(|wanted| extent.len() == wanted as u64));
+            return;
+        }
         let samples = || addressed().filter(|(id, _)| is_sample(*id));
         let payload: u64 = samples().map(|(_, at)| end(at) - at).sum();
         let largest = samples()
@@ -516,6 +632,24 @@ impl Heap {
                 .find(|extent| extent.len() == wanted as u64),
             None => of_largest.or(whole),
         };
+    }
+}
+
+/// Adds the names of items to `names` that the descriptors in `payload`, the start of a heap, state.
+fn learn_names(names: &mut Vec<(String, u64)>, items: &[u8], payload: &[u8], address_bits: u32) {
+    let mask = (1u64 << address_bits) - 1;
+    for word in items.as_chunks::<WORD>().0.iter().take(MAX_ITEMS) {
+        let word = u64::from_be_bytes(*word);
+        if word >> address_bits != item::DESCRIPTOR || names.len() >= MAX_NAMES {
+            continue;
+        }
+        let start = usize::try_from(word & mask).ok();
+        let descriptor = start.and_then(|start| payload.get(start..));
+        if let Some((name, id)) = descriptor.and_then(read_name)
+            && !names.iter().any(|(other, _)| other == name)
+        {
+            names.push((name.to_owned(), id));
+        }
     }
 }
 

@@ -89,17 +89,17 @@ fn heaps_with_descriptors_equal_heaps_without() {
     let mut placed = 0;
     let layout = spead.packet_layout();
     for datagram in heap(40, 9, 172, 60_000, 1472).iter().rev() {
-        let Parsed::Part(part) = spead.parse(datagram).unwrap() else {
-            panic!("no part");
+        let Parsed::Fragment(fragment) = spead.parse(datagram).unwrap() else {
+            panic!("no fragment");
         };
-        let payload = &datagram[part.payload.clone()];
+        let payload = &datagram[fragment.payload.clone()];
         let kept = KeptFields::default();
-        assert!(reassembly.add(&part, payload, kept, |sub, bytes, _| {
+        assert!(reassembly.add(&fragment, payload, kept, |sub, bytes, _| {
             frame[layout.range(sub)].copy_from_slice(bytes);
             placed += 1;
             true
         }));
-        assert!(reassembly.add(&part, payload, kept, |_, _, _| panic!("placed twice")));
+        assert!(reassembly.add(&fragment, payload, kept, |_, _, _| panic!("placed twice")));
     }
     assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
