@@ -3,11 +3,13 @@
 //!
 //! `DAQ_FUZZ_SECONDS` is the run time of each target in seconds (default 1).
 
+use daq_core::layout::Samples;
 use daq_core::reorder::Geometry;
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::packet::spead::{Item, Spead, SpeadConfig, build_packet};
 use daq_drivers::packet::{
     Endian, Field, Format, PacketLayout, Parsed, Raw, RawConfig, Reject, Split, TimeScale,
+    VdifConfig, Vita49Config,
 };
 use std::path::Path;
 use std::time::Duration;
@@ -202,6 +204,62 @@ fn fuzz_kept_fields() {
                 }
             }
         });
+}
+
+/// Checks a format with arbitrary packets, and with valid packets with one changed byte. The parser keeps its state.
+fn check_numbered_by_time(format: fn() -> Format) {
+    bolero::check!()
+        .with_type::<(Vec<u8>, Vec<(u32, u8, u8)>)>()
+        .with_test_time(time())
+        .for_each(|(bytes, changes)| {
+            let mut format = format();
+            check(&mut format, bytes, bytes.len() / 2);
+            let mut packet = Vec::new();
+            for (n, at, value) in changes {
+                packet.clear();
+                format.build(u64::from(*n), 0, None, &[7; 64], &mut packet);
+                check(&mut format, &packet, usize::from(*at));
+                let at = usize::from(*at) % packet.len();
+                packet[at] = *value;
+                check(&mut format, &packet, usize::from(*value));
+                assert!(
+                    format
+                        .packet_len(&packet[..at])
+                        .is_none_or(|length| length <= 1 << 27)
+                );
+            }
+        });
+}
+
+fn samples() -> Samples {
+    toml::from_str("type = \"int16\"\ncomplex = true\nrate = \"1.6 MHz\"").unwrap()
+}
+
+fn vita49() -> Format {
+    let config: Vita49Config = toml::from_str("payload = 64\nstream_id = 3").unwrap();
+    config.build().unwrap()
+}
+
+fn vdif(vtp: bool) -> Format {
+    let config: VdifConfig = toml::from_str(&format!("payload = 64\nvtp = {vtp}")).unwrap();
+    with_samples(config.build().unwrap())
+}
+
+fn with_samples(mut format: Format) -> Format {
+    format.use_samples(&samples()).unwrap();
+    format
+}
+
+#[test]
+fn fuzz_vita49() {
+    check_numbered_by_time(vita49);
+    check_numbered_by_time(|| with_samples(vita49()));
+}
+
+#[test]
+fn fuzz_vdif() {
+    check_numbered_by_time(|| vdif(false));
+    check_numbered_by_time(|| vdif(true));
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod fuzz_headers;
 mod fuzz_hsb;
 mod hsb;
 mod instruments;
+mod numbered_by_time;
 mod replay;
 mod udp;
 

@@ -23,10 +23,10 @@ use tempfile::TempDir;
 const FILL: u8 = 0xee;
 const PAYLOAD: usize = 64;
 
-type Frame = (u64, u32, Vec<u8>, Vec<bool>);
+pub(crate) type Frame = (u64, u32, Vec<u8>, Vec<bool>);
 
 /// Runs to the end while the reader reads all frames.
-fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
+pub(crate) fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut held = 0;
     loop {
@@ -48,12 +48,12 @@ fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
     frames
 }
 
-fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
+pub(crate) fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
     let spec = spec(&ENTRY, text).unwrap_or_else(|errors| panic!("{errors}"));
     new_fixture(&*spec, slot, slots).unwrap()
 }
 
-fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
+pub(crate) fn lost(report: &SourceReport) -> BTreeMap<&'static str, u64> {
     report
         .lost
         .iter()
@@ -92,7 +92,7 @@ fn checksum(port: u16, body: &[u8]) -> u16 {
 }
 
 /// Writes a pcap file of raw IPv4 packets: (UDP payload, destination port, time) each.
-fn records_to(path: &Path, records: &[(Vec<u8>, u16, u64)], has_checksums: bool) {
+pub(crate) fn records_to(path: &Path, records: &[(Vec<u8>, u16, u64)], has_checksums: bool) {
     // File header: timestamps in nanoseconds, maximum captured length, link type 101 (raw IP).
     let mut file = Vec::new();
     for word in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 65_535, 101] {

@@ -1,16 +1,21 @@
 //! What a packet format implements, and the registry of formats.
 
 use super::outgoing::Outgoing;
-use super::{Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead};
+use super::{
+    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead, vdif,
+    vita49,
+};
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
 use daq_core::frame::{KeptFields, Timestamp};
+use daq_core::layout::Samples;
+use daq_core::ledger::Counts;
 use daq_core::outgoing::{OutgoingFormat, OutgoingFormatEntry, OutgoingFrames};
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -160,6 +165,30 @@ pub trait PacketFormat: Debug + Send + Sync {
         None
     }
 
+    /// Uses the sample type and rate of the source, for a format whose numbers count samples. Fails if the packets of the
+    /// format cannot contain such samples.
+    fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
+        let _ = samples;
+        Ok(())
+    }
+
+    /// Returns notes for `daq plan`.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns the names of the format's counters, which are counters of its source
+    /// ([`SourceSpec::counts`](daq_core::entry::SourceSpec::counts)).
+    fn counts(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Prepares the format for the threads of the source `name`, with the counters that [`counts`](Self::counts) declares.
+    /// Called once per run, before the format is cloned for the threads.
+    fn start(&mut self, name: &str, counts: &Counts) {
+        let _ = (name, counts);
+    }
+
     /// Appends the header of packet `sub` of `unit` with `payload` payload bytes to `out`, as a sender would build it. Does not
     /// allocate if `out` has room.
     ///
@@ -306,6 +335,15 @@ macro_rules! formats {
             }
         }
 
+        impl DerefMut for Format {
+            fn deref_mut(&mut self) -> &mut Self::Target {
+                match self {
+                    $(Self::$name(format) => format,)*
+                    Self::Other(format) => &mut **format,
+                }
+            }
+        }
+
         impl Format {
             /// Parses one whole datagram, see [`PacketFormat::parse`].
             #[inline]
@@ -359,6 +397,10 @@ formats! {
     Raw: raw,
     /// SPEAD heaps.
     Spead: spead,
+    /// Signal data packets of VITA 49.
+    Vita49: vita49,
+    /// Data frames of VDIF.
+    Vdif: vdif,
 }
 
 impl Format {

@@ -3,6 +3,7 @@
 use super::keys::PacketKeys;
 use super::{Format, PacketLayout};
 use daq_core::config::Problem;
+use daq_core::entry::SourceContext;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::units::ByteSize;
@@ -24,6 +25,8 @@ pub(crate) struct Frames {
     format: Format,
     keys: PacketKeys,
     samples: Samples,
+    /// Why packets of the format cannot contain the samples.
+    problem: Option<Problem>,
     /// Number of receiving threads.
     threads: usize,
     /// Maximum number of packets that a thread receives in one batch.
@@ -70,16 +73,22 @@ macro_rules! frame_methods {
         ) -> Result<daq_core::layout::Layout, daq_core::config::Problem> {
             self.frames.layout(geometry)
         }
+
+        fn counts(&self) -> &'static [&'static str] {
+            self.frames.counts()
+        }
     };
 }
 pub(crate) use frame_methods;
 
 impl Frames {
     /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once.
-    pub(crate) fn new(format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
+    pub(crate) fn new(mut format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
+        let samples = keys.samples();
         Self {
+            problem: format.use_samples(&samples).err(),
             format,
-            samples: keys.samples(),
+            samples,
             keys: keys.clone(),
             threads,
             batch,
@@ -108,8 +117,20 @@ impl Frames {
         self.format.kept()
     }
 
+    /// Returns the names of the format's counters.
+    pub(crate) fn counts(&self) -> &'static [&'static str] {
+        self.format.counts()
+    }
+
+    /// Returns the format for the receiving threads of the source of `context`.
+    pub(crate) fn start(&self, context: &SourceContext) -> Format {
+        let mut format = self.start_detection(&context.geometry);
+        format.start(&context.name, &context.counts);
+        format
+    }
+
     /// Returns the format for the receiving threads, which detect its unknown sizes together.
-    pub(crate) fn start_detection(&self, geometry: &Geometry) -> Format {
+    fn start_detection(&self, geometry: &Geometry) -> Format {
         let detecting = self.format.start_detection(geometry, self.threads);
         detecting.unwrap_or_else(|| self.format.clone())
     }
@@ -135,6 +156,7 @@ impl Frames {
         self.detection_note()
             .into_iter()
             .chain(self.keys.note())
+            .chain(self.format.notes())
             .collect()
     }
 
@@ -189,6 +211,9 @@ impl Frames {
 
     /// Returns the frame geometry for slots of `slot` bytes.
     pub(crate) fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone());
+        }
         let format = &self.format;
         let layout = match format.unknown_sizes() {
             Some(known) => largest(known.frame.unwrap_or(slot) / format.parts().max(1) as usize),

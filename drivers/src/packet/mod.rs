@@ -19,6 +19,8 @@ pub mod pcap;
 mod raw;
 pub mod section;
 pub mod spead;
+mod vdif;
+mod vita49;
 
 mod checks;
 mod format;
@@ -40,6 +42,8 @@ pub use layout::PacketLayout;
 pub use parts::Origin;
 pub use raw::{Endian, Field, Raw, RawConfig};
 pub use time::TimeScale;
+pub use vdif::{Vdif, VdifConfig};
+pub use vita49::{KeptValue, Vita49, Vita49Config};
 
 use daq_core::reorder::PacketId;
 use std::net::SocketAddr;
@@ -224,6 +228,28 @@ pub enum Reject {
         /// What is wrong with the value, and what to correct in the configuration.
         why: &'static str,
     },
+    /// The packet belongs to another stream than the configured one.
+    #[error(
+        "the packet belongs to {what} {found:#x}, not {expected:#x}: set `{what}` in the format, or receive this stream with another source"
+    )]
+    OtherStream {
+        /// The key of the format that selects the stream.
+        what: &'static str,
+        /// The stream of the packet.
+        found: u32,
+        /// The stream of the source.
+        expected: u32,
+    },
+    /// The payload does not have the configured size.
+    #[error(
+        "the packet has {got} bytes of payload, not {expected}: if all packets do, set `payload = {got}`"
+    )]
+    PayloadSize {
+        /// Configured size in bytes.
+        expected: usize,
+        /// Size in bytes in the packet.
+        got: usize,
+    },
     /// Another reason, which a format defines.
     #[error("{message}")]
     Other {
@@ -246,6 +272,8 @@ impl Reject {
             Self::MissingItem { .. } => "missing_item",
             Self::Misplaced { .. } => "misplaced",
             Self::PayloadLength { .. } => "payload_length",
+            Self::OtherStream { .. } => "other_stream",
+            Self::PayloadSize { .. } => "payload_size",
             Self::Number { name, .. } | Self::Other { name, .. } => name,
         }
     }

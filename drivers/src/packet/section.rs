@@ -44,7 +44,7 @@ macro_rules! example {
 # resync_after = 4            # packets in a row that confirm a restart of the sender
 
 [source.NAME.format]
-kind     = "raw"              # or "spead"
+kind     = "raw"              # or "spead", "vita49", "vdif"
 header   = "16 B"             # size of the header before the payload
 payload  = "#,
             $payload,
@@ -166,6 +166,6 @@ mod tests {
         assert!(matches!(parsed, Ok(Parsed::Data(packet)) if packet.unit == 5));
         let schema = with_format(&registry, Schema::default(), true).to_value();
         let kinds = &schema["properties"]["format"]["oneOf"];
-        assert_eq!(kinds[2]["properties"]["kind"]["const"], "own");
+        assert_eq!(kinds[FORMATS.len()]["properties"]["kind"]["const"], "own");
     }
 }

@@ -32,6 +32,14 @@ impl TimeScale {
         u64::try_from(ticks).unwrap_or(u64::MAX)
     }
 
+    /// Converts `ticks` after `seconds` whole seconds to nanoseconds, rounded down: a timestamp in two parts. Times beyond
+    /// the year 2554 saturate.
+    #[inline]
+    pub fn ns_after(&self, seconds: u64, ticks: u64) -> u64 {
+        self.ns(ticks)
+            .saturating_add(seconds.saturating_mul(1_000_000_000))
+    }
+
     /// Returns the clock that the converted timestamps refer to.
     pub const fn clock(&self) -> Clock {
         match self.origin_ns {

@@ -161,7 +161,7 @@ impl SourceSpec for CaptureReplay {
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let format = self.frames.start_detection(&context.geometry);
+        let format = self.frames.start(context);
         let player = CapturePlayer::open(&context.name, &context.directory, &self.config, format)?;
         Ok(Producers::Fillers(vec![Box::new(player)]))
     }

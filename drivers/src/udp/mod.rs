@@ -41,7 +41,7 @@ use timestamps::TimestampSource;
 /// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "udp",
-    summary: "Packets of a network instrument over UDP, raw or SPEAD",
+    summary: "Packets of a network instrument over UDP: raw, SPEAD, VITA 49 or VDIF",
     example: EXAMPLE,
     schema: |registry| {
         let keys = schemars::schema_for!(UdpConfig);
@@ -220,7 +220,7 @@ impl SourceSpec for Udp {
             );
         }
         let exclusive = self.threads() == 1;
-        let format = self.frames.start_detection(&context.geometry);
+        let format = self.frames.start(context);
         let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
         let mut is_logged = false;
         let mut senders = None::<SenderWatch>;

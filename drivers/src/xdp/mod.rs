@@ -70,7 +70,7 @@ use std::time::Duration;
 /// The registry entry of the source.
 pub const ENTRY: SourceEntry = SourceEntry {
     name: "xdp",
-    summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP), raw or SPEAD",
+    summary: "Packets of a network instrument, bypassing the Linux network stack (AF_XDP): raw, SPEAD, VITA 49 or VDIF",
     example: EXAMPLE,
     schema: |registry| {
         let keys = schemars::schema_for!(XdpConfig);
@@ -227,7 +227,7 @@ impl SourceSpec for Xdp {
         for sentence in &opened.notes {
             tracing::info!("source {}: {sentence}", context.name);
         }
-        let format = self.frames.start_detection(&context.geometry);
+        let format = self.frames.start(context);
         let attached = Arc::new(opened.attached);
         let senders = SenderWatch::new(&context.name, self.config.listen.0[0]);
         let queues = opened.sockets.into_iter().zip(&self.config.queues.0);

@@ -1,0 +1,491 @@
+//! `vdif`: data frames of radio telescopes in the VLBI Data Interchange Format, one per packet.
+//!
+//! ```text
+//!   word 0   invalid | legacy | seconds from the reference epoch (30)
+//!   word 1   – (2) | reference epoch (6) | number of the frame in the second (24)
+//!   word 2   version (3) | log2 of the channels (5) | size of the frame in units of 8 bytes (24)
+//!   word 3   complex | bits per sample − 1 (5) | thread identifier (10) | station identifier (16)
+//!   words 4 to 7, except in legacy headers: extended user data
+//! ```
+//! All words are little-endian. Source: VDIF specification, release 1.1.1, section 9. One VDIF frame is one unit, whose number
+//! is the seconds since 2000 × frames per second + the number in the second. With VTP, the packet begins with another number of 8
+//! bytes, which is not used: it does not state the time.
+//!
+//! # Counts
+//! | event | counted as |
+//! |---|---|
+//! | a frame that the sender has marked as invalid; it is rejected | `invalid` |
+//! | a frame of another thread than the configured one | `other_thread` |
+
+use super::checks::{Check, LARGEST_PACKET};
+use super::{
+    Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
+    TimeScale, section,
+};
+use daq_core::config::Problem;
+use daq_core::counts;
+use daq_core::layout::Samples;
+use daq_core::ledger::Counts;
+use daq_core::units::ByteSize;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// The registry entry of this format.
+pub(super) const ENTRY: FormatEntry = FormatEntry {
+    name: "vdif",
+    summary: "VDIF frames of radio telescopes, numbered by second and frame number",
+    example: r#"kind    = "vdif"
+payload = "8000 B"       # of each VDIF frame, without its header
+thread  = 0              # accept only this thread
+frames_per_second = 4000 # of one thread; by default from `rate` of `samples`
+# station = 0x5066       # accept only this station
+# vtp     = true         # each packet begins with an 8-byte number (VTP)
+"#,
+    schema: VdifConfig::json_schema,
+    parse: |table, diagnostics| section::finish(table, diagnostics, VdifConfig::build),
+};
+
+/// Size of the header in bytes.
+const HEADER: usize = 32;
+/// Size of a legacy header in bytes.
+const LEGACY_HEADER: usize = 16;
+/// Size of the number before the header.
+const VTP: usize = 8;
+/// Number of bits of the thread identifier.
+const THREAD_BITS: u32 = 10;
+/// Number of bits of the frame number.
+const FRAME_BITS: u32 = 24;
+/// Number of reference epochs.
+const EPOCHS: usize = 64;
+/// Unix time of 2000-01-01T00:00:00Z.
+const YEAR_2000: u64 = 946_684_800;
+/// Reference epochs that begin with the second after a leap second.
+const LEAP_EPOCHS: [usize; 5] = [12, 18, 25, 31, 34];
+
+const INVALID: Reject = Reject::Other {
+    name: "invalid",
+    message: "the sender has marked the data as invalid",
+};
+const NO_RATE: &str = "the number of frames per second is unknown";
+
+counts! {
+    /// The counters of a stream besides the ledger of its source.
+    struct StreamCounts {
+        /// Number of frames that the sender has marked as invalid.
+        invalid,
+        /// Number of frames of other threads.
+        other_thread,
+    }
+}
+
+/// `kind = "vdif"`: VDIF frames of one thread, one frame per packet. Their number is the time in seconds × frames per second +
+/// the frame's number in its second. Timestamps are UTC.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VdifConfig {
+    /// Number of bytes in each VDIF frame after its header, a multiple of 8.
+    pub payload: ByteSize,
+    /// Thread identifier of the frames, 0 to 1023. Frames of other threads are rejected.
+    #[serde(default)]
+    pub thread: u32,
+    /// Station identifier of the frames, such as `0x5066`. Frames of other stations are rejected. By default any station.
+    pub station: Option<u16>,
+    /// Number of frames of the thread per second, 1 to 16777216. By default it follows from `rate` of `samples`.
+    pub frames_per_second: Option<u32>,
+    /// Whether each packet begins with a number of 8 bytes before the header (VDIF Transport Protocol).
+    #[serde(default)]
+    pub vtp: bool,
+}
+
+impl VdifConfig {
+    /// Returns the format, or every problem of the configuration.
+    pub fn build(&self) -> Result<Format, Vec<Problem>> {
+        let mut check = Check::default();
+        let payload = check.size("payload", self.payload, 8, LARGEST_PACKET - HEADER - VTP);
+        check.must(payload.is_multiple_of(8), "payload", || {
+            (
+                format!("{payload} bytes are not a multiple of 8, which VDIF requires"),
+                "set the size that the sender uses, without the header".to_owned(),
+            )
+        });
+        check.must(self.thread < 1 << THREAD_BITS, "thread", || {
+            (
+                format!("{} is not a thread identifier", self.thread),
+                "set a number from 0 to 1023".to_owned(),
+            )
+        });
+        let frames = self.frames_per_second.map(u64::from);
+        let is_valid = frames.is_none_or(|frames| (1..=1 << FRAME_BITS).contains(&frames));
+        check.must(is_valid, "frames_per_second", || {
+            (
+                "the number of frames per second must be 1 to 16777216".to_owned(),
+                "set the number of frames that one thread sends per second".to_owned(),
+            )
+        });
+        check.end(Format::Vdif(Vdif::new(
+            payload,
+            self.thread,
+            self.station,
+            frames,
+            self.vtp,
+        )))
+    }
+}
+
+/// VDIF frames of one thread.
+#[derive(Clone, Debug)]
+pub struct Vdif {
+    payload: usize,
+    thread: u32,
+    station: Option<u16>,
+    /// 0 if unknown.
+    frames_per_second: u64,
+    /// Number of bytes before the header.
+    before: usize,
+    /// Size of the last header, including the bytes before it.
+    header: usize,
+    epochs: Box<[Epoch; EPOCHS]>,
+    source: String,
+    counts: StreamCounts,
+    /// The expected type of the samples, until it is compared with a header.
+    expected: Option<SampleType>,
+}
+
+/// A reference epoch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Epoch {
+    /// Its UTC time, in seconds since 1970.
+    unix: u64,
+    /// Number of leap seconds from 2000 until the epoch.
+    leaps: u64,
+    /// Seconds of the epoch from which on the next leap second is over; the second before is the leap second.
+    next_leap: u64,
+}
+
+/// Properties of samples that a VDIF header states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SampleType {
+    bits: u32,
+    is_complex: bool,
+    channels: u32,
+}
+
+/// Returns all reference epochs: each begins half a year after the one before it.
+fn epochs() -> Box<[Epoch; EPOCHS]> {
+    let mut epochs = Box::new([Epoch::default(); EPOCHS]);
+    let mut days = 0;
+    for (i, epoch) in epochs.iter_mut().enumerate() {
+        epoch.unix = YEAR_2000 + days * 86_400;
+        epoch.leaps = LEAP_EPOCHS.iter().filter(|leap| **leap <= i).count() as u64;
+        let is_leap_year = (i / 2).is_multiple_of(4);
+        days += match (i % 2, is_leap_year) {
+            (0, true) => 182,
+            (0, false) => 181,
+            _ => 184,
+        };
+    }
+    for i in 0..EPOCHS {
+        let next = LEAP_EPOCHS.iter().find(|leap| **leap > i);
+        epochs[i].next_leap = next.map_or(u64::MAX, |leap| epochs[*leap].unix - epochs[i].unix);
+    }
+    epochs
+}
+
+impl Epoch {
+    /// Returns the UTC time of second `seconds` of the epoch, in seconds since 1970. A leap second has the time of the second
+    /// after it.
+    ///
+    /// Seconds of an epoch count leap seconds. No epoch was used for so long that it contained two.
+    fn utc(&self, seconds: u64) -> u64 {
+        self.unix + seconds - u64::from(seconds > self.next_leap)
+    }
+
+    /// Returns the number of seconds since 2000, including leap seconds: the same for all epochs.
+    const fn elapsed(&self, seconds: u64) -> u64 {
+        self.unix - YEAR_2000 + self.leaps + seconds
+    }
+}
+
+#[inline]
+fn word(header: &[u8], at: usize) -> u32 {
+    let word = header.get(at..at + 4).and_then(|word| word.try_into().ok());
+    u32::from_le_bytes(word.unwrap_or_default())
+}
+
+impl Vdif {
+    /// Returns the format of frames with `payload` bytes after the header.
+    fn new(
+        payload: usize,
+        thread: u32,
+        station: Option<u16>,
+        frames_per_second: Option<u64>,
+        vtp: bool,
+    ) -> Self {
+        let before = if vtp { VTP } else { 0 };
+        Self {
+            payload,
+            thread,
+            station,
+            frames_per_second: frames_per_second.unwrap_or(0),
+            before,
+            header: before + HEADER,
+            epochs: epochs(),
+            source: String::new(),
+            counts: StreamCounts::default(),
+            expected: None,
+        }
+    }
+
+    #[inline]
+    fn check(&mut self, packet: &[u8], length: usize) -> Result<Split, Reject> {
+        let min = self.before + LEGACY_HEADER;
+        if length < min {
+            return Err(Reject::Short {
+                need: min,
+                got: length,
+            });
+        }
+        if packet.len() < min {
+            return Ok(Split::Longer { header: min });
+        }
+        let words = &packet[self.before..];
+        let [time, number, size, about] = [0, 4, 8, 12].map(|at| word(words, at));
+        let is_legacy = time & 1 << 30 != 0;
+        let header = self.before + if is_legacy { LEGACY_HEADER } else { HEADER };
+        let stated = self.before + (size & 0xff_ffff) as usize * 8;
+        if stated < header {
+            return Err(Reject::Short {
+                need: header,
+                got: stated,
+            });
+        }
+        if stated > length {
+            return Err(Reject::Short {
+                need: stated,
+                got: length,
+            });
+        }
+        if stated < length {
+            return Err(Reject::Long {
+                expected: stated,
+                got: length,
+            });
+        }
+        if stated - header != self.payload {
+            return Err(Reject::PayloadSize {
+                expected: self.payload,
+                got: stated - header,
+            });
+        }
+        self.check_stream(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
+        let frame = u64::from(number & 0xff_ffff);
+        if frame >= self.frames_per_second {
+            return Err(Reject::Other {
+                name: "frame_number",
+                message: "the number of the frame in its second is not below `frames_per_second`: set the number of frames that one thread sends per second",
+            });
+        }
+        if time >> 31 == 1 {
+            self.counts.invalid.add_shared(1);
+            return Err(INVALID);
+        }
+        if self.expected.is_some() {
+            self.compare(SampleType {
+                bits: (about >> 26 & 0x1f) + 1,
+                is_complex: about >> 31 == 1,
+                channels: 1u32 << (size >> 24 & 0x1f),
+            });
+        }
+        self.header = header;
+        let seconds = u64::from(time & 0x3fff_ffff);
+        let epoch = &self.epochs[(number >> 24 & 0x3f) as usize];
+        let scale = TimeScale {
+            nanoseconds: 1_000_000_000,
+            ticks: self.frames_per_second,
+            origin_ns: None,
+        };
+        Ok(Split::Whole(Parsed::Data(Packet {
+            unit: epoch.elapsed(seconds) * self.frames_per_second + frame,
+            sub: 0,
+            payload: header..length,
+            timestamp: Some(scale.ns_after(epoch.utc(seconds), frame)),
+        })))
+    }
+
+    #[inline]
+    fn check_stream(&self, thread: u32, station: u16) -> Result<(), Reject> {
+        if thread != self.thread {
+            self.counts.other_thread.add_shared(1);
+            return Err(Reject::OtherStream {
+                what: "thread",
+                found: thread,
+                expected: self.thread,
+            });
+        }
+        match self.station {
+            Some(expected) if expected != station => Err(Reject::OtherStream {
+                what: "station",
+                found: u32::from(station),
+                expected: u32::from(expected),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Logs once if the samples of a header are not those of the configuration.
+    #[cold]
+    fn compare(&mut self, found: SampleType) {
+        let Some(expected) = self.expected.take() else {
+            return;
+        };
+        // Samples of less than 8 bits are received as bytes.
+        if found.bits < 8 || found == expected {
+            return;
+        }
+        tracing::warn!(
+            "source {}: the sender's headers state {} bits per number, complex = {}, channels = {}, but `samples` declares {} bits, \
+             complex = {}, channels = {}: correct `samples`",
+            self.source,
+            found.bits,
+            found.is_complex,
+            found.channels,
+            expected.bits,
+            expected.is_complex,
+            expected.channels,
+        );
+    }
+}
+
+impl PacketFormat for Vdif {
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        self.check(header, header.len().saturating_add(rest))
+    }
+
+    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        let words = bytes.get(self.before..self.before + LEGACY_HEADER)?;
+        Some(self.before + (word(words, 8) & 0xff_ffff) as usize * 8)
+    }
+
+    #[inline]
+    fn header_len(&self, _: u32) -> usize {
+        self.header
+    }
+
+    fn numbering(&self) -> Numbering {
+        Numbering::PLAIN
+    }
+
+    fn packet_layout(&self) -> PacketLayout {
+        PacketLayout {
+            unit_bytes: self.payload,
+            first: self.payload,
+            rest: self.payload,
+        }
+    }
+
+    fn unit_key(&self) -> &'static str {
+        "payload"
+    }
+
+    /// Timestamps are UTC in nanoseconds.
+    #[inline]
+    fn time_scale(&self) -> Option<TimeScale> {
+        Some(TimeScale {
+            nanoseconds: 1,
+            ticks: 1,
+            origin_ns: Some(0),
+        })
+    }
+
+    fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
+        let layout = samples.layout(self.payload);
+        if let Ok(layout) = &layout {
+            let numbers =
+                layout.points * layout.channels as usize * if layout.complex { 2 } else { 1 };
+            self.expected = Some(SampleType {
+                bits: u32::try_from(self.payload * 8 / numbers.max(1)).unwrap_or(0),
+                is_complex: layout.complex,
+                channels: layout.channels,
+            });
+        }
+        if self.frames_per_second > 0 {
+            return Ok(());
+        }
+        let problem = |message: String, help: &str| {
+            Err(Problem::at("format.frames_per_second", message).help(help))
+        };
+        let Some(rate) = samples.rate else {
+            return problem(
+                NO_RATE.to_owned(),
+                "set `frames_per_second`, or `rate` of `samples`",
+            );
+        };
+        let Ok(layout) = layout else {
+            return problem(
+                format!("{NO_RATE}: a frame does not contain a whole number of samples"),
+                "set `frames_per_second`, or correct `samples` or `payload`",
+            );
+        };
+        let frames = rate.0 / layout.points as f64;
+        if !(1.0..=f64::from(1 << FRAME_BITS)).contains(&frames) || frames.fract() != 0.0 {
+            return problem(
+                format!(
+                    "`rate` of `samples` is {rate} and a frame contains {} samples per channel, which are {frames} frames per \
+                     second: this is not a whole number from 1 to 16777216",
+                    layout.points
+                ),
+                "correct `rate` or `payload`, or set `frames_per_second`",
+            );
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the range is checked above"
+        )]
+        let frames = frames as u64;
+        self.frames_per_second = frames;
+        Ok(())
+    }
+
+    fn counts(&self) -> &'static [&'static str] {
+        StreamCounts::NAMES
+    }
+
+    fn start(&mut self, name: &str, counts: &Counts) {
+        name.clone_into(&mut self.source);
+        self.counts = StreamCounts::of(counts);
+    }
+
+    /// The header has the first reference epoch, in 2000. Fields about the samples are zero.
+    fn build(&self, unit: u64, _: u32, _: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+        let frames = self.frames_per_second.max(1);
+        let (seconds, frame) = (unit / frames, unit % frames);
+        if self.before > 0 {
+            out.extend(unit.to_le_bytes());
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the fields of the header have this size"
+        )]
+        let words = [
+            seconds as u32 & 0x3fff_ffff,
+            frame as u32 & 0xff_ffff,
+            ((HEADER + payload.len()) / 8) as u32 & 0xff_ffff,
+            self.thread << 16 | u32::from(self.station.unwrap_or(0)),
+            0,
+            0,
+            0,
+            0,
+        ];
+        out.extend(words.into_iter().flat_map(u32::to_le_bytes));
+        out.extend_from_slice(payload);
+    }
+
+    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
+        Box::new(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,279 @@
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "the fields of packets have this size"
+)]
+
+use super::*;
+use daq_core::ledger::CounterFile;
+use daq_core::units::{Frequency, UtcTime};
+
+/// A frame, built as the VDIF specification describes it.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    invalid: bool,
+    legacy: bool,
+    seconds: u32,
+    epoch: u32,
+    frame: u32,
+    thread: u32,
+    station: u32,
+    /// Bytes of the data array.
+    data: u32,
+}
+
+const SENT: Sent = Sent {
+    invalid: false,
+    legacy: false,
+    seconds: 0,
+    epoch: 46,
+    frame: 0,
+    thread: 3,
+    station: 0x5066,
+    data: 64,
+};
+
+impl Sent {
+    fn bytes(self) -> Vec<u8> {
+        let header = if self.legacy { 16 } else { 32 };
+        let mut words = vec![
+            u32::from(self.invalid) * 0x8000_0000
+                + u32::from(self.legacy) * 0x4000_0000
+                + self.seconds,
+            self.epoch * 0x0100_0000 + self.frame,
+            0x2000_0000 + (header + self.data) / 8,
+            // 8 bits per sample, real.
+            7 * 0x0400_0000 + self.thread * 0x0001_0000 + self.station,
+        ];
+        words.resize(header as usize / 4, 0xabab_abab);
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        bytes.resize(bytes.len() + self.data as usize, 9);
+        bytes
+    }
+}
+
+fn format(keys: &str) -> Format {
+    let text = format!("payload = 64\nthread = 3\nframes_per_second = 1000\n{keys}");
+    toml::from_str::<VdifConfig>(&text)
+        .unwrap()
+        .build()
+        .unwrap()
+}
+
+fn data(format: &mut Format, bytes: &[u8]) -> Packet {
+    match format.parse(bytes) {
+        Ok(Parsed::Data(packet)) => packet,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns the UTC time of a frame in seconds since 1970, and its number.
+fn time(sent: Sent) -> (u64, u64) {
+    let packet = data(&mut format(""), &sent.bytes());
+    (packet.timestamp.unwrap() / 1_000_000_000, packet.unit)
+}
+
+#[test]
+fn header_states_number_time_and_payload() {
+    for (keys, before) in [("", 0), ("vtp = true", 8)] {
+        for legacy in [false, true] {
+            let sent = Sent {
+                seconds: 7,
+                frame: 999,
+                legacy,
+                ..SENT
+            };
+            let bytes = [vec![1; before], sent.bytes()].concat();
+            let mut format = format(keys);
+            assert_eq!(format.packet_len(&bytes), Some(bytes.len()));
+            let packet = data(&mut format, &bytes);
+            assert_eq!(bytes[packet.payload.clone()], [9; 64]);
+            assert_eq!(format.header_len(0), packet.payload.start);
+            // 2023-01-01T00:00:07.999Z.
+            assert_eq!(packet.timestamp, Some(1_672_531_207_999_000_000));
+            let next = Sent {
+                seconds: 8,
+                legacy,
+                ..SENT
+            };
+            let bytes = [vec![1; before], next.bytes()].concat();
+            assert_eq!(data(&mut format, &bytes).unit, packet.unit + 1);
+        }
+    }
+}
+
+#[test]
+fn reference_epochs_are_half_years() {
+    let start = |epoch| time(Sent { epoch, ..SENT }).0;
+    assert_eq!(start(0), 946_684_800);
+    // 2000-07-01, 2001-01-01, 2016-07-01, 2031-07-01.
+    assert_eq!(
+        [start(1), start(2), start(33), start(63)],
+        [962_409_600, 978_307_200, 1_467_331_200, 1_940_630_400]
+    );
+}
+
+#[test]
+fn numbers_continue_across_reference_epochs_and_leap_seconds() {
+    // The second half of 2016 has 184 days and a leap second.
+    let half = 184 * 86_400;
+    let at = |epoch, seconds| {
+        time(Sent {
+            epoch,
+            seconds,
+            ..SENT
+        })
+    };
+    let (before, number) = at(33, half - 1);
+    assert_eq!(before, 1_483_228_799);
+    // 23:59:60 and 00:00:00, by the seconds of the old and of the new epoch.
+    assert_eq!(at(33, half), (1_483_228_800, number + 1000));
+    assert_eq!(at(33, half + 1), (1_483_228_800, number + 2000));
+    assert_eq!(at(34, 0), (1_483_228_800, number + 2000));
+    assert_eq!(at(33, half + 2).0, 1_483_228_801);
+    // 2023-07-01 without a leap second.
+    assert_eq!(at(46, 181 * 86_400), at(47, 0));
+}
+
+#[test]
+fn frames_of_others_and_invalid_frames_are_rejected() {
+    let mut format = format("station = 0x5066");
+    let counter_file = CounterFile::in_memory();
+    let counts = Counts::on(&counter_file, "source.adc", format.counts()).unwrap();
+    format.start("adc", &counts);
+    let mut reason = |sent: Sent| format.parse(&sent.bytes()).unwrap_err().name();
+    assert_eq!(reason(Sent { thread: 2, ..SENT }), "other_stream");
+    assert_eq!(reason(Sent { station: 1, ..SENT }), "other_stream");
+    assert_eq!(
+        reason(Sent {
+            invalid: true,
+            ..SENT
+        }),
+        "invalid"
+    );
+    assert_eq!(
+        reason(Sent {
+            frame: 1000,
+            ..SENT
+        }),
+        "frame_number"
+    );
+    assert_eq!(reason(Sent { data: 72, ..SENT }), "payload_size");
+    assert_eq!(
+        reason(Sent {
+            legacy: true,
+            data: 72,
+            ..SENT
+        }),
+        "payload_size"
+    );
+    assert_eq!(
+        counts.read().into_iter().collect::<Vec<_>>(),
+        [("invalid", 1), ("other_thread", 1)]
+    );
+    let bytes = SENT.bytes();
+    for length in 0..bytes.len() {
+        assert_eq!(format.parse(&bytes[..length]).unwrap_err().name(), "short");
+    }
+    assert_eq!(
+        format
+            .parse(&[&bytes[..], &[0]].concat())
+            .unwrap_err()
+            .name(),
+        "long"
+    );
+}
+
+#[test]
+fn frames_per_second_follow_from_the_sample_rate() {
+    let with = |rate: Option<f64>| {
+        let config: VdifConfig = toml::from_str("payload = 8000").unwrap();
+        let mut format = config.build().unwrap();
+        format.use_samples(&Samples {
+            rate: rate.map(Frequency),
+            ..Samples::default()
+        })?;
+        let mut bytes = Vec::new();
+        format.build(1_000_000 * 4000 + 17, 0, None, &[0; 8000], &mut bytes);
+        Ok::<_, Problem>(data(&mut format, &bytes))
+    };
+    let packet = with(Some(32e6)).unwrap();
+    assert_eq!(packet.unit, 1_000_000 * 4000 + 17);
+    let ns = (946_684_800 + 1_000_000) * 1_000_000_000 + 17 * 250_000;
+    assert_eq!(packet.timestamp, Some(ns));
+    for rate in [None, Some(32e6 + 1.0)] {
+        let problem = with(rate).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some("format.frames_per_second"));
+    }
+}
+
+#[test]
+fn invalid_keys_are_reported_together() {
+    let config: VdifConfig =
+        toml::from_str("payload = 63\nthread = 1024\nframes_per_second = 0").unwrap();
+    let keys: Vec<_> = config
+        .build()
+        .unwrap_err()
+        .into_iter()
+        .filter_map(|found| found.key)
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "format.payload",
+            "format.thread",
+            "format.frames_per_second"
+        ]
+    );
+}
+
+#[test]
+fn baseband_finds_the_same_time_and_fields() {
+    let python = daq_testkit::python!("baseband");
+    let script = "
+import io, sys, astropy.units as u
+from baseband import vdif
+for line in sys.argv[1:]:
+    h = vdif.VDIFHeader.fromfile(io.BytesIO(bytes.fromhex(line)))
+    t = h.get_time(frame_rate=1000 * u.Hz)
+    print(t.isot, h['thread_id'], h['station_id'], h['frame_nr'], h.payload_nbytes)
+";
+    let half = 184 * 86_400;
+    // The leap second of 2016 is left out: its time has no number of nanoseconds since 1970 of its own.
+    let times = [
+        (46, 7, 999),
+        (33, half - 1, 5),
+        (34, 0, 0),
+        (0, 0, 0),
+        (53, 5, 1),
+        (47, 10_000_000, 17),
+    ];
+    let sent = times.map(|(epoch, seconds, frame)| Sent {
+        epoch,
+        seconds,
+        frame,
+        ..SENT
+    });
+    let hex = sent.map(|sent| {
+        sent.bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    });
+    let output = python.run(script, &hex);
+    let expected: String = sent
+        .iter()
+        .map(|sent| {
+            let packet = data(&mut format(""), &sent.bytes());
+            let time = UtcTime(packet.timestamp.unwrap()).to_string();
+            let time = time.trim_end_matches('Z');
+            // baseband prints nine digits after the second.
+            let time = if time.contains('.') {
+                format!("{time:0<29}")
+            } else {
+                format!("{time}.000000000")
+            };
+            format!("{time} 3 {} {} 64\n", 0x5066, sent.frame)
+        })
+        .collect();
+    assert_eq!(output, expected);
+}
