@@ -24,6 +24,9 @@ const SECOND: i128 = 1_000_000_000_000;
 const GRID_BITS: u32 = 56;
 /// Number of packets in a row on another grid after which this grid is the current one.
 const ADOPT_AFTER: u32 = 4;
+/// Maximum number of packets from the anchor to a packet that becomes the anchor at once. After a longer step, several packets
+/// must confirm it, because a single damaged or forged timestamp must not move the anchor.
+const MAX_AHEAD: i64 = 4096;
 /// The packet count of VITA 49 repeats after this number of packets.
 const COUNTS: i128 = 16;
 
@@ -227,6 +230,7 @@ impl Grids {
     pub(super) fn number(&mut self, stamp: &Stamp, count: u8) -> Option<Numbered> {
         if let Some(current) = &mut self.current
             && let Some(place) = current.place(stamp, count)
+            && place.packets <= MAX_AHEAD
         {
             let number = current.follow(place, stamp, count);
             if let Some((_, packets)) = &mut self.other {
@@ -252,6 +256,7 @@ impl Grids {
         };
         if let Some((grid, packets)) = &mut self.other
             && let Some(place) = grid.place(stamp, count)
+            && place.packets <= MAX_AHEAD
         {
             let number = grid.follow(place, stamp, count);
             *packets += u32::from(place.packets > 0);
@@ -261,6 +266,13 @@ impl Grids {
                 self.other = self.current.replace(adopted).map(|grid| (grid, 0));
             }
             return on_grid(number, place.agrees || place.packets < 0);
+        }
+        if let Some(mut ahead) = self.current
+            && let Some(place) = ahead.place(stamp, count)
+        {
+            let number = ahead.follow(place, stamp, count);
+            self.other = Some((ahead, 1));
+            return on_grid(number, place.agrees);
         }
         let axis = self.samples.axis(stamp)?;
         let mut known = self.known();

@@ -175,6 +175,30 @@ fn single_packets_off_the_grid_do_not_move_it() {
 }
 
 #[test]
+fn single_packets_far_ahead_do_not_move_the_anchor() {
+    let mut grids = Grids::new(RADIO.samples());
+    let first = number(&mut grids, RADIO.picoseconds(0), 0).number;
+    for n in 1..1000 {
+        let far = 100_000_000 * (n % 7 + 1);
+        assert_eq!(
+            number(&mut grids, RADIO.picoseconds(far), far).number - first,
+            far
+        );
+        assert_eq!(
+            number(&mut grids, RADIO.picoseconds(n), n).number - first,
+            n
+        );
+    }
+    // After an outage, the anchor follows.
+    for n in 50_000_000..50_000_010 {
+        assert_eq!(
+            number(&mut grids, RADIO.picoseconds(n), n).number - first,
+            n
+        );
+    }
+}
+
+#[test]
 fn repeated_second_begins_another_grid() {
     // 61.44 MHz: a second has a multiple of 16 packets, so the packet count is the same a second later.
     for per_packet in [1024, 1000, 61_440_000] {
