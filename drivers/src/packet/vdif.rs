@@ -458,7 +458,7 @@ impl PacketFormat for Vdif {
     }
 
     /// The header has the first reference epoch, in 2000. Fields about the samples are zero.
-    fn build(&self, unit: u64, _: u32, _: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+    fn build_header(&self, unit: u64, _: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
         let frames = self.frames_per_second.max(1);
         let (seconds, frame) = (unit / frames, unit % frames);
         if self.before > 0 {
@@ -471,7 +471,7 @@ impl PacketFormat for Vdif {
         let words = [
             seconds as u32 & 0x3fff_ffff,
             frame as u32 & 0xff_ffff,
-            ((HEADER + payload.len()) / 8) as u32 & 0xff_ffff,
+            ((HEADER + payload) / 8) as u32 & 0xff_ffff,
             self.thread << 16 | u32::from(self.station.unwrap_or(0)),
             0,
             0,
@@ -479,7 +479,6 @@ impl PacketFormat for Vdif {
             0,
         ];
         out.extend(words.into_iter().flat_map(u32::to_le_bytes));
-        out.extend_from_slice(payload);
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {

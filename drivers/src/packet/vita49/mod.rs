@@ -579,9 +579,9 @@ impl PacketFormat for Vita49 {
 
     /// The packet has the stream identifier 0 or that of the configuration. If the sample rate is known, its timestamp is a
     /// free-running count of samples.
-    fn build(&self, unit: u64, _: u32, _: Option<u64>, payload: &[u8], out: &mut Vec<u8>) {
+    fn build_header(&self, unit: u64, _: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
         let has_time = self.grids.is_some();
-        let words = 2 + if has_time { 2 } else { 0 } + payload.len().div_ceil(WORD);
+        let words = 2 + if has_time { 2 } else { 0 } + payload.div_ceil(WORD);
         let fraction: u32 = if has_time { 3 << 20 } else { 0 };
         #[expect(clippy::cast_possible_truncation, reason = "16 and 4 bits are used")]
         let first = 1 << 28 | fraction | (unit as u32 & 0xf) << 16 | words as u32 & 0xffff;
@@ -594,11 +594,11 @@ impl PacketFormat for Vita49 {
                 .map_or(1, |layout| layout.points as u64);
             out.extend(unit.wrapping_mul(points).to_be_bytes());
         }
-        out.extend_from_slice(payload);
-        out.resize(
-            out.len() + payload.len().next_multiple_of(WORD) - payload.len(),
-            0,
-        );
+    }
+
+    /// The payload ends at a whole word.
+    fn trailer_len(&self) -> usize {
+        self.payload.next_multiple_of(WORD) - self.payload
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {
