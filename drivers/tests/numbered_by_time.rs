@@ -134,24 +134,46 @@ fn replay(
     );
     let mut fixture = open(&text, PAYLOAD * PER_FRAME, 16);
     let frames = run(&mut fixture);
-    let mut slots = Vec::new();
-    for (number, _, bytes, present) in &frames {
-        // A frame without any packet is not published.
-        slots.resize(usize::try_from(*number).unwrap() * PER_FRAME, None);
+    let mut slots: Vec<Option<Vec<u8>>> = Vec::new();
+    let mut last = None;
+    for (number, epoch, bytes, present) in &frames {
+        let mut of_frame = Vec::new();
         for (slot, present) in bytes.chunks(PAYLOAD).zip(present) {
             assert!(
                 *present || slot.iter().all(|byte| *byte == FILL),
                 "stale bytes"
             );
-            slots.push(present.then(|| slot.to_vec()));
+            of_frame.push(present.then(|| slot.to_vec()));
         }
+        match last {
+            Some((before, same)) if same == epoch => {
+                // A frame without any packet is not published.
+                let gone = usize::try_from(number - before - 1).unwrap() * PER_FRAME;
+                slots.resize(slots.len() + gone, None);
+            }
+            _ => {
+                // An epoch begins and ends inside of frames.
+                trim_end(&mut slots);
+                let first = of_frame.iter().position(Option::is_some).unwrap();
+                of_frame.drain(..first);
+            }
+        }
+        slots.append(&mut of_frame);
+        last = Some((number, epoch));
     }
+    trim_end(&mut slots);
     let report = fixture.report();
     let rejections = fixture.rejections.read(report.rejected);
     (report, rejections, slots)
 }
 
-/// Returns the packets `from..to` of `sender`, without those of `gone`.
+/// Removes the packets after the last one that arrived.
+fn trim_end(slots: &mut Vec<Option<Vec<u8>>>) {
+    let end = slots.iter().rposition(Option::is_some);
+    slots.truncate(end.map_or(0, |last| last + 1));
+}
+
+/// Returns the packets of `range` of `sender`, without those of `gone`.
 fn packets(sender: &Sender, range: std::ops::Range<u64>, gone: &[u64]) -> Vec<Vec<u8>> {
     let sent = range.filter(|n| !gone.contains(n));
     sent.map(sender.packet).collect()

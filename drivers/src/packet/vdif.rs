@@ -26,6 +26,7 @@ use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::layout::Samples;
 use daq_core::ledger::Counts;
+use daq_core::outgoing::OutgoingFrames;
 use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -479,6 +480,12 @@ impl PacketFormat for Vdif {
             0,
         ];
         out.extend(words.into_iter().flat_map(u32::to_le_bytes));
+    }
+
+    /// A sender would need the station, the type of the samples, and a clock that ticks with the frames.
+    fn for_sending(&self, _: &OutgoingFrames) -> Result<Option<Format>, Problem> {
+        let problem = Problem::at("format.kind", "daq cannot send VDIF frames");
+        Err(problem.help("set kind = \"vita49\", \"spead\" or \"raw\""))
     }
 
     fn boxed_clone(&self) -> Box<dyn PacketFormat> {

@@ -42,6 +42,7 @@ pub use python::Python;
 #[doc(hidden)]
 pub use text::check_part;
 
+use std::fmt::Write as _;
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -212,6 +213,14 @@ pub fn program(name: &str) -> Option<std::path::PathBuf> {
     std::env::split_paths(&path)
         .map(|dir| dir.join(name))
         .find(|path| path.is_file())
+}
+
+/// Returns `bytes` as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 /// Returns the files in `dir` whose names end in `suffix`, sorted by name; none if the directory does not exist.

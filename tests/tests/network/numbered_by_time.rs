@@ -69,7 +69,8 @@ fn context(count: u32, mhz: u64) -> Vec<u8> {
 fn telescope(n: u64) -> Vec<u8> {
     let mut packet = (7_000_000_000 + n).to_le_bytes().to_vec();
     let words = [
-        8_000_000 + u32::try_from(n / PER_SECOND).unwrap(),
+        // With the leap seconds since 2000, this is an even second, at which a frame begins.
+        8_000_001 + u32::try_from(n / PER_SECOND).unwrap(),
         53 * 0x100_0000 + u32::try_from(n % PER_SECOND).unwrap(),
         0x2000_0000 + (32 + PAYLOAD as u32) / 8,
         7 * 0x400_0000 + 0x1_0000 + 0x5066,
@@ -146,11 +147,12 @@ fn assert_recorded(recording: &Recording, stream: u64) {
         }
     };
     let payload = PAYLOAD as u64;
+    let (_, first) = recording.runs[0];
     let mut recorded = Vec::new();
     for (range, index) in &recording.runs {
         for (bytes, n) in recording.data[range.clone()]
             .chunks(PAYLOAD)
-            .zip(index / payload..)
+            .zip((index - first) / payload..)
         {
             assert!(bytes == expected(n), "wrong bytes of packet {n}");
             recorded.push(n);
@@ -205,7 +207,7 @@ fn radio_and_telescope_are_recorded_with_exact_ledgers() {
     assert_counts!(outcome, "sources.telescope.counts" => invalid: 1, other_thread: 1);
     let log = &outcome.stderr;
     assert_contains!(
-        log,
+        log =>
         "RF frequency 1420000000 Hz, sample rate 1024000 Hz, payload int8"
     );
     assert_eq!(log.matches("context of stream").count(), 1, "{log}");
@@ -309,6 +311,6 @@ fn plan_warns_if_the_packet_count_is_all_there_is() {
     )
     .replace(", rate = \"1.024 MHz\"", "");
     let shown = Daq::new(&text).cli(&["plan", "daq.toml"]).ok().stdout;
-    assert_contains!(shown, "a loss of 16 packets in a row");
-    assert_contains!(shown, "`rate` of `samples` is not set");
+    assert_contains!(shown => "a loss of 16 packets in a row");
+    assert_contains!(shown => "`rate` of `samples` is not set");
 }

@@ -118,8 +118,8 @@ fn numbers_continue_across_reference_epochs_and_leap_seconds() {
     let half = 184 * 86_400;
     let at = |epoch, seconds| {
         time(Sent {
-            epoch,
             seconds,
+            epoch,
             ..SENT
         })
     };
@@ -248,19 +248,14 @@ for line in sys.argv[1:]:
         (47, 10_000_000, 17),
     ];
     let sent = times.map(|(epoch, seconds, frame)| Sent {
-        epoch,
         seconds,
+        epoch,
         frame,
         ..SENT
     });
-    let hex = sent.map(|sent| {
-        sent.bytes()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    });
+    let hex = sent.map(|sent| daq_testkit::hex(&sent.bytes()));
     let output = python.run(script, &hex);
-    let expected: String = sent
+    let expected: Vec<_> = sent
         .iter()
         .map(|sent| {
             let packet = data(&mut format(""), &sent.bytes());
@@ -272,8 +267,19 @@ for line in sys.argv[1:]:
             } else {
                 format!("{time}.000000000")
             };
-            format!("{time} 3 {} {} 64\n", 0x5066, sent.frame)
+            format!("{time} 3 {} {} 64", 0x5066, sent.frame)
         })
         .collect();
-    assert_eq!(output, expected);
+    assert_eq!(output.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn vdif_is_not_sent() {
+    let frames = OutgoingFrames {
+        layout: Samples::default().layout(64).unwrap(),
+        frame_bytes: 64,
+        max_packet: 1472,
+    };
+    let problem = format("").for_sending(&frames).unwrap_err();
+    assert_eq!(problem.key.as_deref(), Some("format.kind"));
 }

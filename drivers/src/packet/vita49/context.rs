@@ -193,11 +193,17 @@ impl PayloadFormat {
     fn scalar(&self) -> String {
         let kind = match self.code {
             0 => "int",
-            0x0d | 0x0e | 0x0f => "float",
+            0x0d..=0x0f => "float",
             0x10 => "uint",
             code => return format!("type code {code:#04x}"),
         };
-        format!("{kind}{}", self.packing_bits)
+        // Numbers that are not whole bytes follow each other without unused bits, from the most significant bit.
+        let packed = if self.packing_bits.is_multiple_of(8) {
+            ""
+        } else {
+            "pmsb"
+        };
+        format!("{kind}{}{packed}", self.packing_bits)
     }
 
     /// Returns whether the payload contains samples of the type in `layout`, whose numbers have `bits` bits.

@@ -110,7 +110,7 @@ pub struct Vita49 {
     /// Number of samples in 1,000,000 s, if the sample rate is known.
     rate: Option<u64>,
     /// The numbering by timestamps, if the sample rate is known.
-    grids: Option<Grids>,
+    grids: Option<Box<Grids>>,
     layout: Option<Layout>,
     /// Reference of the last packet's time, if it had one.
     reference: Option<Seconds>,
@@ -120,7 +120,7 @@ pub struct Vita49 {
     last: Option<u64>,
     /// The values of context packets that frames keep.
     keep: Vec<KeptValue>,
-    notes: Notes,
+    notes: Box<Notes>,
 }
 
 /// What is reported about the stream besides its packets.
@@ -158,7 +158,7 @@ impl Vita49 {
             prologue: MAX_PROLOGUE,
             last: None,
             keep: Vec::new(),
-            notes: Notes::default(),
+            notes: Box::default(),
         }
     }
 
@@ -549,17 +549,17 @@ impl PacketFormat for Vita49 {
             ));
         }
         self.rate = Some(per_million_seconds);
-        self.grids = Some(Grids::new(grid::Samples {
+        self.grids = Some(Box::new(Grids::new(grid::Samples {
             per_packet: layout.points as u64,
             per_million_seconds,
             tolerance: self.tolerance.map(|tolerance| tolerance.0),
-        }));
+        })));
         Ok(())
     }
 
     fn notes(&self) -> Vec<String> {
         let without_rate = "`rate` of `samples` is not set, so packets are numbered by their 4-bit count and not by their \
-             timestamps";
+             timestamps: a loss of 16 packets in a row is not counted";
         let note = self.grids.is_none().then(|| without_rate.to_owned());
         note.into_iter().collect()
     }
@@ -570,11 +570,11 @@ impl PacketFormat for Vita49 {
 
     fn start(&mut self, name: &str, counts: &Counts) {
         self.first_stream = Arc::default();
-        self.notes = Notes {
+        self.notes = Box::new(Notes {
             source: name.to_owned(),
             counts: StreamCounts::of(counts),
             ..Notes::default()
-        };
+        });
     }
 
     /// The packet has the stream identifier 0 or that of the configuration. If the sample rate is known, its timestamp is a

@@ -561,8 +561,7 @@ fn wireshark_finds_the_same_fields() {
         let fraction = number("ts_frac_sample").max(number("ts_frac_picosecond"));
         assert_eq!(stamp.fraction, fraction, "{line}");
         let data = &bytes[prologue.bytes..prologue.packet - prologue.trailer];
-        let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, value("data"), "{line}");
+        assert_eq!(daq_testkit::hex(data), value("data"), "{line}");
         assert_eq!(prologue.trailer > 0, !value("trailer").is_empty(), "{line}");
         if prologue.trailer > 0 {
             let counter_file = CounterFile::in_memory();
