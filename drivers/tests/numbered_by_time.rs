@@ -110,6 +110,9 @@ const SENDERS: [Sender; 4] = [
     },
 ];
 
+/// The payload of each packet slot.
+type Slots = Vec<Option<Vec<u8>>>;
+
 /// Replays `packets`. Returns the ledger, the number of rejected packets by reason, and the payload of each packet slot, with
 /// `None` for a missing packet.
 fn replay(
@@ -118,7 +121,7 @@ fn replay(
 ) -> (
     daq_core::ledger::SourceReport,
     BTreeMap<&'static str, u64>,
-    Vec<Option<Vec<u8>>>,
+    Slots,
 ) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
@@ -134,7 +137,7 @@ fn replay(
     );
     let mut fixture = open(&text, PAYLOAD * PER_FRAME, 16);
     let frames = run(&mut fixture);
-    let mut slots: Vec<Option<Vec<u8>>> = Vec::new();
+    let mut slots = Slots::new();
     let mut last = None;
     for (number, epoch, bytes, present) in &frames {
         let mut of_frame = Vec::new();
@@ -168,7 +171,7 @@ fn replay(
 }
 
 /// Removes the packets after the last one that arrived.
-fn trim_end(slots: &mut Vec<Option<Vec<u8>>>) {
+fn trim_end(slots: &mut Slots) {
     let end = slots.iter().rposition(Option::is_some);
     slots.truncate(end.map_or(0, |last| last + 1));
 }
@@ -270,10 +273,10 @@ fn hostile_packets_change_no_frame() {
                 2 => other[3] ^= 1,
                 // Another time, far away, each time another one.
                 3 if sender.name == "VDIF" => {
-                    other[0..3].copy_from_slice(&[n as u8, (n * 77) as u8, n as u8])
+                    other[0..3].copy_from_slice(&[n as u8, (n * 77) as u8, n as u8]);
                 }
                 3 if sender.name.ends_with("count") => {
-                    other[8..13].copy_from_slice(&[(n * 31) as u8; 5])
+                    other[8..13].copy_from_slice(&[(n * 31) as u8; 5]);
                 }
                 _ => other[12..16].copy_from_slice(&[0, (n * 31) as u8, (n * 77) as u8, n as u8]),
             }

@@ -570,11 +570,11 @@ impl PacketFormat for Vita49 {
 
     fn start(&mut self, name: &str, counts: &Counts) {
         self.first_stream = Arc::default();
-        self.notes = Box::new(Notes {
+        *self.notes = Notes {
             source: name.to_owned(),
             counts: StreamCounts::of(counts),
             ..Notes::default()
-        });
+        };
     }
 
     /// The packet has the stream identifier 0 or that of the configuration. If the sample rate is known, its timestamp is a
