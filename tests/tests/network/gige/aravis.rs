@@ -91,7 +91,7 @@ fn captured(path: &Path, from: [u8; 4]) -> Packets {
 #[test]
 fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
     if program(FAKE).is_none() || program("tcpdump").is_none() {
-        skip!("{FAKE} (package aravis-tools-cli) or tcpdump is not installed");
+        skip!("{FAKE} (package aravis-tools) or tcpdump is not installed");
     }
     let far = match wire(1, 1500) {
         Ok(far) => far,
@@ -189,7 +189,7 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
 #[test]
 fn fake_cameras_are_found_by_identity() {
     if program(FAKE).is_none() {
-        skip!("{FAKE} (package aravis-tools-cli) is not installed");
+        skip!("{FAKE} (package aravis-tools) is not installed");
     }
     let far = match wire(1, 1500) {
         Ok(far) => far,
@@ -233,7 +233,7 @@ fn aravis_programs_use_emulated_camera() {
     const TEST: &str = "arv-camera-test-0.8";
     const TOOL: &str = "arv-tool-0.8";
     if program(TEST).is_none() || program(TOOL).is_none() {
-        skip!("{TEST} or {TOOL} (package aravis-tools-cli) is not installed");
+        skip!("{TEST} or {TOOL} (packages aravis-tools, aravis-tools-cli) is not installed");
     }
     let far = match wire(1, 1500) {
         Ok(far) => far,
