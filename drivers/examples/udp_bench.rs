@@ -8,6 +8,9 @@
 //! The sender runs on core 0 and the receiver on core 1. Packets have 16 bytes of header, and the sender uses
 //! segmentation offload. The baseline, `baseline`, calls recvmmsg with UDP_GRO and receives 64 KiB per message directly
 //! into a ring of the same size, without reading the data. Loss is the number of packets sent but not received.
+//!
+//! `sequence` and `parts` receive frames of 64 packets in smaller slots: by a sequence number, and by the numbers of the frame, of
+//! the packet and of one of four parts. The packets are the same.
 
 use daq_core::entry::Registry;
 use daq_core::ledger::SourceReport;
@@ -25,6 +28,14 @@ use std::time::{Duration, Instant};
 const HEADER: usize = 16;
 const SLOTS: usize = 64;
 const SLOT: usize = 1 << 20;
+
+/// Frames of packets with one sequence number.
+const SEQUENCE: &str = "sequence = { offset = 0, bytes = 8 }";
+/// Number of packets of a frame with parts.
+const FRAME: usize = 64;
+/// The same number read as frame, part and packet.
+const PARTS: &str = "frame = { offset = 0, bytes = 8, shift = 6 }\npackets = 16\n\
+                     packet = { offset = 7, bytes = 1, bits = 4 }\npart = { offset = 7, bytes = 1, shift = 4, bits = 2, count = 4 }";
 
 /// Sends numbered packets until `stop` is set. Returns their number.
 fn send(to: SocketAddr, packet: usize, offload: bool, stop: &AtomicBool) -> u64 {
@@ -168,17 +179,18 @@ fn baseline(packet: usize, length: Duration) -> Outcome {
     })
 }
 
-fn udp(packet: usize, length: Duration) -> Outcome {
+/// Receives packets with the keys `numbers` into frames of at most `slot` bytes.
+fn udp(packet: usize, length: Duration, numbers: &str, slot: usize) -> Outcome {
     let port = free_address();
     let text = format!(
         "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{port}\"\n[source.adc.format]\nkind = \"raw\"\n\
-         header = {HEADER}\npayload = {}\nsequence = {{ offset = 0, bytes = 8 }}\n",
+         header = {HEADER}\npayload = {}\n{numbers}\n",
         packet - HEADER
     );
     let registry = Registry::default().with_all(daq_drivers::packet::FORMATS);
     let spec = spec_in(&registry, &daq_drivers::udp::ENTRY, &text)
         .unwrap_or_else(|errors| panic!("{errors}"));
-    let mut fixture = new_fixture(&*spec, SLOT, SLOTS).expect("a free port");
+    let mut fixture = new_fixture(&*spec, slot, SLOTS * SLOT / slot).expect("a free port");
     let ledger = fixture.ledger.clone();
     let outcome = beside_sender("udp", port, packet, length, move |stop| {
         let SourceFixture {
@@ -223,7 +235,10 @@ fn main() {
     for packet in packets {
         for _ in 0..2 {
             baseline(packet, length).show("baseline", packet);
-            udp(packet, length).show("udp", packet);
+            udp(packet, length, SEQUENCE, SLOT).show("udp", packet);
+            let frame = FRAME * (packet - HEADER);
+            udp(packet, length, SEQUENCE, frame).show("sequence", packet);
+            udp(packet, length, PARTS, frame).show("parts", packet);
         }
     }
 }
