@@ -1,6 +1,8 @@
 //! Layouts of real instruments. The packets are built from the public description of each instrument, without daq's own
 //! builders, and sent through sockets.
 
+mod by_time;
+
 use crate::spec;
 use daq_core::ledger::{PartReport, SourceReport};
 use daq_drivers::udp::ENTRY;
@@ -20,8 +22,12 @@ struct Packet {
 /// An instrument: its configuration, and how it builds packets.
 struct Instrument {
     name: &'static str,
+    /// Keys of the source, besides those of the socket.
+    keys: String,
     /// The table `format`.
     format: String,
+    /// The number that daq gives to the frame 0.
+    first: u64,
     /// Number of parts, and of packets of each part.
     parts: usize,
     packets: usize,
@@ -56,8 +62,9 @@ impl Instrument {
             format = format.replace(&(50_000 + i).to_string(), &port.port().to_string());
         }
         let text = format!(
-            "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [{}]\nwindow = {window}\n[source.adc.format]\n{format}",
-            listen.join(", ")
+            "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = [{}]\nwindow = {window}\n{}\n[source.adc.format]\n{format}",
+            listen.join(", "),
+            self.keys
         );
         let spec = spec(&ENTRY, &text).unwrap_or_else(|errors| panic!("{}: {errors}", self.name));
         new_fixture(&*spec, self.part_bytes() * self.parts, 256).unwrap()
@@ -107,6 +114,7 @@ impl Instrument {
             .collect();
         let mut delivered = 0;
         for (number, _, bytes, present) in fixture.read() {
+            let number = number - self.first;
             for (i, is_present) in present.iter().enumerate() {
                 let (part, place) = (i / self.packets, i % self.packets);
                 assert!(
@@ -204,13 +212,32 @@ fn big(bytes: usize, numbers: &[(usize, usize, u64)]) -> Vec<u8> {
     header
 }
 
+/// Returns the sections of the source and of its `format` below a heading of the page for users.
+fn sections(heading: &str) -> (&'static str, String) {
+    let page = include_str!("../../docs/src/how-to/instruments.md");
+    let (_, text) = page.split_once(&format!("\n## {heading}\n")).unwrap();
+    let (_, text) = text.split_once("```toml").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    let (source, format) = text.split_once("[source.instrument.format]\n").unwrap();
+    (
+        source,
+        format.replace("[source.instrument.", "[source.adc."),
+    )
+}
+
 /// Returns the table `format` below a heading of the page for users.
 fn documented(heading: &str) -> String {
-    let page = include_str!("../../docs/src/how-to/instruments.md");
-    let (_, section) = page.split_once(&format!("\n## {heading}\n")).unwrap();
-    let (_, table) = section.split_once(".format]\n").unwrap();
-    let (table, _) = table.split_once("```").unwrap();
-    table.to_owned()
+    sections(heading).1
+}
+
+/// Returns the key `samples` of the source below a heading of the page for users.
+fn samples(heading: &str) -> String {
+    let (source, _) = sections(heading);
+    let mut lines = source.lines();
+    lines
+        .find(|line| line.starts_with("samples"))
+        .unwrap()
+        .to_owned()
 }
 
 /// Returns a packet of a SPEAD heap with addresses of `address_bytes` bytes: immediate items, then the payload. The first packet also
@@ -229,14 +256,26 @@ fn spead(address_bytes: u8, place: usize, items: &[(u64, u64)], payload: &[u8]) 
     [packet, payload.to_vec()].concat()
 }
 
+/// Time of the lidar's frame 0 in microseconds since 1970.
+const LIDAR_START_US: u64 = 1_700_000_000_000_000;
 fn no_control(_: u64) -> Vec<Vec<u8>> {
     Vec::new()
 }
 
+/// Returns all instruments.
 fn instruments() -> Vec<Instrument> {
+    let mut all = numbered();
+    all.extend(by_time::instruments());
+    all
+}
+
+/// Returns the instruments whose packets contain numbers.
+fn numbered() -> Vec<Instrument> {
     vec![
         Instrument {
             name: "JUNGFRAU: two modules with two ports each",
+            keys: String::new(),
+            first: 0,
             format: documented("JUNGFRAU"),
             parts: 4,
             packets: 16,
@@ -257,6 +296,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "GigE Vision stream: leader, payload, trailer",
+            keys: String::new(),
+            first: 0,
             format: documented("GigE Vision stream"),
             parts: 1,
             packets: 11,
@@ -282,6 +323,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "E2SAR: event number and byte offset",
+            keys: String::new(),
+            first: 0,
             format: documented("E2SAR"),
             parts: 2,
             packets: 6,
@@ -301,6 +344,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "ultrasound: frame and packet numbers that count from 1",
+            keys: String::new(),
+            first: 0,
             format: documented("Ultrasound"),
             parts: 1,
             packets: 32,
@@ -317,6 +362,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "four antennas on one port, each with a packet counter",
+            keys: String::new(),
+            first: 0,
             format: documented("Four antennas"),
             parts: 4,
             packets: 8,
@@ -330,6 +377,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "EIGER: row and column of quarter modules",
+            keys: String::new(),
+            first: 0,
             format: documented("EIGER"),
             parts: 4,
             packets: 8,
@@ -349,6 +398,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "CASPER: one header word with sample number, channel and antenna",
+            keys: String::new(),
+            first: 0,
             format: documented("CASPER board"),
             parts: 6,
             packets: 1,
@@ -363,6 +414,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "MeerKAT digitiser: heaps of one packet, counter in steps of 2",
+            keys: String::new(),
+            first: 0,
             format: documented("MeerKAT digitiser"),
             parts: 1,
             packets: 1,
@@ -384,6 +437,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "MeerKAT F-engine: four antennas with two blocks of channels",
+            keys: String::new(),
+            first: 0,
             format: documented("MeerKAT F-engine"),
             parts: 8,
             packets: 8,
@@ -414,6 +469,8 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "four senders of spead2, each with a port",
+            keys: String::new(),
+            first: 0,
             format: documented("Four senders of spead2"),
             parts: 4,
             packets: 6,
@@ -447,12 +504,21 @@ fn instruments() -> Vec<Instrument> {
         },
         Instrument {
             name: "lidar: frame number and column, a step of 16, and a checksum at the end",
+            keys: String::new(),
+            first: 0,
             format: documented("Lidar"),
             parts: 1,
             packets: 64,
             payload: |_| 768,
             packet: |frame, _, place, payload| {
-                let numbers = [(0, 2, 1), (2, 2, frame), (8, 2, place as u64 * 16)];
+                let time = LIDAR_START_US + frame * 100_000 + place as u64 * 1562;
+                let numbers = [
+                    (0, 2, 1),
+                    (2, 2, frame),
+                    (8, 2, place as u64 * 16),
+                    (10, 6, time / 1_000_000),
+                    (16, 4, time % 1_000_000),
+                ];
                 [little(24, &numbers), payload.to_vec(), vec![0xcc; 32]].concat()
             },
             port: |_| 0,
@@ -584,6 +650,29 @@ fn silent_part_is_missing_in_its_ledger_alone() {
                 "{name}: {report:?}"
             );
         }
+    }
+}
+
+#[test]
+fn packets_of_a_silent_instrument_are_lost() {
+    for instrument in instruments()
+        .into_iter()
+        .filter(|instrument| instrument.parts == 1)
+    {
+        let (name, all) = (instrument.name, instrument.packets as u64);
+        let frames = (100..110).chain(130..140);
+        let sent: Vec<_> = frames.flat_map(|frame| instrument.frame(frame)).collect();
+        let report = instrument.check(4, &sent);
+        assert_eq!(
+            (report.expected, report.lost_total()),
+            (40 * all, 20 * all),
+            "{name}: {report:?}"
+        );
+        assert_eq!(
+            (report.rejected, report.duplicates, report.epochs),
+            (0, 0, 1),
+            "{name}: {report:?}"
+        );
     }
 }
 

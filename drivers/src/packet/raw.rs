@@ -9,6 +9,7 @@
 mod config;
 mod frames;
 mod rules;
+mod time;
 
 use super::keep::Keep;
 use super::{
@@ -21,6 +22,7 @@ use daq_core::reorder::PacketId;
 use frames::{FrameNumbers, Place};
 use rules::Rule;
 use schemars::JsonSchema as _;
+use time::HeaderTime;
 
 /// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
@@ -134,8 +136,7 @@ pub struct Raw {
     trailer: usize,
     sequence: Field,
     step: u64,
-    timestamp: Option<Field>,
-    scale: Option<TimeScale>,
+    time: Option<HeaderTime>,
     /// Set if units are frames.
     frames: Option<Box<FrameNumbers>>,
     rules: Box<[Rule]>,
@@ -154,8 +155,7 @@ impl Raw {
             trailer,
             sequence,
             step: step.max(1),
-            timestamp: None,
-            scale: None,
+            time: None,
             frames: None,
             rules: Box::default(),
             keep: Keep::default(),
@@ -166,8 +166,7 @@ impl Raw {
     #[must_use]
     pub fn timestamped(self, field: Field, scale: TimeScale) -> Self {
         Self {
-            timestamp: Some(field),
-            scale: Some(scale),
+            time: Some(HeaderTime::new(field, scale)),
             ..self
         }
     }
@@ -201,8 +200,8 @@ impl Raw {
 
     #[inline]
     fn data(&self, id: PacketId, payload: usize, header: &[u8]) -> Result<Parsed, Reject> {
-        let timestamp = match &self.timestamp {
-            Some(field) => Some(self.read(field, header)?),
+        let timestamp = match &self.time {
+            Some(time) => Some(time.read(header).ok_or_else(|| self.short(header))?),
             None => None,
         };
         Ok(Parsed::Data(Packet {
@@ -223,10 +222,16 @@ impl Raw {
 
     #[inline]
     fn read(&self, field: &Field, header: &[u8]) -> Result<u64, Reject> {
-        field.read(header).ok_or(Reject::Short {
+        field.read(header).ok_or_else(|| self.short(header))
+    }
+
+    /// Returns why a field cannot be read.
+    #[cold]
+    const fn short(&self, header: &[u8]) -> Reject {
+        Reject::Short {
             need: self.header,
             got: header.len(),
-        })
+        }
     }
 
     /// Writes the number and the timestamp into the first `header` bytes of `packet`. The other header
@@ -236,8 +241,8 @@ impl Raw {
             return;
         };
         self.sequence.write(header, unit);
-        if let (Some(field), Some(ticks)) = (&self.timestamp, timestamp) {
-            field.write(header, ticks);
+        if let (Some(time), Some(ticks)) = (&self.time, timestamp) {
+            time.write(header, ticks);
         }
     }
 }
@@ -355,7 +360,7 @@ impl PacketFormat for Raw {
 
     #[inline]
     fn time_scale(&self) -> Option<TimeScale> {
-        self.scale
+        self.time.as_ref().map(|time| time.scale)
     }
 
     fn kept(&self) -> Vec<String> {

@@ -40,6 +40,18 @@ impl TimeScale {
             .saturating_add(seconds.saturating_mul(1_000_000_000))
     }
 
+    /// Converts nanoseconds to whole seconds and the ticks after them, rounded up: the reverse of [`ns_after`](Self::ns_after)
+    /// for ticks of at least 1 ns.
+    pub fn parts_at(&self, ns: u64) -> (u64, u64) {
+        let seconds = ns / 1_000_000_000;
+        let ticks = self.ticks_at(ns % 1_000_000_000);
+        if self.ns(ticks) < 1_000_000_000 {
+            (seconds, ticks)
+        } else {
+            (seconds + 1, 0)
+        }
+    }
+
     /// Returns the clock that the converted timestamps refer to.
     pub const fn clock(&self) -> Clock {
         match self.origin_ns {

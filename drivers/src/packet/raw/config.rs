@@ -2,13 +2,14 @@
 
 use super::frames::{FrameNumbers, Place};
 use super::rules::MatchConfig;
+use super::time::TimestampConfig;
 use super::{Endian, Field, Raw};
 use crate::packet::Format;
 use crate::packet::checks::{Check, LARGEST_PACKET};
 use crate::packet::keep::{Keep, KeptFieldConfig};
 use crate::packet::parts::{Parts, PartsConfig, Readable};
 use daq_core::config::Problem;
-use daq_core::units::{ByteSize, Frequency, Period, UtcTime};
+use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -34,27 +35,6 @@ pub struct NumberConfig {
     /// The number of the first packet of a part. Only for `packet`.
     #[serde(default)]
     pub first: u64,
-}
-
-/// The time in the header of a `raw` packet. Set at most one of `tick` and `rate`.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TimestampConfig {
-    /// Offset in bytes from the start of the packet.
-    pub offset: usize,
-    /// Size in bytes, 1 to 8.
-    pub bytes: usize,
-    /// Byte order of the field.
-    #[serde(default)]
-    pub endian: Endian,
-    /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
-    pub tick: Option<Period>,
-    /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
-    pub rate: Option<Frequency>,
-    /// UTC time of tick 0: `"2026-11-22T10:00:00Z"` (RFC 3339), or the time since 1970-01-01T00:00:00Z such as `"10 s"`. If it
-    /// is set, timestamps are UTC (clock `sensor-utc`) and files contain `core:datetime`; the ticks must not skip or repeat
-    /// leap seconds. Otherwise, timestamps are the ticks in nanoseconds (clock `sensor`).
-    pub origin: Option<UtcTime>,
 }
 
 /// `kind = "raw"`: a fixed header with numbers, a fixed payload, optionally a trailer.
@@ -130,14 +110,10 @@ impl RawConfig {
         raw.rules = conditions
             .map(|condition| condition.rule(header, &mut check))
             .collect();
-        if let Some(time) = &self.timestamp {
-            check.field("timestamp", time.offset, time.bytes, header);
-            let scale = check.scale(time.tick, time.rate, time.origin);
-            raw = raw.timestamped(
-                Field::new(time.offset, time.bytes, time.endian, 0, 64),
-                scale,
-            );
-        }
+        raw.time = self
+            .timestamp
+            .as_ref()
+            .map(|time| time.time(header, &mut check));
         raw.keep = Keep::fields(&mut check, &self.keep, header);
         check.end(Format::Raw(raw))
     }

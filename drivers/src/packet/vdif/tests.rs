@@ -44,7 +44,7 @@ impl Sent {
             // 8 bits per sample, real.
             7 * 0x0400_0000 + self.thread * 0x0001_0000 + self.station,
         ];
-        words.resize(header as usize / 4, 0xabab_abab);
+        words.resize(header as usize / 4, 0);
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
         bytes.resize(bytes.len() + self.data as usize, 9);
         bytes
