@@ -9,6 +9,7 @@ pub(crate) mod filter;
 pub mod interface;
 #[cfg(test)]
 pub(crate) mod own_network;
+pub mod packet_socket;
 pub(crate) mod payload;
 pub mod recv;
 pub(crate) mod scatter;

@@ -242,7 +242,7 @@ impl RecvBatch {
     ///
     /// In a scatter batch, the caller must have added memory to each of the first `limit` messages. A message without
     /// memory is received empty and truncated.
-    pub fn recv(&mut self, socket: &UdpSocket, limit: usize) -> io::Result<usize> {
+    pub fn recv(&mut self, socket: &impl AsFd, limit: usize) -> io::Result<usize> {
         let count = limit.min(self.messages);
         if self.own_each > 0 {
             for (buffer, piece) in self

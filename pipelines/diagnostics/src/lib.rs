@@ -2,6 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
+//! | [`inspect`] | recognises the format of packets and suggests a source |
 //! | [`doctor`] | finds what this machine lacks and the commands that fix it |
 //! | [`selftest`] | verifies transfers between the CPU, a GPU and network cards |
 //! | [`bench`](mod@bench) | measures this machine |
@@ -18,5 +19,6 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod inspect;
 pub mod selftest;
 mod sys;

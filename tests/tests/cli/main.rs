@@ -6,5 +6,6 @@ mod check;
 mod commands;
 mod documents;
 mod examples;
+mod inspect;
 mod own_instrument;
 mod topology;

@@ -73,7 +73,20 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-impl Datagram<'_> {
+impl<'a> Datagram<'a> {
+    /// Finds the datagram in an IP packet that was received at `timestamp_ns`. Returns `None` if the packet contains no whole
+    /// UDP datagram.
+    pub fn in_ip(packet: &'a [u8], timestamp_ns: u64) -> Option<Self> {
+        let found = dissect(DataLink::RAW, packet, packet.len()).ok()?;
+        Some(Self {
+            timestamp_ns,
+            source: found.source,
+            destination: found.destination,
+            checksum: found.checksum,
+            payload: packet.get(found.payload)?,
+        })
+    }
+
     /// Returns whether the datagram has a valid checksum. The checksum is invalid if the sender's NIC was to compute it
     /// after the capture (checksum offload).
     pub fn has_valid_checksum(&self) -> bool {

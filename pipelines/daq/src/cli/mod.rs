@@ -6,6 +6,7 @@ mod check;
 mod emulate;
 mod graph;
 mod guard;
+mod inspect;
 mod list;
 mod live;
 mod load;
@@ -104,6 +105,9 @@ enum Command {
         #[arg(long, value_name = "TIME", default_value = "1 s")]
         sample: Span,
     },
+    /// Examine packets of a capture or an interface, and print a source that receives them. Exits with 1 if no format is
+    /// recognised.
+    Inspect(inspect::Args),
     /// Benchmark data paths of this machine: to a GPU, from an FPGA, and to another host.
     Bench(bench::Args),
     /// Verify that CPU, GPU and network cards can exchange data on this machine.
@@ -172,6 +176,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         ),
         Command::Topo(args) => topo::topo(registry, &args),
         Command::Doctor { json, sample } => doctor(json, sample),
+        Command::Inspect(args) => inspect::inspect(&args),
         Command::Bench(args) => bench::bench(registry, &args),
         Command::Selftest(args) => selftest::selftest(registry, &args),
         Command::Emulate(device) => emulate::emulate(&device, registry),

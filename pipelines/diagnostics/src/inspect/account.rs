@@ -1,0 +1,181 @@
+//! Counts lost, repeated and reordered packets by the numbers in their headers.
+
+use serde::Serialize;
+use std::collections::HashSet;
+
+/// Maximum distance in frames between two packets of one run of numbers; a larger jump is a restart of the sender.
+const MAX_JUMP: u64 = 1 << 20;
+
+/// How frames and packets of a stream are numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbering {
+    /// Number of bits of the frame number, 1 to 64.
+    pub(super) bits: u32,
+    /// Increment of the frame number.
+    pub(super) step: u64,
+    /// Number of packets in a frame.
+    pub(super) packets: u64,
+}
+
+/// The numbers of one packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The frame number as in the packet.
+    pub(super) frame: u64,
+    /// Index of the packet in its frame, from 0. An index beyond the frame means that the number belongs to a message
+    /// instead of a frame, so its packets are not expected.
+    pub(super) packet: u64,
+}
+
+/// The numbers between two restarts of a sender.
+#[derive(Debug, Default)]
+struct Run {
+    packets: Vec<i128>,
+    /// Frame numbers that belong to messages.
+    messages: HashSet<i128>,
+}
+
+/// The result for the examined packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Account {
+    /// Number of packets between the first and the last number.
+    pub(super) expected: u64,
+    /// Number of these packets that did not arrive.
+    pub(super) lost: u64,
+    /// Number of packets whose numbers had arrived before.
+    pub(super) duplicates: u64,
+    /// Number of packets that arrived after a packet with a higher number.
+    pub(super) reordered: u64,
+    /// Number of packets without samples, such as leaders and messages.
+    pub(super) control: u64,
+    /// Number of jumps that are too large for loss.
+    pub(super) restarts: u64,
+}
+
+impl Account {
+    /// Adds the result of another sender.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.expected += other.expected;
+        self.lost += other.lost;
+        self.duplicates += other.duplicates;
+        self.reordered += other.reordered;
+        self.control += other.control;
+        self.restarts += other.restarts;
+    }
+}
+
+/// Counts the packets with `places`, in the order of their arrival. A packet without a place is a control packet.
+pub(super) fn account(
+    places: impl IntoIterator<Item = Option<Place>>,
+    numbering: &Numbering,
+) -> Account {
+    let mut account = Account::default();
+    let mut run = Run::default();
+    let packets = i128::from(numbering.packets.max(1));
+    // The frame number as in the packet, and its position in units of `step`.
+    let mut last: Option<(u64, i128)> = None;
+    let step = numbering.step.max(1);
+    let unused = 64 - numbering.bits.clamp(1, 64);
+    for place in places {
+        let Some(place) = place else {
+            account.control += 1;
+            continue;
+        };
+        let frame = match last {
+            None => 0,
+            Some((number, frame)) => {
+                let jump = (place.frame.wrapping_sub(number) << unused).cast_signed() >> unused;
+                if jump.unsigned_abs() / step > MAX_JUMP {
+                    account.restarts += 1;
+                    std::mem::take(&mut run).close(packets, &mut account);
+                    0
+                } else {
+                    frame + i128::from(jump) / i128::from(step)
+                }
+            }
+        };
+        last = Some((place.frame, frame));
+        let packet = i128::from(place.packet);
+        if packet < packets {
+            run.packets.push(frame * packets + packet);
+        } else {
+            account.control += 1;
+            run.messages.insert(frame);
+        }
+    }
+    run.close(packets, &mut account);
+    account
+}
+
+impl Run {
+    /// Adds the packets to `account`; a frame has `packets` packets.
+    fn close(self, packets: i128, account: &mut Account) {
+        let mut seen = HashSet::with_capacity(self.packets.len());
+        let (mut lowest, mut highest) = (i128::MAX, i128::MIN);
+        for number in self.packets {
+            if !seen.insert(number) {
+                account.duplicates += 1;
+            } else if number < highest {
+                account.reordered += 1;
+            }
+            (lowest, highest) = (lowest.min(number), highest.max(number));
+        }
+        if seen.is_empty() {
+            return;
+        }
+        let is_between = |frame: &&i128| (lowest..=highest).contains(&(**frame * packets));
+        let messages = self.messages.iter().filter(is_between).count() as i128;
+        let expected = (highest - lowest + 1 - messages * packets).max(seen.len() as i128);
+        let count = |number: i128| u64::try_from(number).unwrap_or(u64::MAX);
+        account.expected += count(expected);
+        account.lost += count(expected - seen.len() as i128);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_duplicates_and_wraps_are_counted() {
+        let numbering = Numbering {
+            bits: 8,
+            step: 2,
+            packets: 4,
+        };
+        let mut places = Vec::new();
+        for frame in 100..300u64 {
+            for packet in 0..4 {
+                let frame = frame * 2 % 256;
+                places.push(Some(Place { frame, packet }));
+            }
+        }
+        places.swap(40, 41);
+        places.remove(100);
+        places.insert(200, places[150]);
+        places.push(None);
+        let found = account(places, &numbering);
+        let expected = Account {
+            expected: 800,
+            lost: 1,
+            duplicates: 1,
+            reordered: 1,
+            control: 1,
+            restarts: 0,
+        };
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn huge_jump_is_restart_instead_of_loss() {
+        let numbering = Numbering {
+            bits: 64,
+            step: 1,
+            packets: 1,
+        };
+        let numbers = (5..20).chain(1 << 40..(1 << 40) + 10);
+        let places = numbers.map(|frame| Some(Place { frame, packet: 0 }));
+        let found = account(places, &numbering);
+        assert_eq!((found.expected, found.lost, found.restarts), (25, 0, 1));
+    }
+}

@@ -1,0 +1,205 @@
+//! A number at a fixed place of a header, and how it changes from packet to packet.
+
+use super::mode;
+use daq_drivers::packet::{Endian, Field};
+
+/// Share of the differences that must be equal.
+const MIN_SHARE: f64 = 0.5;
+/// Share of the differences that loss and reordering must explain.
+const MIN_EXPLAINED: f64 = 0.95;
+/// Largest number of steps that loss or reordering explains.
+const MAX_STEPS: i64 = 256;
+/// Maximum number of packets in a frame.
+const MAX_PACKETS: u64 = 1 << 20;
+
+/// The place of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FieldAt {
+    pub(super) offset: usize,
+    /// Size in bytes, 1 to 8.
+    pub(super) bytes: usize,
+    pub(super) endian: Endian,
+}
+
+impl FieldAt {
+    pub(super) const fn big(offset: usize, bytes: usize) -> Self {
+        let endian = Endian::Big;
+        Self {
+            offset,
+            bytes,
+            endian,
+        }
+    }
+
+    pub(super) const fn little(offset: usize, bytes: usize) -> Self {
+        let endian = Endian::Little;
+        Self {
+            offset,
+            bytes,
+            endian,
+        }
+    }
+
+    pub(super) const fn end(&self) -> usize {
+        self.offset + self.bytes
+    }
+
+    pub(super) fn bits(&self) -> u32 {
+        u32::try_from(self.bytes * 8).unwrap_or(64)
+    }
+
+    /// Returns the number in `head`; `None` if `head` is too short.
+    pub(super) fn read(&self, head: &[u8]) -> Option<u64> {
+        Field::new(self.offset, self.bytes, self.endian, 0, self.bits()).read(head)
+    }
+
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
+
+    /// Returns the keys of the field in a configuration.
+    pub(super) fn keys(&self) -> String {
+        let endian = match self.endian {
+            Endian::Big => "big",
+            Endian::Little => "little",
+        };
+        let Self { offset, bytes, .. } = self;
+        if *bytes == 1 {
+            format!("offset = {offset}, bytes = 1")
+        } else {
+            format!("offset = {offset}, bytes = {bytes}, endian = \"{endian}\"")
+        }
+    }
+
+    /// Returns the field in words.
+    pub(super) fn words(&self) -> String {
+        let endian = match self.endian {
+            Endian::Big => "big endian",
+            Endian::Little => "little endian",
+        };
+        if self.bytes == 1 {
+            return format!("byte {}", self.offset);
+        }
+        format!("bytes {} to {} ({endian})", self.offset, self.end() - 1)
+    }
+}
+
+/// How a number changes from packet to packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Behaviour {
+    /// It grows by `step` in each packet, except where packets were lost or reordered.
+    Steps { step: u64, share: f64 },
+    /// It counts from `first` to `last` in steps of `stride`, and starts again.
+    Cycles { first: u64, last: u64, stride: u64 },
+    /// It is the same in several packets, then grows by `step`.
+    Holds { step: u64 },
+}
+
+/// Returns the differences of subsequent numbers of `bits` bits, as signed numbers.
+fn differences(values: &[u64], bits: u32) -> impl Iterator<Item = i64> + '_ {
+    let unused = 64 - bits.clamp(1, 64);
+    values
+        .windows(2)
+        .map(move |pair| (pair[1].wrapping_sub(pair[0]) << unused).cast_signed() >> unused)
+}
+
+/// Returns the part of `whole`.
+fn share(part: usize, whole: usize) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+/// Returns the behaviour of a number of `bits` bits; `None` if it does not count.
+pub(super) fn behaviour(values: &[u64], bits: u32) -> Option<Behaviour> {
+    let all: Vec<i64> = differences(values, bits).collect();
+    let zeros = all.iter().filter(|difference| **difference == 0).count();
+    if zeros == all.len() {
+        return None;
+    }
+    if let Some(cycle) = cycles(values, bits) {
+        return Some(cycle);
+    }
+    let moved = || all.iter().copied().filter(|difference| *difference != 0);
+    let (step, count) = mode(moved().filter(|difference| *difference > 0))?;
+    let of = all.len() - zeros;
+    let explains = |difference: i64| {
+        difference % step == 0 && (difference / step).abs() <= MAX_STEPS.min(1 << (bits / 2).min(8))
+    };
+    let explained = moved().filter(|difference| explains(*difference)).count();
+    if share(count, of) < MIN_SHARE || share(explained, of) < MIN_EXPLAINED {
+        return None;
+    }
+    let step = step.unsigned_abs();
+    if zeros * 2 >= all.len() {
+        // A number that hardly ever changes shows no regular step.
+        return (of >= 2).then_some(Behaviour::Holds { step });
+    }
+    let share = share(count, all.len());
+    (share >= MIN_SHARE).then_some(Behaviour::Steps { step, share })
+}
+
+/// Returns the cycle of numbers that start again at the same value at least twice.
+fn cycles(values: &[u64], bits: u32) -> Option<Behaviour> {
+    let (first, last) = (*values.iter().min()?, *values.iter().max()?);
+    let rising = values.windows(2).filter(|pair| pair[1] > pair[0]);
+    let (stride, count) = mode(rising.map(|pair| pair[1] - pair[0]))?;
+    let falls: Vec<(u64, u64)> = values
+        .windows(2)
+        .filter(|pair| pair[1] < pair[0])
+        .map(|pair| (pair[0], pair[1]))
+        .collect();
+    let packets = (last - first) / stride + 1;
+    let is_regular = first <= 1
+        && (last - first).is_multiple_of(stride)
+        && (2..=MAX_PACKETS).contains(&packets)
+        && values
+            .iter()
+            .all(|value| (value - first).is_multiple_of(stride));
+    // A number that uses all its bits wraps by itself.
+    let is_wrap = bits < 64 && last == (1 << bits) - 1 && first == 0;
+    if !is_regular || is_wrap || falls.len() < 2 {
+        return None;
+    }
+    // Loss may remove the last or the first packet of a frame; reordering makes small steps back.
+    let is_whole = |fall: &&(u64, u64)| fall.0 == last && fall.1 == first;
+    let whole = falls.iter().filter(is_whole).count();
+    let steps = values.len() - 1 - falls.len();
+    let is_cycle = share(whole, falls.len()) >= MIN_SHARE && share(count, steps) >= MIN_SHARE;
+    is_cycle.then_some(Behaviour::Cycles {
+        first,
+        last,
+        stride,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_cycles_and_held_numbers_are_distinguished() {
+        let counter: Vec<u64> = (250..600).map(|n| n * 3 % 65_536).collect();
+        let steps = behaviour(&counter, 16);
+        assert!(
+            matches!(steps, Some(Behaviour::Steps { step: 3, .. })),
+            "{steps:?}"
+        );
+        let wrapped: Vec<u64> = (0..600).map(|n| n % 256).collect();
+        let steps = behaviour(&wrapped, 8);
+        assert!(
+            matches!(steps, Some(Behaviour::Steps { step: 1, .. })),
+            "{steps:?}"
+        );
+        let cycle: Vec<u64> = (0..60).map(|n| 1 + n % 7).collect();
+        let expected = Behaviour::Cycles {
+            first: 1,
+            last: 7,
+            stride: 1,
+        };
+        assert_eq!(behaviour(&cycle, 32), Some(expected));
+        let frame: Vec<u64> = (0..60).map(|n| 100 + n / 7 * 2).collect();
+        assert_eq!(behaviour(&frame, 32), Some(Behaviour::Holds { step: 2 }));
+        assert_eq!(behaviour(&[5; 40], 32), None);
+        let random: Vec<u64> = (1..90).map(|n| (n * n * 7919) % 251).collect();
+        assert_eq!(behaviour(&random, 8), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! VDIF frames of radio telescopes, with or without a sequence number of 8 bytes before the frame.
+//!
+//! Header of 32 bytes (16 in legacy frames), little-endian words: seconds since the reference epoch (30 bits, then legacy and
+//! invalid), frame number within the second (24) and reference epoch (6), frame length in units of 8 bytes (24), channels (5,
+//! log2) and version (3), station (16), thread (10), bits per sample - 1 (5), complex (1).
+
+use super::{Key, Packet, Recognised, Suggestion, le, mode, percent};
+use crate::inspect::account::{Numbering, Place};
+use crate::inspect::number;
+use daq_core::units::counted;
+use daq_drivers::packet::FORMATS;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Copy)]
+struct Frame {
+    seconds: u64,
+    number: u64,
+    epoch: u64,
+    length: usize,
+    header: usize,
+    thread: u64,
+    station: u64,
+    channels: u64,
+    bits: u64,
+}
+
+fn frame(packet: &Packet, at: usize) -> Option<Frame> {
+    let head = packet.head.get(at..)?;
+    let word = |index: usize| le::<4>(head, index * 4);
+    let (first, second, third, fourth) = (word(0)?, word(1)?, word(2)?, word(3)?);
+    let length = usize::try_from(third & 0xff_ffff).ok()? * 8;
+    let header = if first >> 30 & 1 == 1 { 16 } else { 32 };
+    let frame = Frame {
+        seconds: first & 0x3fff_ffff,
+        number: second & 0xff_ffff,
+        epoch: second >> 24 & 0x3f,
+        length,
+        header,
+        thread: fourth >> 16 & 0x3ff,
+        station: fourth & 0xffff,
+        channels: 1 << (third >> 24 & 0x1f),
+        bits: (fourth >> 26 & 0x1f) + 1,
+    };
+    (packet.length == at + length && length > header).then_some(frame)
+}
+
+fn keys(frame: &Frame, at: usize, per_second: Option<u64>) -> Vec<Key> {
+    let line = |text: String| Key::new(text, "");
+    let mut keys = vec![
+        line(format!(
+            "payload = {}",
+            number::size(frame.length - frame.header)
+        )),
+        line(format!("thread  = {}", frame.thread)),
+    ];
+    keys.extend(per_second.map(|rate| line(format!("frames_per_second = {rate}"))));
+    if at > 0 {
+        keys.push(Key::new(
+            "vtp     = true",
+            "a sequence number precedes each frame:",
+        ));
+    }
+    keys
+}
+
+/// Recognises VDIF.
+pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+    let read =
+        |at| -> Vec<Option<Frame>> { packets.iter().map(|packet| frame(packet, at)).collect() };
+    let (at, frames) = [0, 8]
+        .map(|at| (at, read(at)))
+        .into_iter()
+        .max_by_key(|(at, frames)| (frames.iter().flatten().count(), usize::MAX - at))?;
+    let known: Vec<Frame> = frames.iter().copied().flatten().collect();
+    let confidence = percent(known.len(), packets.len());
+    let seconds: BTreeSet<u64> = known.iter().map(|frame| frame.seconds).collect();
+    let epochs: BTreeSet<u64> = known.iter().map(|frame| frame.epoch).collect();
+    let numbers: BTreeSet<u64> = known.iter().map(|frame| frame.number).collect();
+    let (first, last) = (*seconds.first()?, *seconds.last()?);
+    // Frames of a short capture belong to one epoch and to few seconds.
+    if confidence < 90 || epochs.len() > 1 || last - first > 3600 || numbers.len() < 2 {
+        return None;
+    }
+    let (length, _) = mode(known.iter().map(|frame| frame.length))?;
+    let example = known.iter().find(|frame| frame.length == length)?;
+    let threads: Vec<u64> = known
+        .iter()
+        .map(|frame| frame.thread)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    // The largest number before a new second.
+    let ends = known
+        .windows(2)
+        .filter(|pair| pair[1].seconds == pair[0].seconds + 1);
+    let per_second = ends.map(|pair| pair[0].number + 1).max();
+    let place = |frame: &Option<Frame>| {
+        let frame = (*frame)?;
+        let thread = threads.iter().position(|thread| *thread == frame.thread)?;
+        Some(Place {
+            frame: (frame.seconds - first) * per_second.unwrap_or(1 << 24) + frame.number,
+            packet: thread as u64,
+        })
+    };
+    let is_known = FORMATS.iter().any(|format| format.name == "vdif");
+    let rate = per_second.map_or_else(String::new, |rate| format!(", {rate} frames per second"));
+    Some(Recognised {
+        name: "VDIF".to_owned(),
+        confidence,
+        why: vec![
+            format!(
+                "word 2 of the header states the size of the packet: {length} B{}",
+                if at > 0 {
+                    "; a sequence number of 8 bytes precedes it"
+                } else {
+                    ""
+                }
+            ),
+            format!(
+                "station {}, {}, {}, {} bits{rate}",
+                example.station,
+                counted(threads.len(), "thread"),
+                counted(example.channels, "channel"),
+                example.bits
+            ),
+        ],
+        ambiguous: Vec::new(),
+        numbering: Numbering {
+            bits: 64,
+            step: 1,
+            packets: threads.len() as u64,
+        },
+        places: frames.iter().map(place).collect(),
+        layout: format!("vdif {at} {length} {}", example.header),
+        suggestion: if is_known {
+            Suggestion::Format {
+                kind: "vdif",
+                keys: keys(example, at, per_second),
+                samples: None,
+                has_parts: false,
+            }
+        } else {
+            Suggestion::None("this version of daq has no packet format for VDIF".to_owned())
+        },
+    })
+}
