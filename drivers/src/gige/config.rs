@@ -28,7 +28,8 @@ pub(super) struct GigeConfig {
     pub width: u32,
     /// Height of the image in pixels, as configured in the camera.
     pub height: u32,
-    /// Pixel format of the image, as configured in the camera: a name of the Pixel Format Naming Convention, such as `"Mono8"`.
+    /// Pixel format of the image, as configured in the camera: a name of the Pixel Format Naming Convention, such as `"Mono8"`,
+    /// `"Mono16"` or `"Mono12p"`. Packed formats end in `p`: kernel `convert` unpacks them.
     pub pixel_format: String,
     /// Registers that are written before the acquisition starts, in this order, such as `[{ address = 0x100, value = 512 }]`.
     /// The description file of the camera contains the addresses: see the page about cameras.
@@ -235,10 +236,11 @@ impl GigeConfig {
             bytes.is_none_or(is_possible),
             "width",
             format!(
-                "an image of {} × {} pixels is not a whole number of bytes from 1 B to 2 GiB",
-                self.width, self.height
+                "an image of {} × {} pixels, {}, has no lines of whole bytes, or is not 1 B to 2 GiB large",
+                self.width, self.height, self.pixel_format
             ),
-            "set `width` and `height` as configured in the camera",
+            "set `width` and `height` as configured in the camera; in packed pixel formats, a line must be a whole number of \
+             bytes: `width` is a multiple of 2 for 4 and 12 bits, of 4 for 10 bits",
         );
         let registers = self.registers.iter().enumerate();
         let registers = registers.map(|(i, register)| (format!("registers[{i}]"), register));

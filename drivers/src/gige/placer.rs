@@ -25,11 +25,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// Returns the size of an image in bytes, or `None` if it is not a whole number of bytes.
+    /// Returns the size of an image in bytes, or `None` if its lines are not a whole number of bytes: cameras differ in
+    /// whether they then pad each line.
     pub fn bytes(&self) -> Option<u64> {
-        let pixels = u64::from(self.width) * u64::from(self.height);
-        let bits = pixels.checked_mul(self.format.bits().into())?;
-        bits.is_multiple_of(8).then_some(bits / 8)
+        let bits = u64::from(self.width) * u64::from(self.format.bits());
+        let line = bits.is_multiple_of(8).then_some(bits / 8)?;
+        line.checked_mul(self.height.into())
     }
 }
 

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 const FAKE: &str = "arv-fake-gv-camera-0.8";
 const SIDE: usize = 512;
-const IMAGE: usize = SIDE * SIDE;
 
 /// A process that is killed when this value is dropped.
 struct Running(Child);
@@ -40,7 +39,7 @@ fn fake(far: &Far, address: &str, serial: &str, lost_per_thousand: u32) -> Runni
     Running(child)
 }
 
-/// Returns a configuration with a source per value of the key `camera`, for images of the fake camera.
+/// Returns a configuration with a source per value of the key `camera`, for images of the fake camera with 8 bits per pixel.
 fn config(cameras: &[&str], keys: &str) -> String {
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
     for (i, camera) in cameras.iter().enumerate() {
@@ -97,11 +96,18 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
         Ok(far) => far,
         Err(why) => skip!("{why}"),
     };
-    for lost in [0, 10] {
+    for (lost, format, code, bytes) in [
+        (0, "Mono8", 0x0108_0001, 1),
+        (10, "Mono8", 0x0108_0001, 1),
+        (0, "Mono16", 0x0110_0007, 2),
+    ] {
+        let image_bytes = SIDE * SIDE * bytes;
         let _camera = fake(&far, "10.77.0.2", "GV07", lost);
-        // 500 images per second.
-        let keys = "registers = [{ address = 0x138, value = 2000 }]\nwindow = 4";
-        let daq = Daq::new(&config(&["\"10.77.0.2\""], keys));
+        // The pixel format, and 500 images per second.
+        let keys = format!(
+            "registers = [{{ address = 0x128, value = {code} }}, {{ address = 0x138, value = 2000 }}]\nwindow = 4"
+        );
+        let daq = Daq::new(&config(&["\"10.77.0.2\""], &keys).replace("Mono8", format));
         let path = daq.path("wire.pcap");
         let log = daq.path("tcpdump.log");
         let capture = Command::new("tcpdump")
@@ -116,7 +122,7 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
         wait_until("the capture", || logged().contains("listening on"));
         let mut live = daq.spawn(&[]);
         // The first block id is near 65400, so ids wrap after at most 200 images.
-        live.wait_count("sources.cam0.delivered", 250 * 190);
+        live.wait_count("sources.cam0.delivered", 250 * 190 * bytes as u64);
         let outcome = live.stop().ok();
         let pid = rustix::process::Pid::from_child(&capture.0);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
@@ -131,7 +137,7 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
         let all = count(&outcome, 0, "expected");
         let (&(_, first), _) = packets.first_key_value().unwrap();
         let payload = packets.values().map(Vec::len).max().unwrap();
-        let each = IMAGE.div_ceil(payload) as u64;
+        let each = image_bytes.div_ceil(payload) as u64;
         let start = u64::from(first) - 1;
         let position = |block: u64, id: u32| block * each + u64::from(id) - 1;
         let arrived = packets
@@ -156,13 +162,14 @@ fn fake_camera_is_received_and_its_losses_are_counted_exactly() {
         let file = recording(&daq, "disk0");
         let mut missing = vec![false; file.data.len()];
         for range in &file.missing {
-            missing[range.clone()].fill(true);
+            // Ranges count samples.
+            missing[range.start * bytes..range.end * bytes].fill(true);
         }
-        assert!(file.data.len() >= 200 * IMAGE);
+        assert!(file.data.len() >= 200 * image_bytes);
         for (frame, (image, missing)) in file
             .data
-            .chunks(IMAGE)
-            .zip(missing.chunks(IMAGE))
+            .chunks(image_bytes)
+            .zip(missing.chunks(image_bytes))
             .enumerate()
         {
             for (i, (bytes, missing)) in image

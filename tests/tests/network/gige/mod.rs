@@ -4,6 +4,7 @@
 mod aravis;
 mod control;
 mod hostile;
+mod pixels;
 mod relay;
 mod resend;
 mod setup;
