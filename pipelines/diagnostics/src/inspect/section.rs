@@ -60,8 +60,8 @@ pub(super) fn section(
     }
     let _ = writeln!(text, "ring   = \"{name}\"");
     match samples {
-        Some(kind) => {
-            let _ = writeln!(text, "samples = {{ type = \"{kind}\" }}");
+        Some(keys) => {
+            let _ = writeln!(text, "samples = {{ {keys} }}");
         }
         None => comment(
             &mut text,

@@ -232,7 +232,8 @@ impl<'a> Group<'a> {
                 samples,
                 ..
             } => {
-                let section = section::section(&name, kind, keys, *samples, &self.flows, origin);
+                let section =
+                    section::section(&name, kind, keys, samples.as_deref(), &self.flows, origin);
                 if section::is_accepted(&section) {
                     (Some(section), None)
                 } else {

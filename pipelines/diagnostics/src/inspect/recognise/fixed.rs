@@ -41,8 +41,8 @@ pub(super) struct Fixed {
     /// Payload of the last packet of a frame, if it is known.
     pub(super) last: Option<usize>,
     pub(super) numbers: Numbers,
-    /// Type of the samples, if the format defines it.
-    pub(super) samples: Option<&'static str>,
+    /// Keys of the table `samples`, if the format defines them.
+    pub(super) samples: Option<String>,
     /// Lines at the end of the table, such as a timestamp.
     pub(super) more: Vec<Key>,
 }
@@ -150,7 +150,7 @@ impl Fixed {
         Suggestion::Format {
             kind: "raw",
             keys,
-            samples: self.samples,
+            samples: self.samples.clone(),
             has_parts: !matches!(self.numbers, Numbers::Sequence { .. }),
         }
     }

@@ -6,6 +6,7 @@
 use super::field::FieldAt;
 use super::fixed::{Fixed, Numbers};
 use super::{Key, Packet, Recognised, be, mode, percent};
+use daq_drivers::gige::pixel::PixelFormat;
 use std::collections::HashMap;
 
 const LEADER: u8 = 1;
@@ -13,15 +14,6 @@ const TRAILER: u8 = 2;
 const PAYLOAD: u8 = 3;
 /// Bit of the format byte: the packet has extended ids.
 const EXTENDED: u8 = 0x80;
-/// Pixel formats whose samples daq reads without unpacking: code, name and type.
-const PIXELS: [(u64, &str, &str); 5] = [
-    (0x0108_0001, "Mono8", "uint8"),
-    (0x0108_0009, "BayerRG8", "uint8"),
-    (0x0110_0003, "Mono10", "uint16"),
-    (0x0110_0005, "Mono12", "uint16"),
-    (0x0110_0007, "Mono16", "uint16"),
-];
-
 #[derive(Clone, Copy)]
 struct Ids {
     format: u8,
@@ -128,7 +120,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         confidence,
         why,
         ambiguous: vec![
-            "a camera also needs its control channel (GVCP): the capture shows the stream only"
+            "the packets do not show how the camera was started: the source `gige` sets it up, starts it and requests \
+             lost packets again"
                 .to_owned(),
         ],
         numbering: fixed.numbering(),
@@ -138,18 +131,22 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     })
 }
 
-/// Returns the size of the image and its pixel format from a leader, and the type of the samples.
-fn image(head: &[u8], header: usize) -> Option<(String, Option<&'static str>)> {
+/// Returns the size of the image and its pixel format from a leader, and the samples.
+fn image(head: &[u8], header: usize) -> Option<(String, Option<String>)> {
     let (pixel, width, height) = (
         be::<4>(head, header + 12)?,
         be::<4>(head, header + 16)?,
         be::<4>(head, header + 20)?,
     );
-    let known = PIXELS.iter().find(|(code, _, _)| *code == pixel);
+    let known = PixelFormat::of_code(u32::try_from(pixel).ok()?);
     let name = known.map_or_else(
         || format!("pixel format {pixel:#010x}"),
-        |(_, name, _)| (*name).to_owned(),
+        |format| format.name.to_owned(),
     );
     let text = format!("the leader states {width} x {height} pixels, {name}");
-    Some((text, known.map(|(_, _, kind)| *kind)))
+    let samples = known.map(|format| match format.channels {
+        1 => format!("type = \"{}\"", format.scalar),
+        channels => format!("type = \"{}\", channels = {channels}", format.scalar),
+    });
+    Some((text, samples))
 }

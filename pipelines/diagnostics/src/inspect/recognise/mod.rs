@@ -44,8 +44,8 @@ pub(super) enum Suggestion {
         kind: &'static str,
         /// The other keys of the format.
         keys: Vec<Key>,
-        /// The value of `samples.type`, if the format defines the type.
-        samples: Option<&'static str>,
+        /// The keys of the table `samples`, if the format defines them.
+        samples: Option<String>,
         /// Whether a frame can consist of parts, such as detector modules.
         has_parts: bool,
     },

@@ -77,7 +77,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             first: 0,
             packets: last + 1,
         },
-        samples: Some("uint16"),
+        samples: Some("type = \"uint16\"".to_owned()),
         more: Vec::new(),
     };
     let places = packets.iter().map(|packet| {

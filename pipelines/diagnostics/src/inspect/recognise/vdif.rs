@@ -44,7 +44,23 @@ fn frame(packet: &Packet, at: usize) -> Option<Frame> {
     (packet.length == at + length && length > header).then_some(frame)
 }
 
-fn keys(frame: &Frame, at: usize, per_second: Option<u64>) -> Vec<Key> {
+/// Returns the number of frames of one thread per second, estimated from the times of capture; larger than each number.
+fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<u64> {
+    let times = || {
+        packets
+            .iter()
+            .zip(frames)
+            .filter_map(|(packet, frame)| Some((packet.ns, (*frame)?.number)))
+    };
+    let (start, first) = times().next()?;
+    let (end, last) = times().next_back()?;
+    let ns = end.checked_sub(start).filter(|ns| *ns > 0 && start > 0)?;
+    let rate = last.checked_sub(first)? * 1_000_000_000 / ns;
+    let largest = times().map(|(_, number)| number).max()?;
+    Some(rate.max(largest + 1))
+}
+
+fn keys(frame: &Frame, at: usize, per_second: Option<u64>, estimate: Option<u64>) -> Vec<Key> {
     let line = |text: String| Key::new(text, "");
     let mut keys = vec![
         line(format!(
@@ -54,6 +70,13 @@ fn keys(frame: &Frame, at: usize, per_second: Option<u64>) -> Vec<Key> {
         line(format!("thread  = {}", frame.thread)),
     ];
     keys.extend(per_second.map(|rate| line(format!("frames_per_second = {rate}"))));
+    let estimate = estimate.filter(|_| per_second.is_none());
+    keys.extend(estimate.map(|rate| {
+        Key::new(
+            format!("frames_per_second = {rate}"),
+            "estimated, because no second ends in these packets; set the exact number:",
+        )
+    }));
     if at > 0 {
         keys.push(Key::new(
             "vtp     = true",
@@ -102,6 +125,14 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             packet: thread as u64,
         })
     };
+    let mut ambiguous = Vec::new();
+    if threads.len() > 1 {
+        ambiguous.push(format!(
+            "one source receives one of the {} threads, here {}, and rejects the others",
+            threads.len(),
+            example.thread
+        ));
+    }
     let is_known = FORMATS.iter().any(|format| format.name == "vdif");
     let rate = per_second.map_or_else(String::new, |rate| format!(", {rate} frames per second"));
     Some(Recognised {
@@ -124,7 +155,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
                 example.bits
             ),
         ],
-        ambiguous: Vec::new(),
+        ambiguous,
         numbering: Numbering {
             bits: 64,
             step: 1,
@@ -135,7 +166,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         suggestion: if is_known {
             Suggestion::Format {
                 kind: "vdif",
-                keys: keys(example, at, per_second),
+                keys: keys(example, at, per_second, estimate(packets, &frames)),
                 samples: None,
                 has_parts: false,
             }
