@@ -1,7 +1,7 @@
 //! Counts lost, repeated and reordered packets by the numbers in their headers.
 
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// Maximum distance in frames between two packets of one run of numbers; a larger jump is a restart of the sender.
 const MAX_JUMP: u64 = 1 << 20;
@@ -13,7 +13,7 @@ pub(super) struct Numbering {
     pub(super) bits: u32,
     /// Increment of the frame number.
     pub(super) step: u64,
-    /// Number of packets in a frame.
+    /// Number of packets in each part of a frame.
     pub(super) packets: u64,
 }
 
@@ -22,14 +22,18 @@ pub(super) struct Numbering {
 pub(super) struct Place {
     /// The frame number as in the packet.
     pub(super) frame: u64,
-    /// Index of the packet in its frame, from 0. An index beyond the frame means that the number belongs to a message
-    /// instead of a frame, so its packets are not expected.
+    /// Index of the packet in its part of the frame, from 0. An index beyond the part means that the number belongs to a
+    /// message instead of a frame, so its packets are not expected.
     pub(super) packet: u64,
+    /// Index of the part, such as the antenna; 0 if frames have one part. Packets are counted for each part.
+    pub(super) part: usize,
 }
 
-/// The numbers between two restarts of a sender.
+/// The numbers of one part between two restarts of its sender.
 #[derive(Debug, Default)]
 struct Run {
+    /// The last frame number as in the packet, and its position in units of the step.
+    last: Option<(u64, i128)>,
     packets: Vec<i128>,
     /// Frame numbers that belong to messages.
     messages: HashSet<i128>,
@@ -70,10 +74,8 @@ pub(super) fn account(
     numbering: &Numbering,
 ) -> Account {
     let mut account = Account::default();
-    let mut run = Run::default();
+    let mut runs: BTreeMap<usize, Run> = BTreeMap::new();
     let packets = i128::from(numbering.packets.max(1));
-    // The frame number as in the packet, and its position in units of `step`.
-    let mut last: Option<(u64, i128)> = None;
     let step = numbering.step.max(1);
     let unused = 64 - numbering.bits.clamp(1, 64);
     for place in places {
@@ -81,20 +83,21 @@ pub(super) fn account(
             account.control += 1;
             continue;
         };
-        let frame = match last {
+        let run = runs.entry(place.part).or_default();
+        let frame = match run.last {
             None => 0,
             Some((number, frame)) => {
                 let jump = (place.frame.wrapping_sub(number) << unused).cast_signed() >> unused;
                 if jump.unsigned_abs() / step > MAX_JUMP {
                     account.restarts += 1;
-                    std::mem::take(&mut run).close(packets, &mut account);
+                    std::mem::take(run).close(packets, &mut account);
                     0
                 } else {
                     frame + i128::from(jump) / i128::from(step)
                 }
             }
         };
-        last = Some((place.frame, frame));
+        run.last = Some((place.frame, frame));
         let packet = i128::from(place.packet);
         if packet < packets {
             run.packets.push(frame * packets + packet);
@@ -103,7 +106,9 @@ pub(super) fn account(
             run.messages.insert(frame);
         }
     }
-    run.close(packets, &mut account);
+    for run in runs.into_values() {
+        run.close(packets, &mut account);
+    }
     account
 }
 
@@ -147,7 +152,11 @@ mod tests {
         for frame in 100..300u64 {
             for packet in 0..4 {
                 let frame = frame * 2 % 256;
-                places.push(Some(Place { frame, packet }));
+                places.push(Some(Place {
+                    frame,
+                    packet,
+                    part: 0,
+                }));
             }
         }
         places.swap(40, 41);
@@ -167,6 +176,28 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_counted_separately() {
+        let numbering = Numbering {
+            bits: 48,
+            step: 1,
+            packets: 1,
+        };
+        let place = |frame, part| {
+            Some(Place {
+                frame,
+                packet: 0,
+                part,
+            })
+        };
+        // The second part is behind by three frames, and lost one packet.
+        let places = (0..50_u64).flat_map(|n| [place(n + 3, 0), place(n, 1).filter(|_| n != 20)]);
+        let places = places.filter(Option::is_some);
+        let found = account(places, &numbering);
+        let counts = (found.expected, found.lost, found.reordered);
+        assert_eq!(counts, (100, 1, 0));
+    }
+
+    #[test]
     fn huge_jump_is_restart_instead_of_loss() {
         let numbering = Numbering {
             bits: 64,
@@ -174,7 +205,13 @@ mod tests {
             packets: 1,
         };
         let numbers = (5..20).chain(1 << 40..(1 << 40) + 10);
-        let places = numbers.map(|frame| Some(Place { frame, packet: 0 }));
+        let places = numbers.map(|frame| {
+            Some(Place {
+                frame,
+                packet: 0,
+                part: 0,
+            })
+        });
         let found = account(places, &numbering);
         assert_eq!((found.expected, found.lost, found.restarts), (25, 0, 1));
     }

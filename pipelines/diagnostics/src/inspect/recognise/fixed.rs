@@ -89,7 +89,11 @@ impl Fixed {
                 position.read(head)? / self.payload.max(1) as u64,
             ),
         };
-        Some(Place { frame, packet })
+        Some(Place {
+            frame,
+            packet,
+            part: 0,
+        })
     }
 
     /// Returns the keys of the format `raw`.

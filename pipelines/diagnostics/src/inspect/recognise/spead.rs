@@ -160,6 +160,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             } else {
                 u64::MAX
             },
+            part: 0,
         })
     };
     let mut why = vec![

@@ -122,7 +122,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         let thread = threads.iter().position(|thread| *thread == frame.thread)?;
         Some(Place {
             frame: (frame.seconds - first) * per_second.unwrap_or(1 << 24) + frame.number,
-            packet: thread as u64,
+            packet: 0,
+            part: thread,
         })
     };
     let mut ambiguous = Vec::new();
@@ -159,7 +160,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         numbering: Numbering {
             bits: 64,
             step: 1,
-            packets: threads.len() as u64,
+            packets: 1,
         },
         places: frames.iter().map(place).collect(),
         layout: format!("vdif {at} {length} {}", example.header),

@@ -128,6 +128,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         Some(Place {
             frame: header.count,
             packet: 0,
+            part: 0,
         })
     };
     let is_known = FORMATS.iter().any(|format| format.name == "vita49");
