@@ -8,9 +8,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("packets").args(["capture", "interface", "port"]).required(true).multiple(true)))]
 pub(super) struct Args {
     /// The capture to examine (pcap or pcapng).
-    #[arg(value_name = "CAPTURE", required_unless_present_any = ["interface", "port"], conflicts_with_all = ["interface", "groups", "time"])]
+    #[arg(value_name = "CAPTURE", conflicts_with_all = ["interface", "groups", "time"])]
     capture: Option<PathBuf>,
     /// Interface to capture on, such as `eth1`. Needs root or CAP_NET_RAW; without it, a UDP socket receives the packets to
     /// `--port`.

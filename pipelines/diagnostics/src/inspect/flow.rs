@@ -86,6 +86,8 @@ pub(super) struct Flows {
     pub(super) list: Vec<Flow>,
     /// Number of packets of further flows, which were not examined.
     pub(super) omitted: u64,
+    /// Number of packets to ports that are not examined, by port.
+    pub(super) others: BTreeMap<u16, u64>,
     /// Number of records that contained several datagrams and were split.
     pub(super) split: u64,
     /// Number of stored packets.
@@ -108,6 +110,11 @@ impl Flows {
         self.known.insert(key, next);
         self.list.push(Flow::new(key.0, key.1));
         Some(next)
+    }
+
+    /// Counts a datagram that is not examined because of its port.
+    pub(super) fn skip(&mut self, record: &Datagram<'_>) {
+        *self.others.entry(record.destination.port()).or_default() += 1;
     }
 
     /// Adds one datagram.

@@ -120,8 +120,10 @@ fn capture(
                         .port
                         .is_none_or(|port| port == found.destination.port())
                 };
-                if let Some(found) = found.filter(is_wanted) {
-                    flows.add(&found);
+                match found {
+                    Some(found) if is_wanted(&found) => flows.add(&found),
+                    Some(found) => flows.skip(&found),
+                    None => {}
                 }
             })?;
         }

@@ -37,6 +37,9 @@ pub struct Report {
     seconds: Option<f64>,
     /// What was not examined, and why.
     notes: Vec<String>,
+    /// What to check if there is no packet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'static str>,
     streams: Vec<Stream>,
 }
 
@@ -133,6 +136,19 @@ impl Report {
                 flows.omitted
             ));
         }
+        if let Some((port, most)) = flows.others.iter().max_by_key(|(_, count)| **count) {
+            let all = daq_core::units::counted(flows.others.values().sum::<u64>(), "packet");
+            notes.push(format!(
+                "{all} to other ports were not examined, {most} of them to port {port}"
+            ));
+        }
+        let hint = flows.list.is_empty().then(|| match origin {
+            Origin::Capture { .. } => "the capture contains no UDP packets to examine",
+            Origin::Live { .. } => {
+                "no UDP packets arrived. `ip -s link` shows whether the interface receives packets. A switch sends packets of a \
+                 multicast group only to hosts that joined it: name the group with --group and its port with --port"
+            }
+        });
         let sum = |of: fn(&Flow) -> u64| flows.list.iter().map(of).sum::<u64>();
         let first = flows.list.iter().map(|flow| flow.first_ns).min();
         let last = flows.list.iter().map(|flow| flow.last_ns).max();
@@ -148,6 +164,7 @@ impl Report {
                 .filter(|ns| *ns > 0 && first > Some(0))
                 .map(|ns| ns as f64 / 1e9),
             notes,
+            hint,
             streams,
         }
     }
@@ -173,7 +190,7 @@ pub fn capture(path: &Path, port: Option<u16>) -> Result<Report, PcapError> {
             Ok(Some(record)) if port.is_none_or(|port| port == record.destination.port()) => {
                 flows.add(&record);
             }
-            Ok(Some(_)) => {}
+            Ok(Some(record)) => flows.skip(&record),
             Ok(None) => break,
             // The packets before the damage are examined.
             Err(error @ PcapError::Damaged { .. }) if !flows.list.is_empty() => {

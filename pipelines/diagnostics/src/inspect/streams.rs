@@ -74,7 +74,13 @@ fn unrecognised(flows: &[&Flow]) -> Stream {
         .map(|flow| flow.stored.len())
         .max()
         .unwrap_or(0);
-    let reason = if longest < recognise::MIN_PACKETS * 2 {
+    let is_text = |packet: &Packet| {
+        let is_printed = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+        !packet.head.is_empty() && packet.head.iter().all(is_printed)
+    };
+    let reason = if flows.iter().flat_map(|flow| &flow.stored).all(is_text) {
+        "the packets contain text, such as messages of a control program, instead of samples"
+    } else if longest < recognise::MIN_PACKETS * 2 {
         "too few packets to recognise a format: capture for longer"
     } else {
         "no known format, and no number in the first 128 bytes that counts packets"

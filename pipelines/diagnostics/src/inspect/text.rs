@@ -71,11 +71,8 @@ impl fmt::Display for Report {
         for note in &self.notes {
             item(f, "  note: ", note)?;
         }
-        if self.streams.is_empty() {
-            writeln!(
-                f,
-                "  no UDP packets arrived, so there is nothing to recognise"
-            )?;
+        if let Some(hint) = self.hint {
+            item(f, "  ", hint)?;
         }
         // The streams without a format are the last ones.
         let recognised = self

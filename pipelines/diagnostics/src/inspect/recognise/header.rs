@@ -6,6 +6,7 @@
 use super::field::{Behaviour, FieldAt, behaviour};
 use super::fixed::{Fixed, Numbers};
 use super::{Key, Packet, Recognised, mode, percent};
+use crate::inspect::account::account;
 use crate::inspect::number;
 use daq_drivers::packet::Endian;
 
@@ -19,12 +20,25 @@ const MAX_EXAMINED: usize = 4096;
 const MAX_CONFIDENCE: f64 = 85.0;
 /// Minimum confidence in percent.
 const MIN_CONFIDENCE: u8 = 40;
+/// Maximum share in percent of lost packets: a number with more holes does not count packets.
+const MAX_LOST: u8 = 90;
+/// Number of packets in which bytes with digits only are text instead of a number.
+const MIN_TEXT: usize = 20;
 
 /// A number in the header and its behaviour.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
     field: FieldAt,
     behaviour: Behaviour,
+}
+
+impl Counter {
+    const fn has_step_one(&self) -> bool {
+        matches!(
+            self.behaviour,
+            Behaviour::Steps { step: 1, .. } | Behaviour::Holds { step: 1 }
+        )
+    }
 }
 
 /// The packets of the most frequent size.
@@ -83,11 +97,23 @@ impl<'a> Headers<'a> {
         })
     }
 
-    /// Returns the number whose lowest changing byte is at `at`.
+    /// Returns whether the byte at `at` is a digit in each of many packets.
+    fn is_text(&self, at: usize) -> bool {
+        self.packets.len() >= MIN_TEXT
+            && self
+                .packets
+                .iter()
+                .all(|packet| packet.head[at].is_ascii_digit())
+    }
+
+    /// Returns the number whose lowest changing byte is at `at`; `None` if the byte is a digit of a text.
     fn counter(&self, at: usize, endian: Endian) -> Option<Counter> {
         let fields: Vec<FieldAt> = (1..=8)
             .map_while(|bytes| self.field(at, bytes, endian))
             .collect();
+        if self.is_text(at) {
+            return None;
+        }
         let highest = |field: &FieldAt| match endian {
             Endian::Big => field.offset,
             Endian::Little => field.end() - 1,
@@ -186,12 +212,17 @@ impl<'a> Headers<'a> {
             .filter(|at| self.changes[*at])
             .flat_map(|at| [Endian::Big, Endian::Little].map(|endian| self.counter(at, endian)));
         let mut all: Vec<Counter> = all.flatten().collect();
-        // Wider numbers contain the parts of themselves; at equal size, natural offsets are more likely.
+        // Wider numbers contain the parts of themselves; at equal size, natural offsets are more likely. In the wrong byte
+        // order, a number seems to grow in larger steps.
         let rank = |counter: &Counter| {
             let FieldAt { offset, bytes, .. } = counter.field;
-            let is_held = matches!(counter.behaviour, Behaviour::Holds { .. });
+            let (is_held, step) = match counter.behaviour {
+                Behaviour::Steps { step, .. } => (false, step),
+                Behaviour::Cycles { stride, .. } => (false, stride),
+                Behaviour::Holds { step } => (true, step),
+            };
             let is_natural = matches!(bytes, 2 | 4 | 8) && offset.is_multiple_of(bytes);
-            (is_held, !is_natural, std::cmp::Reverse(bytes), offset)
+            (is_held, !is_natural, std::cmp::Reverse(bytes), step, offset)
         };
         all.sort_by_key(rank);
         let mut kept: Vec<Counter> = Vec::new();
@@ -270,7 +301,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     for other in others {
         let rate = tick_rate(&headers, other);
         ambiguous.push(other_number(other, rate.as_deref()));
-        let is_time = other.field.bytes >= 4 && more.is_empty();
+        // A number that grows by 1 counts something.
+        let is_time = other.field.bytes >= 4 && more.is_empty() && !other.has_step_one();
         if let Some(rate) = rate.filter(|_| is_time) {
             more.push(Key::new(
                 format!("# timestamp = {{ {}, rate = \"{rate}\" }}", other.field.keys()),
@@ -298,6 +330,11 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             .then(|| fixed.place(packet))
             .flatten()
     };
+    let places: Vec<_> = packets.iter().map(place).collect();
+    let counts = account(places.iter().copied(), &fixed.numbering());
+    if counts.lost * 100 > counts.expected * u64::from(MAX_LOST) {
+        return None;
+    }
     let size = f64::from(percent(count, packets.len())) / 100.0;
     let number = count as f64 / (count as f64 + 4.0);
     #[expect(
@@ -312,7 +349,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         why,
         ambiguous,
         numbering: fixed.numbering(),
-        places: packets.iter().map(place).collect(),
+        places,
         layout: format!("raw {length} {header} {used:?}"),
         suggestion: fixed.suggestion(),
     })

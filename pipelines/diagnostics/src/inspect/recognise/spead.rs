@@ -194,7 +194,14 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     }
     let items = Items::of(&data);
     why.extend(items.list());
-    let mut keys = keys(address_bits, &sizes, step, described.is_empty());
+    let obstacle = if !described.is_empty() {
+        Some("heaps with descriptors have other packet boundaries")
+    } else if items.has_several_in_payload() {
+        Some("heaps contain several items, of which the largest is the frame")
+    } else {
+        None
+    };
+    let mut keys = keys(address_bits, &sizes, step, obstacle);
     keys.extend(items.time_key(packets, &parsed));
     ambiguous.extend(items.part_note());
     Some(Recognised {
@@ -218,11 +225,11 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     })
 }
 
-fn keys(address_bits: u32, sizes: &Sizes, step: u64, is_fixed: bool) -> Vec<Key> {
-    let why = if is_fixed {
-        "the packets state these sizes; without these keys, the sizes are detected from the first heaps"
-    } else {
-        "detected from the first heaps, because heaps with descriptors have other packet boundaries; observed:"
+/// Returns the keys of the sizes. They are comments if there is an `obstacle` to fixing the sizes.
+fn keys(address_bits: u32, sizes: &Sizes, step: u64, obstacle: Option<&str>) -> Vec<Key> {
+    let why = match obstacle {
+        None => "the packets state these sizes; without these keys, the sizes are detected from the first heaps".to_owned(),
+        Some(obstacle) => format!("detected from the first heaps, because {obstacle}; observed:"),
     };
     let mut lines = vec![
         format!("heap   = {}", sizes.heap),
@@ -233,9 +240,10 @@ fn keys(address_bits: u32, sizes: &Sizes, step: u64, is_fixed: bool) -> Vec<Key>
     }
     lines.push(format!("heap_step    = {step}"));
     lines.push(format!("address_bits = {address_bits}"));
-    let mark = if is_fixed { "" } else { "# " };
-    let keys = lines.iter().enumerate();
-    keys.map(|(i, line)| Key::new(format!("{mark}{line}"), if i == 0 { why } else { "" }))
+    let mark = if obstacle.is_none() { "" } else { "# " };
+    let reasons = std::iter::once(why).chain(std::iter::repeat(String::new()));
+    let keys = lines.iter().zip(reasons);
+    keys.map(|(line, why)| Key::new(format!("{mark}{line}"), why))
         .collect()
 }
 
@@ -249,6 +257,13 @@ impl Items {
             items.entry(*id).or_default().insert(*value);
         }
         Self(items)
+    }
+
+    /// Returns whether the payload of heaps consists of several items.
+    fn has_several_in_payload(&self) -> bool {
+        let in_payload =
+            |(id, values): &(&u64, &BTreeSet<Option<u64>>)| **id != 0 && values.contains(&None);
+        self.0.iter().filter(in_payload).count() > 1
     }
 
     /// Returns one line for each item.
