@@ -342,9 +342,9 @@ fn public_formats_are_recognised_with_their_losses() {
         ("VDIF", 400, "vdif", frames),
     ] {
         let mut pcap = Pcap::new();
-        packets
-            .iter()
-            .for_each(|packet| pcap.add(SENDER, RECEIVER, packet));
+        for packet in &packets {
+            pcap.add(SENDER, RECEIVER, packet);
+        }
         let daq = pcap.daq();
         let report = json(&daq);
         let found = report["streams"][0]["format"]["name"].as_str().unwrap();

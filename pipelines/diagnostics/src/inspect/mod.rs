@@ -142,7 +142,7 @@ impl Report {
                 "{all} to other ports were not examined, {most} of them to port {port}"
             ));
         }
-        let hint = flows.list.is_empty().then(|| match origin {
+        let hint = flows.list.is_empty().then_some(match origin {
             Origin::Capture { .. } => "the capture contains no UDP packets to examine",
             Origin::Live { .. } => {
                 "no UDP packets arrived. `ip -s link` shows whether the interface receives packets. A switch sends packets of a \

@@ -102,7 +102,7 @@ mod tests {
             let mut bytes = vec![
                 0xca, 0xfe, 0xba, 0xbe, 0, 0, 0, number, 9, 8, 7, 6, 5, 4, 3, 2,
             ];
-            bytes.extend((0..length).map(|i| (i * 37 + usize::from(number) * 11) as u8));
+            bytes.extend((0..length).map(|i| (i * 37 + usize::from(number) * 11).to_le_bytes()[0]));
             bytes
         };
         let record = [
