@@ -422,7 +422,11 @@ impl<'a> Batch<'a> {
             (frame + 1, 0)
         };
         state.next = Some((geometry.numbering.next(id), frame, index));
-        state.candidate = None;
+        if let Some(candidate) = &state.candidate
+            && self.shared.refutes(candidate, id)
+        {
+            state.candidate = None;
+        }
         position
     }
 

@@ -12,6 +12,8 @@ use crate::sync::Ordering;
 pub(super) struct Candidate {
     /// The unit number of the last packet.
     unit: u64,
+    /// The part of the last packet.
+    part: u32,
     /// Number of consistent packets.
     pub(super) count: u32,
     /// The horizon when the first of these packets arrived.
@@ -31,6 +33,19 @@ pub(super) enum Classification {
     Undecided,
     /// The number is implausible, or the index or size of the packet does not fit the unit.
     Reject,
+}
+
+impl Shared {
+    /// Returns whether `id`, a packet in the window, refutes a candidate. If one thread receives all parts of a frame, a part that
+    /// continues in the old numbering does not refute the restart of another part.
+    pub(super) fn refutes(&self, candidate: &Candidate, id: PacketId) -> bool {
+        if self.geometry.parts == 1 || !self.is_exclusive() {
+            return true;
+        }
+        let part = self.geometry.part_of(id);
+        self.parts.note_near(part);
+        candidate.part == part
+    }
 }
 
 impl WriterState {
@@ -91,9 +106,11 @@ impl WriterState {
         // Includes positions that this batch has seen, because its own packets are not evidence of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
         let (agreed, since) = match self.candidate {
-            // Packets of the old numbering that arrived meanwhile refute the candidate. If frames have several parts, all
-            // of their senders must see this at the same position, so that they can agree.
-            Some(Candidate { unit, count, since }) if geometry.parts == 1 || since == horizon => {
+            // If several threads fill frames of several parts, packets of the old numbering that arrived meanwhile refute the
+            // candidates of all threads at the same position, so that they can agree.
+            Some(Candidate {
+                unit, count, since, ..
+            }) if geometry.parts == 1 || shared.is_exclusive() || since == horizon => {
                 match geometry.numbering.packets_between(unit, id) {
                     Some(0) => (count, since),
                     Some(distance) if distance.unsigned_abs() <= near => (count + 1, since),
@@ -104,6 +121,7 @@ impl WriterState {
         };
         let candidate = Some(Candidate {
             unit: id.unit,
+            part: geometry.part_of(id),
             count: agreed,
             since,
         });

@@ -45,6 +45,13 @@ impl Parts {
         }
     }
 
+    /// Records that `part` has sent a number in the window.
+    pub(super) fn note_near(&self, part: u32) {
+        if let Some(part) = self.0.get(part as usize) {
+            part.far.store(0, Ordering::Release);
+        }
+    }
+
     /// Considers all parts alive at `frame`, the first of an epoch.
     pub(super) fn begin(&self, frame: u64) {
         for part in &self.0 {
