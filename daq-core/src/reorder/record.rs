@@ -27,6 +27,8 @@ pub(super) struct Record {
     pub(super) arrived: AtomicU32,
     pub(super) time_ns: AtomicU64,
     pub(super) time_clock: AtomicU32,
+    /// Bit `i` is set if a thread stores or has stored kept field `i`.
+    kept_claimed: AtomicU32,
     /// Bit `i` is set if kept field `i` is present.
     kept_mask: AtomicU32,
     kept: Box<[AtomicU64]>,
@@ -50,6 +52,7 @@ impl Record {
             arrived: AtomicU32::new(0),
             time_ns: AtomicU64::new(0),
             time_clock: AtomicU32::new(0),
+            kept_claimed: AtomicU32::new(0),
             kept_mask: AtomicU32::new(0),
             kept: zeros(kept),
             claimed: words(),
@@ -69,6 +72,7 @@ impl Record {
         self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
         self.time_clock.store(0, Ordering::Relaxed);
+        self.kept_claimed.store(0, Ordering::Relaxed);
         self.kept_mask.store(0, Ordering::Relaxed);
         for word in self
             .claimed
@@ -87,10 +91,11 @@ impl Record {
         self.kept_mask.load(Ordering::Relaxed).count_ones() as usize != self.kept.len()
     }
 
-    /// Stores the fields that are still absent.
+    /// Stores the fields that are still absent. If several threads do so at once, each field has the value of one of them, and
+    /// the fields of one packet stay together.
     pub(super) fn keep(&self, fields: &KeptFields) {
-        let known = self.kept_mask.load(Ordering::Relaxed);
-        let fresh = u32::from(fields.mask()) & !known;
+        let mask = u32::from(fields.mask());
+        let fresh = mask & !self.kept_claimed.fetch_or(mask, Ordering::Relaxed);
         for (i, (word, value)) in self.kept.iter().zip(fields.values()).enumerate() {
             if fresh >> i & 1 == 1 {
                 word.store(*value, Ordering::Relaxed);
