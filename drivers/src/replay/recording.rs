@@ -1,6 +1,7 @@
 //! The contents of a SigMF recording according to its metadata: runs of packets.
 
 use super::config::{ReplayConfig, Speed};
+use crate::packet::keep::name_problems;
 use daq_core::config::Problem;
 use daq_core::frame::{KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
@@ -95,6 +96,7 @@ impl Recording {
     }
 
     fn new(path: &Path, meta: &Meta) -> Result<Self, Problem> {
+        check_names(path, meta)?;
         let datatype = meta.global.datatype;
         let scalar = match datatype.number {
             Number::I8 => Scalar::Int8,
@@ -427,6 +429,20 @@ impl Recording {
             }
         }
         notes
+    }
+}
+
+/// Checks the names of kept fields, which become names of files in some sinks.
+fn check_names(path: &Path, meta: &Meta) -> Result<(), Problem> {
+    let stream = meta.global.stream.as_ref();
+    let names = stream.map_or(&[][..], |stream| &stream.kept);
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    match name_problems(&names, |_| String::new()).first() {
+        None => Ok(()),
+        Some(problem) => {
+            let message = format!("{}: `daq:kept`: {}", path.display(), problem.message);
+            Err(Problem::at("path", message).help("correct `daq:kept` in the metadata"))
+        }
     }
 }
 
