@@ -82,7 +82,10 @@ impl PtpOffset {
                 return None;
             };
             let (before, clock, after) = (ns(before)?, ns(clock)?, ns(after)?);
-            let delay_ns = after.checked_sub(before)?;
+            // The clock was set meanwhile if the delay is negative.
+            let delay_ns = after
+                .checked_sub(before)
+                .filter(|delay_ns| *delay_ns >= 0)?;
             Some(Self {
                 ns: clock.checked_sub(before.checked_add(delay_ns / 2)?)?,
                 delay_ns,

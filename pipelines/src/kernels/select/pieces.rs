@@ -14,7 +14,8 @@ impl Places {
         Self {
             bases: if count == 0 { Vec::new() } else { vec![first] },
             each: count.max(1),
-            step,
+            // The distance between neighbours is not used for one number, and may be too large to multiply.
+            step: if count > 1 { step } else { 1 },
         }
     }
 
