@@ -115,7 +115,10 @@ static struct sg_table *bar_map(struct dma_buf_attachment *attach, enum dma_data
 		dma_addr_t address = at;
 
 		if (!(bar->flags & BAR_EXPORT_BARE)) {
-			address = dma_map_resource(attach->dev, at, piece, direction, 0);
+			/* Linux logs a warning if a device without an IOMMU cannot reach an address. EDU reaches 28 bits while its driver is bound. */
+			bool in_reach = device_iommu_mapped(attach->dev) || at + piece - 1 <= dma_get_mask(attach->dev);
+
+			address = in_reach ? dma_map_resource(attach->dev, at, piece, direction, 0) : DMA_MAPPING_ERROR;
 			if (dma_mapping_error(attach->dev, address)) {
 				/* This unmaps only the pieces that were mapped, because the others have no length. */
 				bar_unmap(attach, table, direction);
