@@ -132,7 +132,7 @@ fn fuzz_spead_parts() {
         .with_test_time(time())
         .for_each(|packets| {
             let mut format = configured("heap = 100\npacket = 40\nfirst = 24");
-            let detector = configured("samples = \"adc\"")
+            let detector = configured("samples = \"adc\"\nheap = 100")
                 .start_detection(&geometry, 1)
                 .and_then(|format| format.detector());
             let detector = detector.expect("sizes are unknown");

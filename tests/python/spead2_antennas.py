@@ -1,14 +1,15 @@
 """Sends frames of which each antenna sends one heap, with PyPI's spead2 and its default settings.
 
 Argument: a JSON object with `ports` (one for all antennas, or one for each), `file` (the samples of all frames, antenna by
-antenna), `antennas`, `frames`, `heap` (bytes of samples), and `counters`: `own` (each antenna counts its heaps from 1) or `mixed`
-(the counters of an antenna are in a range of their own). Each heap has the immediate items `timestamp` (0x1600), which grows by
+antenna), `antennas`, `frames`, `heap` (bytes of samples), and `counters`: `own` (each antenna counts its heaps from 1), `parallel`
+(likewise, and all antennas send at the same time) or `mixed` (the counters of an antenna are in a range of their own). Each heap has the immediate items `timestamp` (0x1600), which grows by
 4096 from frame to frame, and `antenna` (0x4101), a short item `flags`, and the samples `adc`.
 """
 
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import spead2
@@ -32,15 +33,27 @@ def antenna(i):
 
 
 antennas = [antenna(i) for i in range(job["antennas"])]
-for n, frame in enumerate(frames):
-    for i, (stream, items) in enumerate(antennas):
-        items["timestamp"].value = 1_000_000 + 4096 * n
-        items["antenna"].value = i
-        items["flags"].value = np.full(700, n % 256, np.uint8)
-        items["adc"].value = frame[i]
-        counter = n + 1 if job["counters"] == "own" else ((i + 5) << 32) + n * 3 + i
-        stream.send_heap(items.get_heap(descriptors="stale", data="all"), cnt=counter)
-    time.sleep(0.002)
+
+
+def send(n, i):
+    """Sends the heap of antenna `i` in frame `n`."""
+    stream, items = antennas[i]
+    items["timestamp"].value = 1_000_000 + 4096 * n
+    items["antenna"].value = i
+    items["flags"].value = np.full(700, n % 256, np.uint8)
+    items["adc"].value = frames[n, i]
+    counter = ((i + 5) << 32) + n * 3 + i if job["counters"] == "mixed" else n + 1
+    stream.send_heap(items.get_heap(descriptors="stale", data="all"), cnt=counter)
+
+
+with ThreadPoolExecutor() as threads:
+    for n in range(job["frames"]):
+        if job["counters"] == "parallel":
+            list(threads.map(send, [n] * job["antennas"], range(job["antennas"])))
+        else:
+            for i in range(job["antennas"]):
+                send(n, i)
+        time.sleep(0.002)
 for i, (stream, items) in enumerate(antennas):
     stream.send_heap(items.get_end())
 with open(job["file"], "wb") as file:

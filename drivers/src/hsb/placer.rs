@@ -182,7 +182,7 @@ impl Placer {
     fn begin_epoch(&mut self, window: &mut ReorderWindow, confirms: &[u8]) {
         let mut kept = std::mem::take(&mut self.kept);
         let mut begins = true;
-        while let Some((datagram, _)) = kept.front() {
+        while let Some((datagram, ..)) = kept.front() {
             self.put_alone(window, datagram, std::mem::take(&mut begins));
             kept.pop();
         }
@@ -285,7 +285,7 @@ impl Placer {
         }
         self.kept_as = kept_as;
         let can_start = kept_as == KeptAs::Rejected || self.tracker.restarts_with_old();
-        if !can_start || !self.kept.push(datagram, Timestamp::default()) {
+        if !can_start || !self.kept.push(datagram, Timestamp::default(), 0) {
             self.dismiss(batch, datagram);
         }
     }
@@ -294,7 +294,7 @@ impl Placer {
     #[cold]
     fn discard_kept(&mut self, batch: &mut Batch<'_>) {
         let mut kept = std::mem::take(&mut self.kept);
-        while let Some((datagram, _)) = kept.front() {
+        while let Some((datagram, ..)) = kept.front() {
             self.dismiss(batch, datagram);
             kept.pop();
         }

@@ -54,6 +54,25 @@ impl Check {
         });
     }
 
+    /// Checks that `bits` bits after a shift of `shift` bits are inside a number of `bytes` bytes. Returns the number of bits, by
+    /// default all.
+    pub(super) fn bits(&mut self, key: &str, bytes: usize, bits: Option<u32>, shift: u32) -> u32 {
+        let width = u32::try_from(bytes.clamp(1, 8) * 8).unwrap_or(64);
+        let wanted = bits.unwrap_or_else(|| width.saturating_sub(shift).max(1));
+        let fits = wanted >= 1 && wanted.checked_add(shift).is_some_and(|end| end <= width);
+        let wrong = if bits.is_some() { "bits" } else { "shift" };
+        self.must(fits, &format!("{key}.{wrong}"), || {
+            let message = format!(
+                "{wanted} bits after a shift of {shift} bits exceed the {width} bits of the number"
+            );
+            (
+                message,
+                "lower `bits` or `shift`, or raise `bytes`".to_owned(),
+            )
+        });
+        wanted
+    }
+
     /// Checks the identifier of a SPEAD item, which must be below `end`.
     pub(super) fn item(&mut self, key: &str, item: u64, end: u64) {
         self.must((FIRST_ITEM..end).contains(&item), key, || {

@@ -87,10 +87,26 @@ pub trait PacketFormat: Debug + Send + Sync {
         "packet"
     }
 
-    /// Returns which address of packets determines their part. If it is not `None`, the source calls
-    /// [`use_flow`](Self::use_flow) before it parses packets of another flow.
+    /// Returns which address of packets determines their part.
     fn part_origin(&self) -> Option<Origin> {
         None
+    }
+
+    /// Returns which address of packets the format needs in order to place them, usually the
+    /// [`part_origin`](Self::part_origin). If it is not `None`, the source calls [`use_flow`](Self::use_flow) before it parses
+    /// packets of another flow.
+    fn flow_origin(&self) -> Option<Origin> {
+        self.part_origin()
+    }
+
+    /// Returns why packets of the current flow are rejected, or `None` if they may belong to a part.
+    fn flow_reject(&self) -> Option<Reject> {
+        None
+    }
+
+    /// Returns `flow` with only the addresses that matter for parts, so that other differences between flows are ignored.
+    fn reduce_flow(&self, flow: &Flow) -> Flow {
+        *flow
     }
 
     /// Selects the flow of the packets that are parsed from now on.

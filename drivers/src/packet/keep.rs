@@ -79,19 +79,9 @@ impl Keep<Field> {
         let names: Vec<_> = keys.iter().map(|key| key.name.as_str()).collect();
         check_names(check, &names);
         let field = |(i, key): (usize, &KeptFieldConfig)| {
-            check.field(&format!("keep.{i}"), key.offset, key.bytes, header);
-            let width = u32::try_from(8 * key.bytes.clamp(1, 8)).unwrap_or(64);
-            let bits = key.bits.unwrap_or(width.saturating_sub(key.shift));
-            let fits = bits >= 1 && bits.checked_add(key.shift).is_some_and(|end| end <= width);
-            check.must(fits, &format!("keep.{i}.bits"), || {
-                (
-                    format!(
-                        "{bits} bits after a shift of {} bits do not fit into the {width} bits of the field",
-                        key.shift
-                    ),
-                    "lower `bits` or `shift`, or raise `bytes`".to_owned(),
-                )
-            });
+            let name = format!("keep.{i}");
+            check.field(&name, key.offset, key.bytes, header);
+            let bits = check.bits(&name, key.bytes, key.bits, key.shift);
             let field = Field::new(key.offset, key.bytes, key.endian, key.shift, bits);
             (key.name.clone(), field)
         };

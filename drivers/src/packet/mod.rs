@@ -162,7 +162,7 @@ pub enum Reject {
     },
     /// The size of the packet differs from the fixed size of the format.
     #[error(
-        "the packet has {got} bytes, but header, payload and trailer add up to {expected}: check `header`, `payload` and `trailer`"
+        "the packet has {got} bytes, but header, payload and trailer of this packet add up to {expected}: check `header`, `payload`, `trailer`, and `packets` and `last` if frames are numbered"
     )]
     Length {
         /// Expected size in bytes.

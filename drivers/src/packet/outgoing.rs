@@ -22,6 +22,10 @@ impl OutgoingFormat for Outgoing {
                 "remove `part`, name one receiver for each part in `to`, and set split = \"parts\"";
             return Err(Problem::at("format.part", message).help(help));
         }
+        if !format.kept().is_empty() {
+            let message = "packets that are sent cannot contain kept fields";
+            return Err(Problem::at("format.keep", message).help("remove `keep`"));
+        }
         let unit = layout.unit_bytes.max(1).saturating_mul(parts as usize);
         let frame = frames.frame_bytes;
         if !frame.is_multiple_of(unit) || frame == 0 {
@@ -176,7 +180,7 @@ mod tests {
             spead("address_bits = 48\nheap_step = 4\ntimestamp = { item = 0x1600 }"),
             spead("frame = { item = 0x1600, step = 12 }"),
             spead(
-                "frame = { item = 0x1600, step = 8 }\npart = [{ item = 0x4101, count = 2 }, { item = 0x4103, values = [5, 0] }]\n\
+                "heap = 3000\nframe = { item = 0x1600, step = 8 }\npart = [{ item = 0x4101, count = 2 }, { item = 0x4103, values = [5, 0] }]\n\
                  timestamp = { item = 0x1601 }",
             ),
             spead("packet = 1000"),
@@ -206,6 +210,9 @@ mod tests {
         let problem = |format: &Outgoing, bytes| format.builder(&frames(bytes)).err().unwrap();
         let found = problem(&raw("payload = 1000"), 1500);
         assert_eq!(found.key.as_deref(), Some("format.payload"));
+        let kept = raw("payload = 1000\nkeep = [{ offset = 8, bytes = 4, name = \"bunch\" }]");
+        let found = problem(&kept, 1000);
+        assert_eq!(found.key.as_deref(), Some("format.keep"));
         let found = problem(&spead("heap = 1000"), 1500);
         assert_eq!(found.key.as_deref(), Some("format.heap"));
         assert!(found.help.unwrap().contains("1500"));

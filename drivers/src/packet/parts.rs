@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 /// Maximum number of parts of a frame.
-const MAX_PARTS: usize = 1024;
+pub(super) const MAX_PARTS: u32 = 1024;
 
 /// `part`: what distinguishes the parts of a frame. A list of tables if several numbers distinguish them, such as antenna and
 /// frequency; the last number of the list changes fastest from part to part.
@@ -174,7 +174,19 @@ impl PartsConfig {
             .collect();
         let counts = dimensions.iter().map(|dimension| dimension.known.len());
         let count = counts.fold(1, usize::saturating_mul);
-        check.must((1..=MAX_PARTS).contains(&count), "part", || {
+        for origin in [Origin::Port, Origin::Address] {
+            let uses = tables
+                .iter()
+                .filter(|part| part.from == Some(origin))
+                .count();
+            check.must(uses <= 1, "part.from", || {
+                (
+                    "two tables of `part` use the same address".to_owned(),
+                    "list all values in one of them".to_owned(),
+                )
+            });
+        }
+        check.must((1..=MAX_PARTS as usize).contains(&count), "part", || {
             (
                 format!("a frame can have 1 to {MAX_PARTS} parts, not {count}"),
                 "list each part once".to_owned(),
@@ -238,6 +250,13 @@ impl PartConfig {
                 format!("set `from = \"port\"`, `from = \"address\"`, or {position}"),
             )
         });
+        let is_cut = self.bits.is_some() || self.shift > 0;
+        check.must(is_field || !is_cut, "part.bits", || {
+            (
+                "`bits` and `shift` belong to a number in the header".to_owned(),
+                "remove them, or set `offset` and `bytes`".to_owned(),
+            )
+        });
         if let Some(origin) = self.from {
             return Source::Flow(origin, None);
         }
@@ -245,7 +264,7 @@ impl PartConfig {
             Readable::Fields(header) => {
                 let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
                 check.field("part", offset, bytes, header);
-                let bits = self.bits.unwrap_or(64);
+                let bits = check.bits("part", bytes, self.bits, self.shift);
                 Position::Field(Field::new(offset, bytes, self.endian, self.shift, bits))
             }
             Readable::Items(end) => {
@@ -266,6 +285,12 @@ impl PartConfig {
                     .to_owned(),
             )
         });
+        check.must(is_counted || self.first == 0, "part.first", || {
+            (
+                "`first` is the first value of `count` parts".to_owned(),
+                "remove `first`, or set `count` instead of `values`".to_owned(),
+            )
+        });
         check.must(
             !is_counted || self.from != Some(Origin::Address),
             "part.count",
@@ -279,9 +304,18 @@ impl PartConfig {
             },
         );
         // One more than the maximum is enough to report an error.
-        let count = u64::from(self.count.unwrap_or(1)).min(MAX_PARTS as u64 + 1);
+        let count = u64::from(self.count.unwrap_or(1)).min(u64::from(MAX_PARTS) + 1);
         let counted = || (0..count).map(|i| PartValue::Number(self.first.saturating_add(i)));
-        self.values.clone().unwrap_or_else(|| counted().collect())
+        let values = self.values.clone().unwrap_or_else(|| counted().collect());
+        let is_port = |value: &PartValue| matches!(value, PartValue::Number(..=65_535));
+        let are_ports = values.iter().all(is_port);
+        check.must(self.from != Some(Origin::Port) || are_ports, "part", || {
+            (
+                "a port is at most 65535".to_owned(),
+                "correct `values`, or `first` and `count`".to_owned(),
+            )
+        });
+        values
     }
 }
 
@@ -326,15 +360,49 @@ impl Parts {
         }
     }
 
-    /// Returns the index of the current flow among those that belong to parts; 0 if flows do not distinguish parts.
-    pub(super) fn flow(&self) -> u32 {
-        self.dimensions.iter().fold(0, |flow, dimension| {
+    /// Returns the number of flows that belong to parts; 1 if flows do not distinguish parts.
+    pub(super) fn flows(&self) -> usize {
+        let flows = self
+            .dimensions
+            .iter()
+            .filter(|dimension| dimension.origin().is_some());
+        let flows = flows.fold(1, |flows, dimension| {
+            dimension.count().saturating_mul(flows)
+        });
+        flows.min(MAX_PARTS) as usize
+    }
+
+    /// Returns the index of the current flow among those that belong to parts; `None` if it does not.
+    pub(super) fn flow(&self) -> Option<usize> {
+        let mut flow = 0;
+        for dimension in &self.dimensions {
             if let Source::Flow(_, index) = dimension.source {
-                flow * (dimension.count() + 1) + index.map_or(0, |index| index + 1)
-            } else {
-                flow
+                flow = flow * dimension.count() as usize + index? as usize;
             }
-        })
+        }
+        Some(flow)
+    }
+
+    /// Returns whether packets contain numbers that distinguish parts.
+    pub(super) fn has_numbers(&self) -> bool {
+        let mut sources = self.dimensions.iter().map(|dimension| &dimension.source);
+        sources.any(|source| matches!(source, Source::Number(_)))
+    }
+
+    /// Returns `flow` with only the addresses that distinguish parts.
+    pub(super) fn reduced(&self, flow: &Flow) -> Flow {
+        let uses = |origin| {
+            self.dimensions
+                .iter()
+                .any(|dimension| dimension.origin() == Some(origin))
+        };
+        Flow {
+            source: flow
+                .source
+                .filter(|_| uses(Origin::Address))
+                .map(|from| (from.ip(), 0).into()),
+            destination: flow.destination.filter(|_| uses(Origin::Port)),
+        }
     }
 
     /// Returns the part of a packet whose numbers the function `read` returns. Returns `None` if the packet does not contain a
@@ -415,7 +483,7 @@ impl Dimension {
     }
 }
 
-const UNKNOWN_FLOW: Reject = Reject::Other {
+pub(super) const UNKNOWN_FLOW: Reject = Reject::Other {
     name: "unknown_part",
     message: "the sender's address or the port of the packet is not listed in `part`: add it to `values`, or keep this sender away",
 };

@@ -139,9 +139,9 @@ impl Receiver {
         }
     }
 
-    /// Returns whether the sender of a packet determines its part of a frame.
+    /// Returns whether the format needs the address of a packet's sender.
     fn is_by_sender(&self) -> bool {
-        self.depacketizer.format().part_origin() == Some(Origin::Address)
+        self.depacketizer.format().flow_origin() == Some(Origin::Address)
     }
 
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<Got> {

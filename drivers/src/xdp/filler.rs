@@ -2,8 +2,8 @@
 
 use super::headers;
 use super::link::{Attached, BATCH};
-use crate::packet::Format;
 use crate::packet::datagram::Depacketizer;
+use crate::packet::{Flow, Format};
 use crate::sender::SenderWatch;
 use crate::sys::recv::{MESSAGE_BYTES, RecvBatch};
 use crate::sys::socket::UdpSocket;
@@ -201,7 +201,7 @@ impl Receiver {
                 }
             }
         });
-        let duplicate = if self.depacketizer.format().part_origin().is_some() {
+        let duplicate = if self.depacketizer.format().flow_origin().is_some() {
             let flows = datagrams.map(|(whole, payload, received)| {
                 let flow = headers::flow(whole).unwrap_or_default();
                 (&whole[payload], received, flow)
@@ -280,6 +280,8 @@ impl Receiver {
             return Ok(Got::default());
         };
         let depacketizer = &mut self.depacketizer;
+        // The addresses of these packets are unknown, so they must not be taken for packets of the last flow.
+        depacketizer.use_flow(Flow::default());
         let got = stack.take(|batch, count| {
             let datagrams = (0..count).map(|i| {
                 let ns = batch.message(i).timestamp_ns;

@@ -105,7 +105,7 @@ fn packets_all_rejected_are_logged_with_reason_and_fix() {
     for part in [
         "51 packets".to_owned(),
         format!(
-            "the packet has {} bytes, but header, payload and trailer add up to {length}",
+            "the packet has {} bytes, but header, payload and trailer of this packet add up to {length}",
             length + 1
         ),
         "check `header`, `payload`".to_owned(),

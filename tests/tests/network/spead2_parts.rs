@@ -67,7 +67,7 @@ fn receive(python: &Python, counters: &str, ports: usize, format: &str) -> Outco
 
 #[test]
 fn heaps_of_antennas_form_frames_by_their_items() {
-    let format = "samples = \"adc\"\nframe = { item = 0x1600, step = 4096 }\npart = { item = 0x4101, count = 4 }";
+    let format = "heap = 20000\nsamples = \"adc\"\nframe = { item = 0x1600, step = 4096 }\npart = { item = 0x4101, count = 4 }";
     let python = python!("spead2", "numpy");
     let outcome = receive(&python, "mixed", 1, format);
     assert_contains!(outcome.stderr => "detected heap = 20 kB", "20000 bytes at offset 700 of the 20700-byte heap payload");
@@ -75,9 +75,17 @@ fn heaps_of_antennas_form_frames_by_their_items() {
 
 #[test]
 fn heaps_with_equal_counters_form_frames_by_their_ports() {
-    let format = "samples = 0x4301\npart = { from = \"port\", values = PORTS }";
+    let format = "heap = 20000\nsamples = 0x4301\npart = { from = \"port\", values = PORTS }";
     let python = python!("spead2", "numpy");
     receive(&python, "own", 4, format);
+}
+
+/// Each sender counts its heaps from 1, and all of them send at the same time to the same port.
+#[test]
+fn heaps_with_equal_counters_form_frames_by_their_senders() {
+    let python = python!("spead2", "numpy");
+    let format = "heap = 20000\nsamples = \"adc\"\nframe = { item = 0x1600, step = 4096 }\npart = { item = 0x4101, count = 4 }";
+    receive(&python, "parallel", 1, format);
 }
 
 #[test]

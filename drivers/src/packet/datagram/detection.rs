@@ -14,17 +14,19 @@ use crate::packet::{Flow, Format, Progress, SizeDetector, frames};
 use daq_core::frame::Timestamp;
 use daq_core::reorder::ReorderWindow;
 use daq_core::units::counted;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Maximum number of flows whose datagrams are stored.
+const MAX_FLOWS: usize = 4096;
 
 /// The state of one thread while the format is detected.
 #[derive(Debug)]
 pub(super) struct Detection {
     detector: Arc<dyn SizeDetector>,
     pending: PendingDatagrams,
-    /// The flows of the stored datagrams, each with a number of consecutive datagrams. `None` if flows do not matter.
-    flows: Option<VecDeque<(Flow, u64)>>,
+    /// The flows of the stored datagrams; `None` if flows do not matter. The index is the tag of a datagram.
+    flows: Option<Vec<Flow>>,
     is_pinned: bool,
 }
 
@@ -35,40 +37,40 @@ impl Detection {
         Some(Self {
             pending: PendingDatagrams::new(detector.hold_bytes()),
             detector,
-            flows: format.part_origin().map(|_| VecDeque::new()),
+            flows: format.flow_origin().map(|_| Vec::new()),
             is_pinned: false,
         })
     }
 
     /// Stores a datagram of `flow` after the others. Returns false if there is no memory for it.
     fn push(&mut self, datagram: &[u8], received: Timestamp, flow: Option<Flow>) -> bool {
-        let is_stored = self.pending.push(datagram, received);
-        if is_stored && let Some((flows, flow)) = self.flows.as_mut().zip(flow) {
-            match flows.back_mut() {
-                Some((last, count)) if *last == flow => *count += 1,
-                _ => flows.push_back((flow, 1)),
-            }
-        }
-        is_stored
-    }
-
-    /// Returns the flow of the oldest datagram, if it matters.
-    fn flow(&self) -> Option<Flow> {
-        let (flow, _) = self.flows.as_ref()?.front()?;
-        Some(*flow)
-    }
-
-    /// Removes the oldest datagram.
-    fn pop(&mut self) {
-        self.pending.pop();
-        if let Some(flows) = &mut self.flows
-            && let Some((_, count)) = flows.front_mut()
+        if self
+            .flows
+            .as_ref()
+            .is_some_and(|flows| flows.len() > MAX_FLOWS)
         {
-            *count -= 1;
-            if *count == 0 {
-                flows.pop_front();
-            }
+            return false;
         }
+        let tag = match (&mut self.flows, flow) {
+            (Some(flows), Some(flow)) => {
+                let known = flows.iter().position(|other| *other == flow);
+                let index = known.unwrap_or_else(|| {
+                    flows.push(flow);
+                    flows.len() - 1
+                });
+                u16::try_from(index).unwrap_or(u16::MAX)
+            }
+            _ => 0,
+        };
+        self.pending.push(datagram, received, tag)
+    }
+
+    /// Returns the oldest datagram, and its flow if flows matter.
+    fn front(&self) -> Option<(&[u8], Timestamp, Option<Flow>)> {
+        let (datagram, received, tag) = self.pending.front()?;
+        let flows = self.flows.as_ref();
+        let flow = flows.and_then(|flows| flows.get(usize::from(tag)).copied());
+        Some((datagram, received, flow))
     }
 }
 
@@ -171,7 +173,11 @@ impl Depacketizer {
         if detection.is_pinned {
             return true;
         }
-        match detection.detector.observe(bytes) {
+        let observed = match self.format.flow_reject() {
+            Some(reject) => Err(reject),
+            None => detection.detector.observe(bytes),
+        };
+        match observed {
             Ok(progress) => {
                 self.follow(detection, window, progress);
                 true
@@ -225,13 +231,13 @@ impl Depacketizer {
     fn discard_pending(&mut self, detection: &mut Detection, window: &mut ReorderWindow) {
         let why = detection.detector.restart();
         let (mut messages, mut rejected) = (0, 0);
-        while let Some((datagram, _)) = detection.pending.front() {
+        while let Some((datagram, ..)) = detection.pending.front() {
             if detection.detector.is_message(datagram) {
                 messages += 1;
             } else {
                 rejected += 1;
             }
-            detection.pop();
+            detection.pending.pop();
         }
         window.control(messages);
         window.reject(rejected);
@@ -258,19 +264,19 @@ impl Depacketizer {
             self.detection = Some(detection);
             return true;
         }
-        let flow = self.flow;
-        while let Some((bytes, received)) = detection.pending.front() {
-            if let Some(flow) = detection.flow() {
+        let current = self.flow;
+        while let Some((bytes, received, flow)) = detection.front() {
+            if let Some(flow) = flow {
                 self.use_flow(flow);
             }
             if !self.place_one(window, bytes, received, holds) {
-                self.return_to(flow);
+                self.return_to(current);
                 self.detection = Some(detection);
                 return false;
             }
-            detection.pop();
+            detection.pending.pop();
         }
-        self.return_to(flow);
+        self.return_to(current);
         true
     }
 

@@ -139,9 +139,9 @@ impl Depacketizer {
         }
     }
 
-    /// Selects the flow of the datagrams that follow, for formats whose [parts](crate::packet::PacketFormat::part_origin) have
-    /// flows of their own.
+    /// Selects the flow of the datagrams that follow, for formats that [need](crate::packet::PacketFormat::flow_origin) it.
     pub fn use_flow(&mut self, flow: Flow) {
+        let flow = self.format.reduce_flow(&flow);
         if self.flow != Some(flow) {
             self.format.use_flow(&flow);
             self.flow = Some(flow);
@@ -155,10 +155,17 @@ impl Depacketizer {
         datagrams: impl IntoIterator<Item = (&'d [u8], Timestamp, Flow)>,
     ) -> Option<usize> {
         let mut duplicate = None;
-        for (i, (bytes, received, flow)) in datagrams.into_iter().enumerate() {
+        let mut datagrams = datagrams.into_iter().enumerate().peekable();
+        while let Some((first, (_, _, flow))) = datagrams.peek() {
+            let (first, flow) = (*first, *flow);
             self.use_flow(flow);
-            if self.place(window, [(bytes, received)]).is_some() {
-                duplicate = Some(i);
+            let run = std::iter::from_fn(|| {
+                let next = datagrams.next_if(|(_, (_, _, other))| *other == flow)?;
+                let (_, (bytes, received, _)) = next;
+                Some((bytes, received))
+            });
+            if let Some(i) = self.place(window, run) {
+                duplicate = Some(first + i);
             }
         }
         duplicate
@@ -309,20 +316,20 @@ impl Depacketizer {
         received: Timestamp,
         holds: bool,
     ) -> Put {
-        let time = self.format.time(fragment.timestamp, received);
         let Some(payload) = bytes.get(fragment.payload.clone()) else {
             return self.reject(batch, &PAYLOAD_RANGE, bytes);
         };
         let Some(reassembly) = &mut self.reassembly else {
             return self.reject(batch, &UNEXPECTED_FRAGMENT, bytes);
         };
-        let (mut far, mut is_duplicate) = (None, false);
+        let (format, mut far, mut is_duplicate) = (&self.format, None, false);
         let kept = if self.keeping.is_active() {
             self.format.read_kept(bytes)
         } else {
             KeptFields::default()
         };
-        let placed = reassembly.add(fragment, payload, kept, |sub, payload, kept| {
+        let placed = reassembly.add(fragment, payload, kept, |sub, payload, timestamp, kept| {
+            let time = format.time(timestamp, received);
             let id = PacketId {
                 unit: fragment.unit,
                 sub,

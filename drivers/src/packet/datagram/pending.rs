@@ -2,8 +2,8 @@
 
 use daq_core::frame::{Clock, Timestamp};
 
-/// Number of bytes stored before each datagram, for its length, its timestamp and the clock of the timestamp.
-pub(crate) const HEAD: usize = 4 + 8 + 1;
+/// Number of bytes stored before each datagram, for its length, its timestamp, the clock of the timestamp, and its tag.
+pub(crate) const HEAD: usize = 4 + 8 + 1 + 2;
 
 /// A queue of datagrams in a buffer that is allocated once.
 #[derive(Debug, Default)]
@@ -27,8 +27,8 @@ impl PendingDatagrams {
         self.packets == 0
     }
 
-    /// Appends a datagram. Returns false if the buffer is full.
-    pub(crate) fn push(&mut self, datagram: &[u8], time: Timestamp) -> bool {
+    /// Appends a datagram with a `tag` of the caller. Returns false if the buffer is full.
+    pub(crate) fn push(&mut self, datagram: &[u8], time: Timestamp, tag: u16) -> bool {
         let Ok(length) = u32::try_from(datagram.len()) else {
             return false;
         };
@@ -38,27 +38,30 @@ impl PendingDatagrams {
         self.bytes.extend_from_slice(&length.to_ne_bytes());
         self.bytes.extend_from_slice(&time.ns.to_ne_bytes());
         self.bytes.push(time.clock as u8);
+        self.bytes.extend_from_slice(&tag.to_ne_bytes());
         self.bytes.extend_from_slice(datagram);
         self.packets += 1;
         true
     }
 
-    /// Returns the oldest datagram.
-    pub(crate) fn front(&self) -> Option<(&[u8], Timestamp)> {
+    /// Returns the oldest datagram with its tag.
+    pub(crate) fn front(&self) -> Option<(&[u8], Timestamp, u16)> {
         let rest = &self.bytes[self.read..];
         let (length, rest) = rest.split_first_chunk::<4>()?;
         let (ns, rest) = rest.split_first_chunk::<8>()?;
         let (clock, rest) = rest.split_first()?;
+        let (tag, rest) = rest.split_first_chunk::<2>()?;
         let time = Timestamp {
             ns: u64::from_ne_bytes(*ns),
             clock: Clock::from_u8(*clock),
         };
-        Some((rest.get(..u32::from_ne_bytes(*length) as usize)?, time))
+        let datagram = rest.get(..u32::from_ne_bytes(*length) as usize)?;
+        Some((datagram, time, u16::from_ne_bytes(*tag)))
     }
 
     /// Removes the oldest datagram.
     pub(crate) fn pop(&mut self) {
-        let Some((datagram, _)) = self.front() else {
+        let Some((datagram, ..)) = self.front() else {
             return;
         };
         self.read += HEAD + datagram.len();
@@ -81,13 +84,13 @@ mod tests {
             ns,
             clock: Clock::Kernel,
         };
-        assert!(held.push(b"first", time(1)) && held.push(b"other", time(2)));
-        assert!(!held.push(b"", time(3)));
-        assert_eq!(held.front(), Some((&b"first"[..], time(1))));
+        assert!(held.push(b"first", time(1), 7) && held.push(b"other", time(2), 0));
+        assert!(!held.push(b"", time(3), 0));
+        assert_eq!(held.front(), Some((&b"first"[..], time(1), 7)));
         held.pop();
-        assert_eq!(held.front(), Some((&b"other"[..], time(2))));
+        assert_eq!(held.front(), Some((&b"other"[..], time(2), 0)));
         held.pop();
         held.pop();
-        assert!(held.front().is_none() && held.push(b"again", time(4)));
+        assert!(held.front().is_none() && held.push(b"again", time(4), 0));
     }
 }

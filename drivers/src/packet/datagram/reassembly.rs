@@ -14,22 +14,23 @@ const UNITS: usize = 2;
 pub(crate) struct Reassembly {
     /// The layout of one part of a unit.
     layout: PacketLayout,
+    /// [`UNITS`] units of each part.
     units: Box<[PartialUnit]>,
-    /// Index of the most recently started unit.
-    newest: usize,
+    /// Which of its units each part has started most recently.
+    newest: Box<[usize]>,
 }
 
 #[derive(Debug)]
 struct PartialUnit {
-    /// The unit and the part.
-    unit: Option<(u64, u32)>,
+    unit: Option<u64>,
     bytes: Box<[u8]>,
     /// One bit per byte: set if the byte has arrived.
     arrived: Box<[u64]>,
     /// Number of missing bytes of each packet slot.
     lacking: Box<[usize]>,
     is_placed: Box<[bool]>,
-    /// Kept fields of the packets that have arrived.
+    /// Timestamp and kept fields of the packets that have arrived.
+    timestamp: Option<u64>,
     kept: KeptFields,
 }
 
@@ -42,14 +43,16 @@ impl PartialUnit {
             arrived: vec![0; layout.unit_bytes.div_ceil(64)].into(),
             lacking: vec![0; count].into(),
             is_placed: vec![false; count].into(),
+            timestamp: None,
             kept: KeptFields::default(),
         }
     }
 
-    fn begin(&mut self, unit: (u64, u32), layout: PacketLayout) {
+    fn begin(&mut self, unit: u64, layout: PacketLayout) {
         self.unit = Some(unit);
         self.arrived.fill(0);
         self.is_placed.fill(false);
+        self.timestamp = None;
         self.kept = KeptFields::default();
         for (sub, lacking) in (0..).zip(&mut self.lacking) {
             *lacking = layout.range(sub).len();
@@ -81,7 +84,7 @@ impl Reassembly {
         Self {
             layout,
             units: (0..count).map(|_| PartialUnit::new(layout)).collect(),
-            newest: 0,
+            newest: vec![0; parts as usize].into(),
         }
     }
 
@@ -93,15 +96,21 @@ impl Reassembly {
         fragment: &Fragment,
         payload: &[u8],
         kept: KeptFields,
-        mut place: impl FnMut(u32, &[u8], KeptFields) -> bool,
+        mut place: impl FnMut(u32, &[u8], Option<u64>, KeptFields) -> bool,
     ) -> bool {
-        let unit = (fragment.unit, fragment.part);
-        let known = self.units.iter().position(|other| other.unit == Some(unit));
-        let index = known.unwrap_or((self.newest + 1) % self.units.len());
-        let partial = &mut self.units[index];
+        let unit = fragment.unit;
+        let part = fragment.part as usize;
+        let units = part * UNITS..(part + 1) * UNITS;
+        let (Some(newest), Some(units)) = (self.newest.get_mut(part), self.units.get_mut(units))
+        else {
+            return true;
+        };
+        let known = units.iter().position(|other| other.unit == Some(unit));
+        let index = known.unwrap_or((*newest + 1) % UNITS);
+        let partial = &mut units[index];
         if known.is_none() {
             partial.begin(unit, self.layout);
-            self.newest = index;
+            *newest = index;
         }
         let end = fragment.offset.saturating_add(payload.len());
         let Some(into) = partial.bytes.get_mut(fragment.offset..end) else {
@@ -109,6 +118,7 @@ impl Reassembly {
         };
         into.copy_from_slice(payload);
         partial.kept.fill_from(&kept);
+        partial.timestamp = partial.timestamp.or(fragment.timestamp);
         let PacketLayout { first, rest, .. } = self.layout;
         let before = fragment.part * self.layout.count();
         let from = fragment.offset.checked_sub(first);
@@ -120,12 +130,64 @@ impl Reassembly {
             }
             partial.note(sub, extent.start.max(fragment.offset)..extent.end.min(end));
             if partial.lacking[sub] == 0 && !partial.is_placed[sub] {
-                if !place(before + number, &partial.bytes[extent], partial.kept) {
+                if !place(
+                    before + number,
+                    &partial.bytes[extent],
+                    partial.timestamp,
+                    partial.kept,
+                ) {
                     return false;
                 }
                 partial.is_placed[sub] = true;
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first packet of a heap contains the timestamp, but often only descriptors and the start of a slot.
+    #[test]
+    fn slots_have_the_timestamp_of_their_unit_and_part() {
+        let layout = PacketLayout {
+            unit_bytes: 16,
+            first: 8,
+            rest: 8,
+        };
+        let mut reassembly = Reassembly::new(layout, 2);
+        let mut placed = Vec::new();
+        let mut add = |unit, part, offset, length: usize, timestamp| {
+            let fragment = Fragment {
+                unit,
+                part,
+                offset,
+                payload: 0..length,
+                timestamp,
+            };
+            let payload = vec![u8::try_from(part).unwrap(); length];
+            let kept = KeptFields::default();
+            reassembly.add(&fragment, &payload, kept, |sub, bytes, timestamp, _| {
+                placed.push((unit, sub, bytes[0], timestamp));
+                true
+            })
+        };
+        assert!(add(5, 0, 0, 4, Some(70)));
+        // Many units of the other part do not end those of the first part.
+        for unit in 100..110 {
+            assert!(add(unit, 1, 0, 4, Some(80)));
+        }
+        assert!(add(5, 0, 4, 12, None));
+        assert!(add(109, 1, 4, 4, None));
+        assert_eq!(
+            placed,
+            [
+                (5, 0, 0, Some(70)),
+                (5, 1, 0, Some(70)),
+                (109, 2, 1, Some(80))
+            ]
+        );
     }
 }

@@ -200,6 +200,16 @@ impl RawConfig {
         let parts = part.map_or_else(Parts::default, |part| {
             part.parts(Readable::Fields(header), check)
         });
+        let in_frame = u64::from(packets) * u64::from(parts.count());
+        check.must(in_frame < u64::from(u32::MAX), "packets", || {
+            (
+                format!(
+                    "a frame has more packets than the maximum of {}",
+                    u32::MAX - 1
+                ),
+                "lower `packets`".to_owned(),
+            )
+        });
         let place = match &self.sequence {
             None => place,
             Some(number) => {
@@ -278,21 +288,7 @@ impl NumberConfig {
 
     fn check(&self, key: &str, header: usize, check: &mut Check) {
         check.field(key, self.offset, self.bytes, header);
-        let (width, shift) = (self.width(), self.shift);
-        let bits = self
-            .bits
-            .unwrap_or_else(|| width.saturating_sub(shift).max(1));
-        let fits = bits >= 1 && bits.checked_add(shift).is_some_and(|end| end <= width);
-        let wrong = if self.bits.is_some() { "bits" } else { "shift" };
-        check.must(fits, &format!("{key}.{wrong}"), || {
-            let message = format!(
-                "{bits} bits after a shift of {shift} bits exceed the {width} bits of the number"
-            );
-            (
-                message,
-                "lower `bits` or `shift`, or raise `bytes`".to_owned(),
-            )
-        });
+        let bits = check.bits(key, self.bytes, self.bits, self.shift);
         check.step(&format!("{key}.step"), self.step, bits);
     }
 }

@@ -56,13 +56,8 @@ impl MatchConfig {
                 "list the values in packets with data".to_owned(),
             )
         });
-        let field = Field::new(
-            offset,
-            bytes,
-            self.endian,
-            self.shift,
-            self.bits.unwrap_or(64),
-        );
+        let bits = check.bits("match", bytes, self.bits, self.shift);
+        let field = Field::new(offset, bytes, self.endian, self.shift, bits);
         Rule::Values(field, self.values.clone().into())
     }
 }

@@ -108,19 +108,26 @@ impl SpeadConfig {
             },
         );
         let numbers = self.numbers(address_bits, &mut check);
+        let parts = numbers
+            .as_ref()
+            .map_or(1, |numbers| numbers.parts.count() as usize);
         let step = self
             .frame
             .as_ref()
             .map_or(self.heap_step, |frame| Some(frame.step));
+        check.must(parts == 1 || heap.is_some(), "heap", || {
+            let message = format!("the size of a frame of {parts} heaps is unknown");
+            (message, "set `heap` to the number of bytes of samples in one heap; the other sizes are detected".to_owned())
+        });
         let mut spead = match (heap, packet) {
             (Some(heap), Some(packet)) if self.samples.is_none() => {
                 check.must(
-                    heap.div_ceil(packet.max(1)) < u32::MAX as usize,
+                    heap.div_ceil(packet.max(1)).saturating_mul(parts) < u32::MAX as usize,
                     "packet",
                     || {
                         (
                             format!(
-                                "a heap of {heap} bytes holds more packets of {packet} bytes than the maximum of {}",
+                                "a frame with heaps of {heap} bytes has more packets of {packet} bytes than the maximum of {}",
                                 u32::MAX - 1
                             ),
                             "set larger packets".to_owned(),

@@ -23,6 +23,7 @@ pub use detect::Given;
 pub use items::{Item, build_packet, item};
 
 use super::keep::Keep;
+use super::parts::UNKNOWN_FLOW;
 use super::{
     Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Packet, PacketFormat,
     PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
@@ -217,8 +218,9 @@ impl Spead {
         let items = Fields::read(words, self.address_bits, self.timestamp);
         let missing = |item| Reject::MissingItem { item };
         let counter = items.counter.ok_or(missing("heap counter (item 1)"))?;
-        // Heaps without samples have no frame number, but they use a heap counter.
-        let number = self.is_counted().then_some(counter);
+        // Heaps without samples use the number of a frame if the heap counter is the number. If a frame has several parts, the
+        // sender of one part must not change what is expected of the others.
+        let number = self.numbers.is_none().then_some(counter);
         if let Some(value) = items.control {
             return Ok(Parsed::Control(if value == STREAM_STOP {
                 Control::EndOfStream { unit: number }
@@ -432,6 +434,20 @@ impl PacketFormat for Spead {
         self.numbers.as_ref()?.parts.origin()
     }
 
+    fn flow_origin(&self) -> Option<Origin> {
+        self.numbers.as_ref()?.flow_origin()
+    }
+
+    fn reduce_flow(&self, flow: &Flow) -> Flow {
+        let numbers = self.numbers.as_ref();
+        numbers.map_or(*flow, |numbers| numbers.reduce_flow(flow))
+    }
+
+    fn flow_reject(&self) -> Option<Reject> {
+        let flow = self.numbers.as_ref()?.parts.flow();
+        flow.is_none().then_some(UNKNOWN_FLOW)
+    }
+
     fn use_flow(&mut self, flow: &Flow) {
         if let Some(numbers) = &mut self.numbers {
             numbers.use_flow(flow);
@@ -529,8 +545,9 @@ impl PacketFormat for Spead {
         let wanted = self.layout.unit_bytes;
         format!(
             "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
-             heaps are counted as `control`, like the packets of descriptors. If the heap contains samples, configure \
-             the sender to send descriptors in separate heaps, or set `heap = {bytes}`"
+             heaps are counted as `control`, like the packets of descriptors. If it is the first heap of a sender, and contains \
+             samples and descriptors (as with spead2), set `samples` to the item with the samples and remove `packet` and `first`, \
+             so that daq finds them. If all heaps have this size, set `heap = {bytes}`"
         )
     }
 
@@ -543,9 +560,10 @@ impl PacketFormat for Spead {
             frame: given
                 .heap
                 .map(|heap| heap.saturating_mul(self.parts() as usize)),
-            values: match self.numbers {
-                Some(_) => "packet sizes",
-                None => "packet sizes and the step of heap counters",
+            values: if self.is_counted() {
+                "packet sizes and the step of heap counters"
+            } else {
+                "packet sizes"
             },
             from: "the first heaps",
         })

@@ -7,16 +7,20 @@
 //! A packet that repeats the items is placed by its own items.
 
 use super::items::{Item, find_item};
-use crate::packet::parts::{Parts, Position};
+use crate::packet::Origin;
+use crate::packet::parts::{MAX_PARTS, Parts, Position, UNKNOWN_FLOW};
 use crate::packet::{Flow, Reject};
+use std::net::{IpAddr, SocketAddr};
 
-/// Number of heaps for each part whose numbers are stored, and minimum number of heaps in total. The numbers of a heap are
+/// Number of heaps for each part whose numbers are stored, and minimum number of heaps for each flow. The numbers of a heap are
 /// needed until its last packet arrives, but the table must be much larger than the number of heaps that arrive at the same time,
 /// so that few of them have the same hash.
 const HEAPS_PER_PART: usize = 16;
 const MIN_HEAPS: usize = 64;
 /// Number of heaps with the same hash that are stored.
 const WAYS: usize = 8;
+/// The part of a counter that heaps of several parts of a frame use.
+const AMBIGUOUS: u32 = u32::MAX;
 
 /// How the frame and the part of a heap are found.
 #[derive(Clone, Debug)]
@@ -24,38 +28,64 @@ pub(super) struct HeapNumbers {
     /// The item that contains the number of the frame; `None` if the heap counter is the number.
     pub(super) frame: Option<u64>,
     pub(super) parts: Parts,
-    /// The numbers of recent heaps. The index is a hash of the counter.
-    recent: Box<[[Recent; WAYS]]>,
+    /// The numbers of recent heaps of each flow: a sender changes only those of its own flow. The index in a flow is a hash of the
+    /// counter.
+    recent: Box<[Box<[[Recent; WAYS]]>]>,
     /// Number of heaps that were stored.
     stored: u64,
+    /// Distinguishes senders of the current flow, because most senders count their heaps from 1.
+    sender: u64,
 }
 
 /// The numbers of a heap.
 #[derive(Clone, Copy, Debug, Default)]
 struct Recent {
     counter: u64,
-    /// Distinguishes heaps with the same counter; 0 for an empty entry.
-    flow: u32,
-    part: u32,
+    sender: u64,
     frame: u64,
-    /// Number of heaps that were stored before this one.
+    part: u32,
+    /// Number of heaps that were stored when this one was; 0 for an empty entry.
     age: u64,
 }
 
 impl HeapNumbers {
     pub(super) fn new(frame: Option<u64>, parts: Parts) -> Self {
-        let heaps = (parts.count() as usize * HEAPS_PER_PART).max(MIN_HEAPS);
+        let flows = parts.flows();
+        let heaps = parts.count().min(MAX_PARTS) as usize / flows * HEAPS_PER_PART;
+        let sets = heaps.max(MIN_HEAPS).next_power_of_two() / WAYS;
         Self {
             frame,
             parts,
-            recent: vec![Default::default(); heaps.next_power_of_two() / WAYS].into(),
+            recent: vec![vec![Default::default(); sets].into(); flows].into(),
             stored: 0,
+            sender: 0,
+        }
+    }
+
+    /// Returns which address of packets is needed to place them.
+    pub(super) fn flow_origin(&self) -> Option<Origin> {
+        let is_by_item = self.frame.is_some() || self.parts.has_numbers();
+        is_by_item
+            .then_some(Origin::Address)
+            .or_else(|| self.parts.origin())
+    }
+
+    /// Returns `flow` with only the addresses that matter.
+    pub(super) fn reduce_flow(&self, flow: &Flow) -> Flow {
+        let reduced = self.parts.reduced(flow);
+        match self.flow_origin() {
+            Some(Origin::Address) => Flow {
+                source: flow.source,
+                ..reduced
+            },
+            _ => reduced,
         }
     }
 
     /// Selects the flow of the packets that follow.
     pub(super) fn use_flow(&mut self, flow: &Flow) {
         self.parts.use_flow(flow);
+        self.sender = flow.source.map_or(0, sender_of);
     }
 
     /// Returns the frame number and the part of the heap `counter`, of which a packet has the item pointers `items`.
@@ -75,42 +105,33 @@ impl HeapNumbers {
             Position::Item(id) => item(*id),
             Position::Field(_) => None,
         })?;
-        let flow = self.parts.flow() + 1;
-        let age = self.stored;
-        let ways = self.ways(counter, flow);
-        let known = ways
-            .iter()
-            .position(|recent| (recent.counter, recent.flow) == (counter, flow));
+        let Some(flow) = self.parts.flow() else {
+            return Err(UNKNOWN_FLOW);
+        };
+        let sender = self.sender;
+        let ways = ways(&mut self.recent[flow], counter ^ sender);
+        let known = ways.iter().position(|recent| {
+            recent.age > 0 && (recent.counter, recent.sender) == (counter, sender)
+        });
         if let (Some(frame), Some(part)) = (frame, part) {
             let oldest = (0..WAYS).min_by_key(|i| ways[*i].age).unwrap_or(0);
-            ways[known.unwrap_or(oldest)] = Recent {
-                counter,
-                flow,
-                part,
-                frame,
-                age,
-            };
+            let recent = &mut ways[known.unwrap_or(oldest)];
             self.stored += 1;
+            let is_shared = known.is_some() && recent.frame == frame && recent.part != part;
+            *recent = Recent {
+                counter,
+                sender,
+                frame,
+                part: if is_shared { AMBIGUOUS } else { part },
+                age: self.stored,
+            };
             return Ok((frame, part));
         }
-        if let Some(known) = known {
-            return Ok((ways[known].frame, ways[known].part));
+        match known.map(|known| ways[known]) {
+            Some(recent) if recent.part == AMBIGUOUS => Err(AMBIGUOUS_HEAP),
+            Some(recent) => Ok((recent.frame, recent.part)),
+            None => Err(UNKNOWN_HEAP),
         }
-        Err(UNKNOWN_HEAP)
-    }
-
-    /// Returns the entries of heaps with the same hash as the heap `counter` of `flow`.
-    fn ways(&mut self, counter: u64, flow: u32) -> &mut [Recent; WAYS] {
-        let key = counter ^ u64::from(flow).rotate_right(16);
-        // The highest bits of the product depend on all bits of the key.
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let bits = self.recent.len().trailing_zeros();
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the index is below the length"
-        )]
-        let index = (hash >> (64 - bits)) as usize;
-        &mut self.recent[index]
     }
 
     /// Returns the heap counter of `part` of `frame` for a sender whose frame numbers grow by `step`. Unless the counter is the
@@ -136,6 +157,41 @@ impl HeapNumbers {
         });
     }
 }
+
+/// Returns a number that is different for different addresses and ports, except by a rare coincidence.
+fn sender_of(address: SocketAddr) -> u64 {
+    let ip = match address.ip() {
+        IpAddr::V4(address) => u64::from(address.to_bits()),
+        IpAddr::V6(address) => {
+            let bits = address.to_bits().to_ne_bytes();
+            let halves = bits.as_chunks::<8>().0.iter();
+            halves.fold(0, |hash, half| mixed(hash ^ u64::from_ne_bytes(*half)))
+        }
+    };
+    mixed(ip << 16 | u64::from(address.port()))
+}
+
+/// Returns a number whose highest bits depend on all bits of `number`.
+const fn mixed(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Returns the entries of heaps with the same hash as `key`. The number of sets is a power of two, at least 2.
+fn ways(sets: &mut [[Recent; WAYS]], key: u64) -> &mut [Recent; WAYS] {
+    let hash = mixed(key);
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the index is below the number of sets"
+    )]
+    let index = (hash >> (64 - sets.len().trailing_zeros())) as usize;
+    &mut sets[index]
+}
+
+const AMBIGUOUS_HEAP: Reject = Reject::Other {
+    name: "ambiguous_heap",
+    message: "heaps of several parts come from the same address with the same heap counter, and the packet does not contain the items that `part` names: \
+              configure the sender to use different counters, or to repeat item pointers in each packet (spead2: `repeat_pointers`)",
+};
 
 const UNKNOWN_HEAP: Reject = Reject::Other {
     name: "unknown_heap",

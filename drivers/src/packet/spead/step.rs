@@ -140,7 +140,7 @@ impl StepCheck {
             let (name, detected) = (&self.name, self.step);
             tracing::warn!(
                 "source {name}: heap counters grow by {step}, but a step of {detected} was detected from the first heaps, so frames \
-                 are wrongly counted as lost or rejected: set `step = {step}` in [source.{name}.format] and restart"
+                 are wrongly counted as lost or rejected: set `heap_step = {step}` in [source.{name}.format] and restart"
             );
         }
         self.counters.clear();

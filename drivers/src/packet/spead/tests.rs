@@ -147,6 +147,37 @@ fn equal_counters_of_different_ports_are_different_heaps() {
     assert_eq!(place(3, &packet(5, 8, &[(0x1600, 80)])), None);
 }
 
+/// Senders of spead2 count their heaps from 1, so heaps of several antennas have the same counter at the same time.
+#[test]
+fn equal_counters_of_different_senders_are_different_heaps() {
+    let mut format = configured(
+        "heap = 16\npacket = 8\nframe = { item = 0x1600 }\npart = { item = 0x4101, count = 2 }",
+    )
+    .unwrap();
+    assert_eq!(format.flow_origin(), Some(Origin::Address));
+    let mut place = |port: u16, bytes: &[u8]| {
+        format.use_flow(&Flow {
+            source: Some(([10, 0, 0, 1], port).into()),
+            destination: None,
+        });
+        match format.parse(bytes) {
+            Ok(Parsed::Data(data)) => Ok((data.unit, data.sub)),
+            Ok(other) => panic!("{other:?}"),
+            Err(reject) => Err(reject.name()),
+        }
+    };
+    let first = |antenna| packet(1, 0, &[(0x1600, 70), (0x4101, antenna)]);
+    let rest = packet(1, 8, &[]);
+    assert_eq!(place(5000, &first(0)), Ok((70, 0)));
+    assert_eq!(place(5001, &first(1)), Ok((70, 2)));
+    assert_eq!(place(5000, &rest), Ok((70, 1)));
+    assert_eq!(place(5001, &rest), Ok((70, 3)));
+    // Two antennas behind one address, which cannot be told apart.
+    assert_eq!(place(5002, &first(0)), Ok((70, 0)));
+    assert_eq!(place(5002, &first(1)), Ok((70, 2)));
+    assert_eq!(place(5002, &rest), Err("ambiguous_heap"));
+}
+
 #[test]
 fn contradictory_frame_keys_are_refused() {
     for (keys, key) in [
@@ -157,7 +188,27 @@ fn contradictory_frame_keys_are_refused() {
             "format.heap_step",
         ),
         ("part = { item = 0x4101 }", "format.part"),
-        ("part = { offset = 8, bytes = 1, count = 2 }", "format.part"),
+        ("part = { item = 0x4101, count = 2 }", "format.heap"),
+        (
+            "heap = 8\npart = { item = 0x4101, bits = 3, count = 2 }",
+            "format.part.bits",
+        ),
+        (
+            "heap = 8\npart = { item = 0x4101, values = [1, 2], first = 1 }",
+            "format.part.first",
+        ),
+        (
+            "heap = 8\npart = { from = \"port\", first = 65535, count = 2 }",
+            "format.part",
+        ),
+        (
+            "heap = 2147483648\npacket = 1\npart = { item = 0x4101, count = 2 }",
+            "format.packet",
+        ),
+        (
+            "heap = 8\npart = { offset = 8, bytes = 1, count = 2 }",
+            "format.part",
+        ),
         ("samples = 4", "format.samples"),
     ] {
         let problems = toml::from_str::<SpeadConfig>(keys)

@@ -18,13 +18,15 @@ use daq_core::reorder::Geometry;
 use daq_core::units::{ByteSize, counted};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of heaps that are stored during detection, for each heap counter of a frame.
+/// Maximum number of heaps that are stored during detection, and how many more for each heap counter of a frame.
 const MAX_HEAPS: usize = 64;
+const MORE_HEAPS: usize = 2 * MIN_COUNTERS;
 /// Minimum number of heaps with the same packet boundaries, for each heap counter of a frame.
 const MIN_ALIKE: usize = 3;
 /// Minimum number of different heap counters, for each heap counter of a frame.
@@ -38,8 +40,9 @@ const MAX_WAIT: Duration = Duration::from_secs(5);
 /// Maximum number of items that are examined per packet, because the examination time grows with the square of the number of
 /// items.
 const MAX_ITEMS: usize = 1024;
-/// Maximum number of names of items that are stored.
+/// Maximum number of names of items that are stored, and maximum length of a name in bytes.
 const MAX_NAMES: usize = 64;
+const MAX_NAME: usize = 64;
 /// Minimum size of the largest item, in sixteenths of the payload, for which that item is the frame.
 const SIXTEENTHS: u64 = 15;
 
@@ -168,6 +171,8 @@ enum Samples {
 struct Heap {
     unit: u64,
     length: u64,
+    /// Number of payload bytes that have arrived.
+    received: u64,
     extent: Option<Extent>,
     has_descriptors: bool,
     is_control: bool,
@@ -378,13 +383,14 @@ impl State {
             .iter()
             .rposition(|heap| (heap.unit, heap.length) == (unit, length));
         let index = known.unwrap_or(self.heaps.len());
-        if index == MAX_HEAPS * detector.counters {
+        if index == MAX_HEAPS + MORE_HEAPS * (detector.counters - 1) {
             return;
         }
         if index == self.heaps.len() {
             self.heaps.push(Heap::new(unit, length));
         }
         let heap = &mut self.heaps[index];
+        heap.received = heap.received.saturating_add(payload.len() as u64);
         heap.is_control |= fields.control.is_some();
         if offset == 0 {
             heap.first = Some(bytes);
@@ -444,17 +450,17 @@ impl State {
                 Some((heap, extent))
             })
         };
-        // The frame size is the one that most of the payload bytes belong to.
-        let bytes_of = |length: u64| {
-            data()
-                .filter(|(_, extent)| extent.len() == length)
-                .map(|(_, extent)| extent.len())
-                .sum::<u64>()
-        };
+        // The frame size is the one that most of the received bytes belong to. A heap that does not fit into a slot must not hide
+        // the others.
+        let mut bytes_of = BTreeMap::new();
+        for (heap, extent) in data() {
+            *bytes_of.entry(extent.len()).or_insert(0_u64) += heap.received;
+        }
+        let fits = |length: u64| length <= detector.max_heap as u64;
         let Some(frame) = data()
             .map(|(_, extent)| extent.len())
             .filter(|length| given.heap.is_none_or(|heap| heap as u64 == *length))
-            .max_by_key(|length| bytes_of(*length))
+            .max_by_key(|length| (fits(*length), bytes_of.get(length)))
         else {
             return Ok(None);
         };
@@ -475,7 +481,16 @@ impl State {
         // Select the most frequent heap layout; among equally frequent ones, that with the fewest bytes around the
         // frame.
         let of_frame = || data().filter(|(_, extent)| extent.len() == frame);
-        let alike = |one: Extent| of_frame().filter(|(_, other)| *other == one).count();
+        let mut counts = BTreeMap::new();
+        for (_, extent) in of_frame() {
+            *counts.entry((extent.heap, extent.start)).or_insert(0) += 1;
+        }
+        let alike = |one: Extent| -> usize {
+            counts
+                .get(&(one.heap, one.start))
+                .copied()
+                .unwrap_or_default()
+        };
         let Some(regular) = of_frame()
             .map(|(_, extent)| extent)
             .max_by_key(|extent| (alike(*extent), u64::MAX - extent.heap))
@@ -561,6 +576,7 @@ impl Heap {
         Self {
             unit,
             length,
+            received: 0,
             extent: None,
             has_descriptors: false,
             is_control: false,
@@ -646,6 +662,7 @@ fn learn_names(names: &mut Vec<(String, u64)>, items: &[u8], payload: &[u8], add
         let start = usize::try_from(word & mask).ok();
         let descriptor = start.and_then(|start| payload.get(start..));
         if let Some((name, id)) = descriptor.and_then(read_name)
+            && name.len() <= MAX_NAME
             && !names.iter().any(|(other, _)| other == name)
         {
             names.push((name.to_owned(), id));

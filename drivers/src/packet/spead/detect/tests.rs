@@ -94,12 +94,18 @@ fn heaps_with_descriptors_equal_heaps_without() {
         };
         let payload = &datagram[fragment.payload.clone()];
         let kept = KeptFields::default();
-        assert!(reassembly.add(&fragment, payload, kept, |sub, bytes, _| {
-            frame[layout.range(sub)].copy_from_slice(bytes);
-            placed += 1;
-            true
-        }));
-        assert!(reassembly.add(&fragment, payload, kept, |_, _, _| panic!("placed twice")));
+        assert!(
+            reassembly.add(&fragment, payload, kept, |sub, bytes, _, _| {
+                frame[layout.range(sub)].copy_from_slice(bytes);
+                placed += 1;
+                true
+            })
+        );
+        assert!(
+            reassembly.add(&fragment, payload, kept, |_, _, _, _| panic!(
+                "placed twice"
+            ))
+        );
     }
     assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
