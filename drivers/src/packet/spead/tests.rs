@@ -172,7 +172,7 @@ fn equal_counters_of_different_senders_are_different_heaps() {
     assert_eq!(place(5001, &first(1)), Ok((70, 2)));
     assert_eq!(place(5000, &rest), Ok((70, 1)));
     assert_eq!(place(5001, &rest), Ok((70, 3)));
-    // Two antennas behind one address, which cannot be told apart.
+    // Two antennas behind one address, which cannot be distinguished.
     assert_eq!(place(5002, &first(0)), Ok((70, 0)));
     assert_eq!(place(5002, &first(1)), Ok((70, 2)));
     assert_eq!(place(5002, &rest), Err("ambiguous_heap"));
