@@ -477,7 +477,7 @@ fn spead2_with_default_settings_is_received() {
     finish(&daq, recording);
     let text = inspect(&daq).ok().stdout;
     fits_terminal(&text);
-    assert_contains!(text => "SPEAD-64-40", "heap 60000 B", "counter step 1", "item 0x1600", "contain descriptors");
+    assert_contains!(text => "SPEAD-64-40", "heap 60006 B", "counter step 1", "item 0x1600", "descriptors are in 1 heap");
     assert_eq!(counts(&json(&daq))[1..], [0, 0, 0]);
     let outcome = replay(&daq);
     let counts = ["rejected", "duplicates", "lost.wire_gap"]
