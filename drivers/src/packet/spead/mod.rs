@@ -4,8 +4,8 @@
 //!   | 53 04 pw aw 00 00 nn nn | item pointer 0 | ... | item pointer n-1 | payload |
 //!   item pointer: 1 bit immediate, 63-a bits identifier, a bits value (or address); big endian
 //! ```
-//! One heap is one frame, or one part of a frame ([`numbers`]). A heap of a different length contains descriptors or other items. Its heap counter is used,
-//! but its data is skipped.
+//! One heap is one frame, or one part of a frame (module `numbers`). A heap of a different length contains descriptors or other
+//! items. Its heap counter is used, but its data is skipped.
 //!
 //! By default, senders put all item pointers into a heap's first packet only. That packet has a longer header and less
 //! payload: `first`. Sizes that are not configured are detected from the first heaps, see the module `detect`.
