@@ -54,7 +54,10 @@ with ThreadPoolExecutor() as threads:
             for i in range(job["antennas"]):
                 send(n, i)
         time.sleep(0.002)
-for i, (stream, items) in enumerate(antennas):
+for stream, items in antennas:
     stream.send_heap(items.get_end())
+# Python can hang at its end while streams exist.
+antennas.clear()
+del stream, items
 with open(job["file"], "wb") as file:
     file.write(frames.tobytes())
