@@ -8,12 +8,12 @@ import numpy as np
 
 def numbers_of(name, data):
     """Returns the numbers of a type. Packed numbers are assembled from single bits."""
-    packed = re.fullmatch(r"(u?)int(\d+)p(msb)?", name)
+    packing = re.fullmatch(r"(u?)int(\d+)p(msb)?", name)
     if name == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
-    if packed is None:
+    if not packing:
         return np.frombuffer(data, np.dtype(name).newbyteorder("<"))
-    unsigned, width, msb = packed[1], int(packed[2]), packed[3]
+    unsigned, width, msb = packing[1], int(packing[2]), packing[3]
     bits = np.unpackbits(np.frombuffer(data, "u1"), bitorder="big" if msb else "little").reshape(-1, width)
     values = bits.astype(int) @ (1 << (np.arange(width)[::-1] if msb else np.arange(width)))
     return values if unsigned else np.where(values >> (width - 1), values - (1 << width), values)
