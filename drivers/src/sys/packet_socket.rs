@@ -4,8 +4,7 @@
 //! socket removes the link-layer header, so packets begin with their IP header on each kind of interface.
 
 use super::interface::Interface;
-use super::socket::set_int;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use super::socket::{set_int, wait_readable};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
@@ -86,16 +85,7 @@ impl PacketSocket {
 
     /// Waits until a packet can be received, at most `timeout`. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        let timeout = Timespec::try_from(timeout).unwrap_or(Timespec {
-            tv_sec: 3600,
-            tv_nsec: 0,
-        });
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        wait_readable(self.fd.as_fd(), timeout)
     }
 
     /// Returns the number of packets that Linux dropped since the last call, because the buffer was full.

@@ -224,16 +224,7 @@ impl UdpSocket {
 
     /// Waits until a message can be received, at most `timeout`. Returns false on timeout.
     pub fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        let timeout = Timespec::try_from(timeout).unwrap_or(Timespec {
-            tv_sec: 3600,
-            tv_nsec: 0,
-        });
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Ok(ready) => Ok(ready > 0),
-            Err(Errno::INTR) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        wait_readable(self.fd.as_fd(), timeout)
     }
 
     /// Reads the socket's memory use and drops, with one system call.
@@ -245,6 +236,20 @@ impl UdpSocket {
 impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Waits until a message can be received from a socket, at most `timeout`. Returns false on timeout.
+pub(super) fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let timeout = Timespec::try_from(timeout).unwrap_or(Timespec {
+        tv_sec: 3600,
+        tv_nsec: 0,
+    });
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
