@@ -381,6 +381,73 @@ fn modules_on_two_ports_are_parts_of_one_frame() {
     );
 }
 
+/// Builds packet `index` of a SPEAD-64-48 heap of four packets of 512 bytes, with immediate `items` in each packet.
+fn spead(counter: u64, index: u64, items: &[(u64, u64)], random: &mut Random) -> Vec<u8> {
+    let sizes = [(1, counter), (2, 2048), (3, index * 512), (4, 512)];
+    let pointers: Vec<u64> = sizes
+        .iter()
+        .chain(items)
+        .map(|(id, value)| 1 << 63 | id << 48 | value)
+        .collect();
+    let mut bytes = vec![0x53, 4, 2, 6, 0, 0, 0];
+    bytes.push(u8::try_from(pointers.len()).unwrap());
+    bytes.extend(pointers.iter().flat_map(|pointer| pointer.to_be_bytes()));
+    bytes.extend(noise(random, 512));
+    bytes
+}
+
+/// The engines of a correlator count their heaps in a common run; the time and the engine distinguish the heaps of a frame.
+#[test]
+fn heaps_of_four_engines_and_two_bands_are_parts_of_one_frame() {
+    let (mut pcap, mut random) = (Pcap::new(), Random(9));
+    let group = SocketAddrV4::new(Ipv4Addr::new(239, 2, 0, 1), PORT);
+    for frame in 0..12_u64 {
+        for engine in 0..4_u8 {
+            let from = SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, engine + 1), 8888);
+            let engine = u64::from(engine);
+            for band in 0..2 {
+                let counter = (band << 40) + frame * 4 + engine;
+                let items = [
+                    (0x1600, 77 + frame * 4096),
+                    (0x4101, engine),
+                    (0x4103, band * 512),
+                ];
+                for index in 0..4 {
+                    pcap.add(from, group, &spead(counter, index, &items, &mut random));
+                }
+            }
+        }
+    }
+    let daq = pcap.daq();
+    receives(&daq, 12 * 4 * 2 * 4, 0);
+    let text = inspect(&daq).ok().stdout;
+    assert_contains!(text =>
+        "frame  = { item = 0x1600, step = 4096 }",
+        "{ item = 0x4101, count = 4 }", "{ item = 0x4103, values = [0, 512] }", !"heap_step",
+        "listen = \"239.2.0.1:7148\""
+    );
+    let report = json(&daq);
+    assert_eq!(report["streams"].as_array().unwrap().len(), 1);
+    assert_eq!(counts(&report), [384, 0, 0, 0]);
+}
+
+/// Senders that do not know of each other count their heaps alike.
+#[test]
+fn heaps_with_equal_counters_on_two_ports_are_parts_of_one_frame() {
+    let (mut pcap, mut random) = (Pcap::new(), Random(10));
+    for counter in 1..=20 {
+        for sender in 0..2 {
+            let to = SocketAddrV4::new(*RECEIVER.ip(), 7150 + sender);
+            for index in 0..4 {
+                pcap.add(SENDER, to, &spead(counter, index, &[], &mut random));
+            }
+        }
+    }
+    let daq = pcap.daq();
+    receives(&daq, 160, 0);
+    assert_contains!(inspect(&daq).ok().stdout => "part     = { from = \"port\", values = [7150, 7151] }");
+}
+
 #[test]
 fn unknown_frame_and_packet_numbers_are_found() {
     let (mut pcap, mut random) = (Pcap::new(), Random(8));

@@ -3,16 +3,17 @@
 //! Each packet states the counter and the length of its heap, and the offset and the length of its payload, so nothing is
 //! guessed except the meaning of the sender's own items.
 
+mod frame;
+
 use super::{Key, Packet, Recognised, Suggestion, mode, percent};
 use crate::inspect::account::{Numbering, Place};
 use crate::inspect::number;
 use daq_drivers::packet::spead::item;
+use frame::{FrameItems, Heaps, MAX_PARTS};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum share in percent of packets that must be SPEAD.
 const MIN_SHARE: u8 = 90;
-/// Maximum number of values of an item that may number the parts of a frame.
-const MAX_PARTS: usize = 1024;
 
 /// The items of one packet.
 #[derive(Clone, Debug, Default)]
@@ -149,17 +150,28 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .windows(2)
         .map(|pair| pair[1].wrapping_sub(pair[0]));
     let step = mode(steps.filter(|step| (1..1 << 40).contains(step))).map_or(1, |(step, _)| step);
-    // Packets of messages and of heaps with descriptors or another length have an index beyond the frame.
+    let is_frame = |heap: &Heap| is_data(heap) && heap.length == sizes.heap;
+    let own = own_items(data.iter().copied().filter(|heap| is_frame(heap)));
+    let frame = FrameItems::find(&own);
     let place = |heap: &Option<Heap>| {
         let heap = heap.as_ref()?;
-        let is_frame = is_data(heap) && heap.length == sizes.heap;
+        if let Some(frame) = &frame {
+            let (frame, part) = frame.place(own.get(&heap.counter)?)?;
+            return is_frame(heap).then(|| Place {
+                frame,
+                packet: sizes.packet(heap.offset),
+                part,
+            });
+        }
+        // Packets of messages and of heaps with descriptors or another length have an index beyond the frame.
+        let packet = if is_frame(heap) {
+            sizes.packet(heap.offset)
+        } else {
+            u64::MAX
+        };
         Some(Place {
             frame: heap.counter,
-            packet: if is_frame {
-                sizes.packet(heap.offset)
-            } else {
-                u64::MAX
-            },
+            packet,
             part: 0,
         })
     };
@@ -202,8 +214,16 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         None
     };
     let mut keys = keys(address_bits, &sizes, step, obstacle);
+    match &frame {
+        Some(frame) => {
+            why.push(frame.words());
+            // The counter is not used.
+            keys.retain(|key| !key.line.contains("heap_step"));
+            keys.extend(frame.keys());
+        }
+        None => ambiguous.extend(items.part_note()),
+    }
     keys.extend(items.time_key(packets, &parsed));
-    ambiguous.extend(items.part_note());
     Some(Recognised {
         name: format!("SPEAD-64-{address_bits}"),
         confidence,
@@ -211,7 +231,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         ambiguous,
         numbering: Numbering {
             bits: address_bits,
-            step,
+            step: frame.as_ref().map_or(step, |frame| frame.step),
             packets: sizes.packets(),
         },
         places: parsed.iter().map(place).collect(),
@@ -220,9 +240,21 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             kind: "spead",
             keys,
             samples: None,
-            has_parts: false,
+            has_parts: frame.is_none(),
         },
     })
+}
+
+/// Returns the values of the sender's own items in each of `heaps`.
+fn own_items<'a>(heaps: impl Iterator<Item = &'a Heap>) -> Heaps {
+    let mut own = Heaps::new();
+    for heap in heaps {
+        let values = own.entry(heap.counter).or_default();
+        for (id, value) in &heap.own {
+            values.extend(value.map(|value| (*id, value)));
+        }
+    }
+    own
 }
 
 /// Returns the keys of the sizes. They are comments if there is an `obstacle` to fixing the sizes.
