@@ -558,6 +558,51 @@ fn spead2_with_default_settings_is_received() {
     );
 }
 
+/// Sends frames of one heap per antenna, with the counters of `spead2_antennas.py`, and checks that the suggested source receives
+/// each of them. `ports` is the number of ports to which the antennas send.
+fn antennas_are_received(counters: &str, ports: usize, part: &str) {
+    let python: Python = python!("spead2", "numpy");
+    let daq = Daq::new("");
+    let ports: Vec<_> = (0..ports).map(|_| free_udp_port()).collect();
+    let filters: Vec<_> = ports
+        .iter()
+        .map(|port| format!("udp port {port}"))
+        .collect();
+    let recording = match record(&daq, &filters.join(" or ")) {
+        Ok(recording) => recording,
+        Err(why) => skip!("{why}"),
+    };
+    let job = serde_json::json!({
+        "ports": ports, "file": daq.path("sent"), "antennas": 4, "frames": 40, "heap": 20_000, "counters": counters
+    });
+    python.run(
+        include_str!("../../python/spead2_antennas.py"),
+        &[job.to_string()],
+    );
+    finish(&daq, recording);
+    let text = inspect(&daq).ok().stdout;
+    fits_terminal(&text);
+    assert_contains!(text => "samples = 0x4301", "heap    = 20000", part);
+    let outcome = replay(&daq);
+    let counts = ["rejected", "duplicates", "lost.wire_gap", "epochs"]
+        .map(|name| outcome.count(&format!("sources.instrument.{name}")));
+    assert_eq!(counts, [0, 0, 0, 1], "{text}\n{:#}", outcome.report);
+    let parts = &outcome.report["sources"]["instrument"]["parts"];
+    assert_eq!(parts.as_object().unwrap().len(), 4, "{text}");
+    assert_eq!(outcome.count("rings.instrument.published"), 40, "{text}");
+}
+
+#[test]
+fn antennas_of_spead2_with_counters_of_their_own_are_parts_of_one_frame() {
+    antennas_are_received("mixed", 1, "part   = { item = 0x4101, count = 4 }");
+}
+
+#[test]
+fn antennas_of_spead2_with_equal_counters_are_parts_of_one_frame() {
+    antennas_are_received("parallel", 1, "frame  = { item = 0x1600, step = 4096 }");
+    antennas_are_received("parallel", 4, "part   = { item = 0x4101, count = 4 }");
+}
+
 /// Records a fake camera and its client in a network namespace, where no other test sends. The name of the capture is the
 /// first argument.
 const CAMERA: &str = r#"

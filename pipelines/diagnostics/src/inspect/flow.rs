@@ -16,6 +16,7 @@ const MAX_FLOWS: usize = 4096;
 /// The first bytes of a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
+    pub(super) source: SocketAddr,
     /// Capture time in nanoseconds since 1970; 0 if unknown.
     pub(super) ns: u64,
     /// Size of the whole UDP payload in bytes.
@@ -65,6 +66,7 @@ impl Flow {
         if self.stored.len() < MAX_STORED && *stored < MAX_STORED_TOTAL {
             *stored += 1;
             self.stored.push(Packet {
+                source: self.source,
                 ns,
                 length: payload.len(),
                 head: payload[..payload.len().min(HEAD)].into(),

@@ -162,7 +162,7 @@ mod tests {
                     let bytes = [STARTS[start], &bytes].concat();
                     // Many recognisers need packets of one size.
                     let head: Box<[u8]> = bytes.iter().copied().chain(std::iter::repeat(0)).take(size).collect();
-                    Packet { ns, length: size, head }
+                    Packet { source: ([10, 0, 0, 1], 9).into(), ns, length: size, head }
                 })
                 .collect();
             let packets: Vec<&Packet> = packets.iter().collect();

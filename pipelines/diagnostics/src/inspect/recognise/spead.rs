@@ -4,20 +4,24 @@
 //! guessed except the meaning of the sender's own items.
 
 mod frame;
+mod items;
 
 use super::{Key, Packet, Recognised, Suggestion, mode, percent};
 use crate::inspect::account::{Numbering, Place};
-use crate::inspect::number;
 use daq_drivers::packet::spead::item;
-use frame::{FrameItems, Heaps, MAX_PARTS};
-use std::collections::{BTreeMap, BTreeSet};
+use frame::{FrameItems, HeapKey, Heaps};
+use items::Items;
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
 
 /// Minimum share in percent of packets that must be SPEAD.
 const MIN_SHARE: u8 = 90;
 
 /// The items of one packet.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Heap {
+    /// Senders that do not know of each other use the same counters.
+    sender: SocketAddr,
     address_bits: u32,
     counter: u64,
     length: u64,
@@ -28,6 +32,28 @@ struct Heap {
     is_descriptor: bool,
     /// The sender's own items: identifier, and the value if the pointer contains it.
     own: Vec<(u64, Option<u64>)>,
+    /// The items in the payload of the heap: identifier and offset. Empty if not all of them are stored.
+    in_payload: Vec<(u64, u64)>,
+}
+
+impl Heap {
+    /// Returns what distinguishes this heap from others.
+    const fn key(&self) -> HeapKey {
+        (self.sender, self.counter)
+    }
+
+    /// Returns the identifier and the size of the largest item in the payload, if this is the first packet of its heap.
+    fn largest(&self) -> Option<(u64, u64)> {
+        let offsets = || self.in_payload.iter().map(|(_, offset)| *offset);
+        let size = |offset: u64| {
+            let end = offsets().filter(|other| *other > offset).min();
+            end.unwrap_or(self.length).saturating_sub(offset)
+        };
+        let items = self.in_payload.iter().filter(|_| self.offset == 0);
+        items
+            .map(|(id, offset)| (*id, size(*offset)))
+            .max_by_key(|(_, size)| *size)
+    }
 }
 
 /// Returns the items of a packet.
@@ -41,9 +67,17 @@ fn parse(bytes: &[u8]) -> Option<Heap> {
     let address_bits = u32::from(address) * 8;
     let header = 8 + 8 * usize::from(u16::from_be_bytes([high, low]));
     let mut heap = Heap {
+        sender: (Ipv4Addr::UNSPECIFIED, 0).into(),
         address_bits,
+        counter: 0,
+        length: 0,
+        offset: 0,
+        payload: 0,
         header,
-        ..Heap::default()
+        is_message: false,
+        is_descriptor: false,
+        own: Vec::new(),
+        in_payload: Vec::new(),
     };
     let mut found = [false; 4];
     // The items of a very long header may exceed the stored bytes.
@@ -67,6 +101,9 @@ fn parse(bytes: &[u8]) -> Option<Heap> {
             }
             _ => {
                 heap.own.push((id, is_immediate.then_some(value)));
+                if !is_immediate && id != 0 {
+                    heap.in_payload.push((id, value));
+                }
                 continue;
             }
         };
@@ -75,7 +112,17 @@ fn parse(bytes: &[u8]) -> Option<Heap> {
             *found = true;
         }
     }
+    if header > bytes.len() {
+        heap.in_payload.clear();
+    }
     (found == [true; 4]).then_some(heap)
+}
+
+/// Returns the items of a packet of a flow.
+fn read(packet: &Packet) -> Option<Heap> {
+    let heap = parse(&packet.head)?;
+    let sender = packet.source;
+    Some(Heap { sender, ..heap })
 }
 
 /// Returns the size in bytes of the packet at the start of `bytes`.
@@ -124,7 +171,7 @@ impl Sizes {
 
 /// Recognises SPEAD.
 pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
-    let parsed: Vec<Option<Heap>> = packets.iter().map(|packet| parse(&packet.head)).collect();
+    let parsed: Vec<Option<Heap>> = packets.iter().map(|packet| read(packet)).collect();
     let all: Vec<&Heap> = parsed.iter().flatten().collect();
     let confidence = percent(all.len(), packets.len());
     if confidence < MIN_SHARE {
@@ -132,12 +179,12 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     }
     let (address_bits, _) = mode(all.iter().map(|heap| heap.address_bits))?;
     // Items of a heap are usually in its first packet only.
-    let described: BTreeSet<u64> = all
+    let described: BTreeSet<HeapKey> = all
         .iter()
         .filter(|heap| heap.is_descriptor)
-        .map(|heap| heap.counter)
+        .map(|heap| heap.key())
         .collect();
-    let is_data = |heap: &Heap| !heap.is_message && !described.contains(&heap.counter);
+    let is_data = |heap: &Heap| !heap.is_message && !described.contains(&heap.key());
     let data: Vec<&Heap> = all.iter().copied().filter(|heap| is_data(heap)).collect();
     let sizes = Sizes::of(&data)?;
     let mut counters: Vec<u64> = data
@@ -156,7 +203,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let place = |heap: &Option<Heap>| {
         let heap = heap.as_ref()?;
         if let Some(frame) = &frame {
-            let (frame, part) = frame.place(own.get(&heap.counter)?)?;
+            let (frame, part) = frame.place(own.get(&heap.key())?)?;
             return is_frame(heap).then(|| Place {
                 frame,
                 packet: sizes.packet(heap.offset),
@@ -206,14 +253,18 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     }
     let items = Items::of(&data);
     why.extend(items.list());
-    let obstacle = if !described.is_empty() {
+    let has_several = items.has_several_in_payload();
+    let largest = data.iter().filter(|heap| is_frame(heap));
+    let samples = mode(largest.filter_map(|heap| heap.largest())).filter(|_| has_several);
+    let samples = samples.map(|(item, _)| item);
+    let obstacle = if has_several {
+        Some("heaps contain several items")
+    } else if !described.is_empty() {
         Some("heaps with descriptors have other packet boundaries")
-    } else if items.has_several_in_payload() {
-        Some("heaps contain several items, of which the largest is the frame")
     } else {
         None
     };
-    let mut keys = keys(address_bits, &sizes, step, obstacle);
+    let mut keys = keys(address_bits, &sizes, step, samples, obstacle);
     match &frame {
         Some(frame) => {
             why.push(frame.words());
@@ -249,7 +300,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
 fn own_items<'a>(heaps: impl Iterator<Item = &'a Heap>) -> Heaps {
     let mut own = Heaps::new();
     for heap in heaps {
-        let values = own.entry(heap.counter).or_default();
+        let values = own.entry(heap.key()).or_default();
         for (id, value) in &heap.own {
             values.extend(value.map(|value| (*id, value)));
         }
@@ -257,101 +308,40 @@ fn own_items<'a>(heaps: impl Iterator<Item = &'a Heap>) -> Heaps {
     own
 }
 
-/// Returns the keys of the sizes. They are comments if there is an `obstacle` to fixing the sizes.
-fn keys(address_bits: u32, sizes: &Sizes, step: u64, obstacle: Option<&str>) -> Vec<Key> {
-    let why = match obstacle {
-        None => "the packets state these sizes; without these keys, the sizes are detected from the first heaps".to_owned(),
-        Some(obstacle) => format!("detected from the first heaps, because {obstacle}; observed:"),
+/// Returns the keys of the sizes. If there is an `obstacle` to fixing the sizes of packets, these keys are comments. `samples` is
+/// the item with the samples and its size in bytes, if the payload of heaps consists of several items.
+fn keys(
+    address_bits: u32,
+    sizes: &Sizes,
+    step: u64,
+    samples: Option<(u64, u64)>,
+    obstacle: Option<&str>,
+) -> Vec<Key> {
+    let mut keys = Vec::new();
+    if let Some((item, bytes)) = samples {
+        let why = "the largest item of a heap, and its size:";
+        keys.push(Key::new(format!("samples = {item:#06x}"), why));
+        keys.push(Key::new(format!("heap    = {bytes}"), ""));
+    } else {
+        let why = "the size that the packets state, with all items in the payload:";
+        keys.push(Key::new(format!("heap   = {}", sizes.heap), why));
+    }
+    let (mark, why) = match obstacle {
+        None => (
+            "",
+            "observed; without these keys, they are detected from the first heaps:".to_owned(),
+        ),
+        Some(obstacle) => (
+            "# ",
+            format!("detected from the first heaps, because {obstacle}; observed:"),
+        ),
     };
-    let mut lines = vec![
-        format!("heap   = {}", sizes.heap),
-        format!("packet = {}", sizes.rest),
-    ];
+    keys.push(Key::new(format!("{mark}packet = {}", sizes.rest), why));
+    let mut add = |line: String| keys.push(Key::new(format!("{mark}{line}"), ""));
     if sizes.first != sizes.rest {
-        lines.push(format!("first  = {}", sizes.first));
+        add(format!("first  = {}", sizes.first));
     }
-    lines.push(format!("heap_step    = {step}"));
-    lines.push(format!("address_bits = {address_bits}"));
-    let mark = if obstacle.is_none() { "" } else { "# " };
-    let reasons = std::iter::once(why).chain(std::iter::repeat(String::new()));
-    let keys = lines.iter().zip(reasons);
-    keys.map(|(line, why)| Key::new(format!("{mark}{line}"), why))
-        .collect()
-}
-
-/// The sender's own items and the values that were observed.
-struct Items(BTreeMap<u64, BTreeSet<Option<u64>>>);
-
-impl Items {
-    fn of(data: &[&Heap]) -> Self {
-        let mut items: BTreeMap<u64, BTreeSet<Option<u64>>> = BTreeMap::new();
-        for (id, value) in data.iter().flat_map(|heap| &heap.own) {
-            items.entry(*id).or_default().insert(*value);
-        }
-        Self(items)
-    }
-
-    /// Returns whether the payload of heaps consists of several items.
-    fn has_several_in_payload(&self) -> bool {
-        let in_payload =
-            |(id, values): &(&u64, &BTreeSet<Option<u64>>)| **id != 0 && values.contains(&None);
-        self.0.iter().filter(in_payload).count() > 1
-    }
-
-    /// Returns one line for each item.
-    fn list(&self) -> impl Iterator<Item = String> + '_ {
-        self.0
-            .iter()
-            .filter(|(id, _)| **id != 0)
-            .map(|(id, values)| {
-                let numbers: Vec<u64> = values.iter().flatten().copied().collect();
-                let what = match numbers.as_slice() {
-                    [] => "in the payload".to_owned(),
-                    [one] => format!("always {one}"),
-                    [first, .., last] => format!("{} values, {first} to {last}", numbers.len()),
-                };
-                format!("item {id:#06x}: {what}")
-            })
-    }
-
-    /// Returns items with few values that repeat, which may number antennas or bands.
-    fn part_note(&self) -> Option<String> {
-        let most = self.0.values().map(BTreeSet::len).max()?;
-        let is_part = |values: &BTreeSet<Option<u64>>| {
-            !values.contains(&None)
-                && (2..=MAX_PARTS).contains(&values.len())
-                && values.len() * 4 <= most
-        };
-        let ids: Vec<_> = self
-            .0
-            .iter()
-            .filter(|(_, values)| is_part(values))
-            .map(|(id, values)| format!("{id:#06x} ({} values)", values.len()))
-            .collect();
-        (!ids.is_empty()).then(|| {
-            format!(
-                "few values repeat in the items {}: they may number antennas or bands",
-                ids.join(", ")
-            )
-        })
-    }
-
-    /// Returns the key of the item whose value grows with the time of capture.
-    fn time_key(&self, packets: &[&Packet], parsed: &[Option<Heap>]) -> Option<Key> {
-        let (id, _) = self
-            .0
-            .iter()
-            .filter(|(_, values)| !values.contains(&None) && values.len() > 2)
-            .max_by_key(|(_, values)| values.len())?;
-        let times = packets.iter().zip(parsed).filter_map(|(packet, heap)| {
-            let own = &heap.as_ref()?.own;
-            let (_, value) = own.iter().find(|(own, _)| own == id)?;
-            Some((packet.ns, (*value)?))
-        });
-        let rate = number::tick_rate(times)?;
-        Some(Key::new(
-            format!("# timestamp = {{ item = {id:#06x}, rate = \"{rate}\" }}"),
-            format!("item {id:#06x} grows by about {rate} of capture time; set the exact rate:"),
-        ))
-    }
+    add(format!("heap_step    = {step}"));
+    add(format!("address_bits = {address_bits}"));
+    keys
 }

@@ -8,7 +8,6 @@ use super::{Key, Packet, Recognised, Suggestion, le, mode, percent};
 use crate::inspect::account::{Numbering, Place};
 use crate::inspect::number;
 use daq_core::units::counted;
-use daq_drivers::packet::FORMATS;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Copy)]
@@ -134,7 +133,6 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             example.thread
         ));
     }
-    let is_known = FORMATS.iter().any(|format| format.name == "vdif");
     let rate = per_second.map_or_else(String::new, |rate| format!(", {rate} frames per second"));
     Some(Recognised {
         name: "VDIF".to_owned(),
@@ -164,15 +162,11 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         },
         places: frames.iter().map(place).collect(),
         layout: format!("vdif {at} {length} {}", example.header),
-        suggestion: if is_known {
-            Suggestion::Format {
-                kind: "vdif",
-                keys: keys(example, at, per_second, estimate(packets, &frames)),
-                samples: None,
-                has_parts: false,
-            }
-        } else {
-            Suggestion::None("this version of daq has no packet format for VDIF".to_owned())
+        suggestion: Suggestion::Format {
+            kind: "vdif",
+            keys: keys(example, at, per_second, estimate(packets, &frames)),
+            samples: None,
+            has_parts: false,
         },
     })
 }

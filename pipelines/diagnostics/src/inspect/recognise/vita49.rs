@@ -6,7 +6,6 @@
 use super::{Key, Packet, Recognised, Suggestion, be, mode, percent};
 use crate::inspect::account::{Numbering, Place};
 use crate::inspect::number;
-use daq_drivers::packet::FORMATS;
 use std::collections::BTreeSet;
 
 /// Number of values of the packet count.
@@ -131,7 +130,6 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             part: 0,
         })
     };
-    let is_known = FORMATS.iter().any(|format| format.name == "vita49");
     Some(Recognised {
         name: "VITA-49".to_owned(),
         confidence: share,
@@ -155,15 +153,11 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         },
         places: parsed.iter().map(place).collect(),
         layout: format!("vita49 {} {payload} {}", example.before, example.trailer),
-        suggestion: if is_known {
-            Suggestion::Format {
-                kind: "vita49",
-                keys: keys(payload, stream),
-                samples: None,
-                has_parts: false,
-            }
-        } else {
-            Suggestion::None("this version of daq has no packet format for VITA-49".to_owned())
+        suggestion: Suggestion::Format {
+            kind: "vita49",
+            keys: keys(payload, stream),
+            samples: None,
+            has_parts: false,
         },
     })
 }

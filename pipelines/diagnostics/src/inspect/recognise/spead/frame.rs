@@ -3,6 +3,7 @@
 use super::super::{Key, mode, percent};
 use crate::inspect::text::wrapped;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 /// Maximum number of values of an item that numbers parts.
 pub(super) const MAX_PARTS: usize = 1024;
@@ -11,8 +12,10 @@ const MIN_FRAMES: usize = 3;
 /// Minimum share in percent of heaps that have an item, and of heaps with a frame and a part of their own.
 const MIN_SHARE: u8 = 90;
 
-/// The values of the items of each heap, by heap counter.
-pub(super) type Heaps = BTreeMap<u64, BTreeMap<u64, u64>>;
+/// What distinguishes heaps: the sender and the heap counter.
+pub(super) type HeapKey = (SocketAddr, u64);
+/// The values of the items of each heap.
+pub(super) type Heaps = BTreeMap<HeapKey, BTreeMap<u64, u64>>;
 
 /// An item and its values in ascending order.
 type Values = (u64, Vec<u64>);
@@ -145,7 +148,8 @@ mod tests {
 
     fn heaps(items: impl Iterator<Item = Vec<(u64, u64)>>) -> Heaps {
         let heaps = items.map(|items| items.into_iter().collect());
-        (0..).zip(heaps).collect()
+        let sender = ([10, 0, 0, 1], 9).into();
+        (0..).map(|counter| (sender, counter)).zip(heaps).collect()
     }
 
     #[test]
