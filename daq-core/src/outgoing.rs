@@ -15,6 +15,8 @@ pub struct OutgoingFrames {
     pub layout: Layout,
     /// Number of bytes in a frame.
     pub frame_bytes: usize,
+    /// Whether the receiver gets all points of its channels, so that its frames follow each other without a gap in time.
+    pub is_continuous: bool,
     /// Maximum size in bytes of a packet, with its header and without IP and UDP headers, if the format selects the size.
     pub max_packet: usize,
 }

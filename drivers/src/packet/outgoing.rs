@@ -113,6 +113,7 @@ mod tests {
         OutgoingFrames {
             layout: Samples::default().layout(frame_bytes).unwrap(),
             frame_bytes,
+            is_continuous: true,
             max_packet: 1472,
         }
     }

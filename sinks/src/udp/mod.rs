@@ -74,7 +74,7 @@ to = [\"239.1.0.1:7148\"]
 # describe = \"5 s\"
 
 [sink.NAME.format]
-kind = \"spead\"                # or \"raw\"; the keys are those of a source
+kind = \"spead\"                # or \"raw\", \"vita49\"; the keys are those of a source
 ",
     schema: |registry| format::with_format(registry, schemars::schema_for!(UdpKeys)),
     parse,
@@ -265,6 +265,7 @@ impl Udp {
         let builder = self.format.builder(&OutgoingFrames {
             layout: share.layout.clone(),
             frame_bytes: share.bytes,
+            is_continuous: share.is_continuous,
             max_packet: max_packet.unwrap_or(0),
         })?;
         Ok((share, builder))

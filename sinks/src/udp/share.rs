@@ -31,6 +31,8 @@ pub(super) struct Share {
     pub(super) shares: usize,
     /// Number of receivers that get frames in turn: 1 if frames are divided.
     pub(super) turns: usize,
+    /// Whether each receiver gets all points of its channels.
+    pub(super) is_continuous: bool,
     /// Number of bytes of one point of the share, if the shares are interleaved in the frame.
     interleaved: Option<usize>,
 }
@@ -52,6 +54,7 @@ impl Share {
             bytes: frame_bytes,
             shares: 1,
             turns: receivers,
+            is_continuous: receivers == 1,
             interleaved: None,
             layout,
         };
@@ -95,6 +98,7 @@ impl Share {
             bytes: frame_bytes / receivers,
             shares: receivers,
             turns: 1,
+            is_continuous: by_channels,
             interleaved,
             layout,
         })

@@ -278,6 +278,7 @@ fn vdif_is_not_sent() {
     let frames = OutgoingFrames {
         layout: Samples::default().layout(64).unwrap(),
         frame_bytes: 64,
+        is_continuous: true,
         max_packet: 1472,
     };
     let problem = format("").for_sending(&frames).unwrap_err();

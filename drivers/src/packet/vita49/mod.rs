@@ -19,23 +19,26 @@ mod config;
 mod context;
 mod grid;
 mod prologue;
+mod sending;
 
 pub use config::{KeptValue, Vita49Config};
 
 use super::{
-    Control, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
-    TimeScale, section,
+    Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject,
+    Split, TimeScale, section,
 };
 use context::Context;
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::frame::KeptFields;
-use daq_core::layout::{Layout, Samples};
+use daq_core::layout::{Layout, Order, Samples};
 use daq_core::ledger::Counts;
-use daq_core::units::Period;
+use daq_core::outgoing::OutgoingFrames;
+use daq_core::units::{Frequency, Period};
 use grid::Grids;
 use prologue::{Fraction, Kind, MAX_PROLOGUE, Prologue, Seconds, Stamp, WORD};
 use schemars::JsonSchema;
+use sending::Sending;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -120,6 +123,8 @@ pub struct Vita49 {
     last: Option<u64>,
     /// The values of context packets that frames keep.
     keep: Vec<KeptValue>,
+    /// The times of packets that are sent.
+    sending: Option<Arc<Sending>>,
     notes: Box<Notes>,
 }
 
@@ -158,6 +163,7 @@ impl Vita49 {
             prologue: MAX_PROLOGUE,
             last: None,
             keep: Vec::new(),
+            sending: None,
             notes: Box::default(),
         }
     }
@@ -577,23 +583,71 @@ impl PacketFormat for Vita49 {
         };
     }
 
-    /// The packet has the stream identifier 0 or that of the configuration. If the sample rate is known, its timestamp is a
-    /// free-running count of samples.
-    fn build_header(&self, unit: u64, _: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
-        let has_time = self.grids.is_some();
-        let words = 2 + if has_time { 2 } else { 0 } + payload.div_ceil(WORD);
-        let fraction: u32 = if has_time { 3 << 20 } else { 0 };
-        #[expect(clippy::cast_possible_truncation, reason = "16 and 4 bits are used")]
-        let first = 1 << 28 | fraction | (unit as u32 & 0xf) << 16 | words as u32 & 0xffff;
-        out.extend(first.to_be_bytes());
-        out.extend(self.stream_id.unwrap_or(0).to_be_bytes());
-        if has_time {
-            let points = self
-                .layout
-                .as_ref()
-                .map_or(1, |layout| layout.points as u64);
-            out.extend(unit.wrapping_mul(points).to_be_bytes());
+    /// The packet has the stream identifier 0 or that of the configuration. Unless the format is [for
+    /// sending](Self::for_sending), the timestamp is a free-running count of samples, if the sample rate is known.
+    fn build_header(
+        &self,
+        unit: u64,
+        _: u32,
+        timestamp: Option<u64>,
+        payload: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let sending = self.sending.as_ref();
+        let stamp = match (sending, &self.layout) {
+            (Some(sending), _) => sending.stamp(unit, timestamp),
+            (None, Some(layout)) if self.grids.is_some() => Stamp {
+                unit: Fraction::FreeRunning,
+                fraction: unit.wrapping_mul(layout.points as u64),
+                ..Stamp::default()
+            },
+            _ => Stamp::default(),
+        };
+        let stream = self.stream_id.unwrap_or(0);
+        let class = sending.and_then(|sending| sending.class);
+        #[expect(clippy::cast_possible_truncation, reason = "4 bits are used")]
+        let count = unit as u8 & 0xf;
+        prologue::append(stream, class, &stamp, count, payload, out);
+    }
+
+    fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {
+        let layout = &frames.layout;
+        let refused = |key: &str, message: String, help: &str| {
+            Err(Problem::at(format!("format.{key}"), message).help(help))
+        };
+        if !self.payload.is_multiple_of(WORD) {
+            let message = format!(
+                "packets of VITA 49 consist of words of 4 bytes, so they cannot contain {} bytes of payload",
+                self.payload
+            );
+            return refused("payload", message, "set a multiple of 4 bytes");
         }
+        if !frames.is_continuous || layout.order == Order::Planar && layout.channels > 1 {
+            let message = "the packets of a receiver do not follow each other in time, so timestamps cannot number them";
+            let help = "send all frames to one receiver, or set split = \"channels\"; the order must be interleaved unless a receiver \
+                        gets one channel";
+            return refused("kind", message.to_owned(), help);
+        }
+        let Some(rate) = layout.sample_rate() else {
+            let message =
+                "the sample rate is unknown, so packets have no timestamps that number them";
+            let help =
+                "set `rate` in `samples` of the source, or use the format \"spead\" or \"raw\"";
+            return refused("kind", message.to_owned(), help);
+        };
+        let mut format = self.clone();
+        format.use_samples(&Samples {
+            scalar: layout.scalar,
+            complex: layout.complex,
+            channels: layout.channels,
+            order: layout.order,
+            rate: Some(Frequency(rate)),
+        })?;
+        if let (Some(layout), Some(rate)) = (&format.layout, format.rate) {
+            format.sending = Some(Arc::new(Sending::new(layout, rate)));
+            format.reference = Some(Seconds::Utc);
+        }
+        Ok(Some(Format::Vita49(format)))
     }
 
     /// The payload ends at a whole word.

@@ -11,6 +11,8 @@
 
 /// Size of a word in bytes.
 pub(super) const WORD: usize = 4;
+/// Company identifier of DIFI (IEEE-ISTO 4900-2021), in whose packets TSI 3 is POSIX time.
+const DIFI: u32 = 0x6a_621e;
 /// Maximum size of a prologue in bytes.
 pub(super) const MAX_PROLOGUE: usize = 7 * WORD;
 
@@ -98,6 +100,43 @@ pub(super) fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(words.try_into().ok()?))
 }
 
+/// Appends the words before `payload` bytes of the signal data packet with `count` of `stream`.
+pub(super) fn append(
+    stream: u32,
+    class: Option<u64>,
+    stamp: &Stamp,
+    count: u8,
+    payload: usize,
+    out: &mut Vec<u8>,
+) {
+    let (has_seconds, has_fraction) = (
+        stamp.reference != Seconds::None,
+        stamp.unit != Fraction::None,
+    );
+    let words = 2
+        + 2 * usize::from(class.is_some())
+        + usize::from(has_seconds)
+        + 2 * usize::from(has_fraction)
+        + payload.div_ceil(WORD);
+    #[expect(clippy::cast_possible_truncation, reason = "16 bits are used")]
+    let size = words as u32 & 0xffff;
+    let first = 1 << 28
+        | u32::from(class.is_some()) << 27
+        | (stamp.reference as u32) << 22
+        | (stamp.unit as u32) << 20
+        | u32::from(count & 0xf) << 16
+        | size;
+    out.extend(first.to_be_bytes());
+    out.extend(stream.to_be_bytes());
+    out.extend(class.into_iter().flat_map(u64::to_be_bytes));
+    if has_seconds {
+        out.extend(stamp.seconds.to_be_bytes());
+    }
+    if has_fraction {
+        out.extend(stamp.fraction.to_be_bytes());
+    }
+}
+
 /// Returns the size in bytes of the packet that begins with `bytes`, or `None` if `bytes` ends before its first word.
 pub(super) fn packet_len(bytes: &[u8]) -> Option<usize> {
     Some((word(bytes, 0)? & 0xffff) as usize * WORD)
@@ -111,10 +150,17 @@ impl Prologue {
         let kind = first >> 28;
         let has_stream = kind != 0 && kind != 2;
         let has_class = first & 1 << 27 != 0;
+        let after_stream = WORD + usize::from(has_stream) * WORD;
+        let class = if has_class {
+            word(bytes, after_stream).unwrap_or(0)
+        } else {
+            0
+        };
         let reference = match first >> 22 & 3 {
             0 => Seconds::None,
             1 => Seconds::Utc,
             2 => Seconds::Gps,
+            3 if class & 0xff_ffff == DIFI => Seconds::Utc,
             _ => Seconds::Other,
         };
         let unit = match first >> 20 & 3 {
@@ -123,7 +169,6 @@ impl Prologue {
             2 => Fraction::Picoseconds,
             _ => Fraction::FreeRunning,
         };
-        let after_stream = WORD + usize::from(has_stream) * WORD;
         let after_class = after_stream + usize::from(has_class) * 2 * WORD;
         let after_seconds = after_class + usize::from(reference != Seconds::None) * WORD;
         let end = after_seconds + usize::from(unit != Fraction::None) * 2 * WORD;
@@ -131,11 +176,6 @@ impl Prologue {
             return Err(end);
         }
         let is_data = kind < 4;
-        let class = if has_class {
-            word(bytes, after_stream).unwrap_or(0)
-        } else {
-            0
-        };
         Ok(Self {
             kind: match kind {
                 0 | 1 => Kind::SignalData,

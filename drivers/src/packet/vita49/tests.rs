@@ -164,6 +164,12 @@ fn timestamps_are_utc_gps_or_of_the_sensor() {
         ..Sent::default()
     };
     assert_eq!(time(&sent), (9_000_000_000, Clock::Sensor));
+    // In DIFI, this is POSIX time.
+    let sent = Sent {
+        class: Some(0x6a_621e_0000_0000),
+        ..sent
+    };
+    assert_eq!(time(&sent), (9_000_000_000, Clock::SensorUtc));
     let sent = Sent {
         tsi: 0,
         tsf: 3,
@@ -413,6 +419,115 @@ fn built_packets_are_parsed() {
         };
         assert_eq!(packet.unit, first.unit + 13);
         assert_eq!(bytes[packet.payload], [7; 64]);
+    }
+}
+
+/// Returns `format` for sending frames of 256 bytes of complex samples of `rate`.
+fn for_sending(format: &Format, rate: Option<f64>, scalar: Scalar) -> Result<Format, Problem> {
+    let samples = Samples {
+        scalar,
+        complex: true,
+        ..samples(rate)
+    };
+    let frames = OutgoingFrames {
+        layout: samples.layout(256).unwrap(),
+        frame_bytes: 256,
+        is_continuous: true,
+        max_packet: 1472,
+    };
+    Ok(format.for_sending(&frames)?.unwrap())
+}
+
+#[test]
+fn sent_packets_have_the_header_of_difi() {
+    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int16).unwrap();
+    let ns = 1_700_000_000_250_000_001;
+    let mut bytes = Vec::new();
+    sender.build(0x12d, 0, Some(ns), &[7; 64], &mut bytes);
+    // Type 1 with class, UTC and picoseconds, count 13, 7 + 16 words.
+    let words = [0x186d_0017_u32, 0x51, 0x6a_621e, 0, 1_700_000_000];
+    let fraction = 250_000_001_000_u64;
+    let header: Vec<u8> = words
+        .into_iter()
+        .flat_map(u32::to_be_bytes)
+        .chain(fraction.to_be_bytes())
+        .collect();
+    assert_eq!(bytes[..28], header);
+    // The next packet is 16 samples later, whatever the time of its frame is.
+    bytes.clear();
+    sender.build(0x12e, 0, Some(ns + 17_777), &[7; 64], &mut bytes);
+    assert_eq!(bytes[20..28], (fraction + 16_000_000).to_be_bytes());
+    let other = for_sending(&format("", None), Some(1e6), Scalar::Float32).unwrap();
+    bytes.clear();
+    other.build(0, 0, Some(ns), &[7; 64], &mut bytes);
+    let prologue = Prologue::parse(&bytes).unwrap();
+    assert_eq!((prologue.bytes, prologue.stream), (20, Some(0)));
+}
+
+#[test]
+fn sent_packets_are_received_with_consecutive_numbers() {
+    // The period of packets is not a whole number of picoseconds, and frames have receive times.
+    let rate = Some(30_000_001.0 / 7.0);
+    let sender = for_sending(&format("stream_id = 0x51", None), rate, Scalar::Int16).unwrap();
+    let mut receiver = format("stream_id = 0x51", None);
+    receiver
+        .use_samples(&Samples {
+            scalar: Scalar::Int16,
+            complex: true,
+            ..samples(rate)
+        })
+        .unwrap();
+    let mut random = Random(5);
+    let (mut first, mut ns) = (None, 1_700_000_000_000_000_000);
+    for n in 0..50_000 {
+        ns += 3733;
+        let mut bytes = Vec::new();
+        sender.build(
+            n,
+            0,
+            Some(ns + random.below(1_000_000)),
+            &[7; 64],
+            &mut bytes,
+        );
+        if n % 97 < 40 && n > 0 {
+            continue;
+        }
+        let Ok(Parsed::Data(packet)) = receiver.parse(&bytes) else {
+            panic!("{bytes:?}")
+        };
+        let unit = packet.unit;
+        let first = *first.get_or_insert(unit);
+        assert_eq!(unit - first, n);
+    }
+    let Format::Vita49(vita49) = &receiver else {
+        unreachable!()
+    };
+    assert!(!vita49.notes.is_off_grid_logged);
+}
+
+#[test]
+fn frames_that_timestamps_cannot_number_are_not_sent() {
+    let key = |result: Result<Format, Problem>| result.unwrap_err().key.unwrap();
+    let any = format("", None);
+    assert_eq!(key(for_sending(&any, None, Scalar::Int16)), "format.kind");
+    let odd: Vita49Config = toml::from_str("payload = 62").unwrap();
+    let odd = odd.build().unwrap();
+    let found = for_sending(&odd, Some(1e6), Scalar::Int8);
+    assert_eq!(key(found), "format.payload");
+    for (is_continuous, order) in [(false, Order::Interleaved), (true, Order::Planar)] {
+        let samples = Samples {
+            channels: 2,
+            order,
+            ..samples(Some(1e6))
+        };
+        let frames = OutgoingFrames {
+            layout: samples.layout(256).unwrap(),
+            frame_bytes: 256,
+            is_continuous,
+            max_packet: 1472,
+        };
+        let problem = any.for_sending(&frames).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some("format.kind"));
     }
 }
 
