@@ -1,5 +1,5 @@
 //! Tests the formats whose packets are numbered by time: a radio with VITA 49 (DIFI) and a telescope with VDIF. The senders
-//! are built from the standards. Wireshark must accept their packets.
+//! are built from the standards. Wireshark must accept their packets, and those of the sink `udp`.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -8,9 +8,10 @@
 
 use daq_testkit::loopback::{self, Queue};
 use daq_testkit::network::{Recording, payload, recording};
-use daq_testkit::{Daq, Live, assert_contains, assert_counts, free_udp_port, program};
+use daq_testkit::{Daq, Live, assert_contains, assert_counts, free_udp_port, program, skip};
 use std::net::UdpSocket;
 use std::path::Path;
+use std::time::Duration;
 
 const PAYLOAD: usize = 1024;
 const PACKETS_PER_FRAME: usize = 16;
@@ -259,26 +260,138 @@ fn replayed_captures_are_recorded_with_exact_ledgers() {
         assert_recorded(&recording(&daq, name), stream);
     }
     if let Some(tshark) = program("tshark") {
-        let output = std::process::Command::new(tshark)
-            .args([
-                "-d",
-                "udp.port==4991,vrt",
-                "-T",
-                "fields",
-                "-e",
-                "vrt.sid",
-                "-e",
-                "_ws.malformed",
-                "-r",
-            ])
-            .arg(&a)
-            .output()
-            .unwrap();
-        let lines = String::from_utf8(output.stdout).unwrap();
+        let lines = dissect(&tshark, &a, &["sid", "type"]);
         assert!(
-            lines.lines().all(|line| line.trim() == "0x00000051"),
-            "{lines}"
+            lines.iter().all(|line| line == "0x00000051,1,"),
+            "{lines:?}"
         );
+    }
+}
+
+/// Returns the values of fields that Wireshark finds in the packets of `capture`, and then `_ws.malformed`, one line per packet.
+fn dissect(tshark: &Path, capture: &Path, fields: &[&str]) -> Vec<String> {
+    let names = fields.iter().map(|field| format!("vrt.{field}"));
+    let output = std::process::Command::new(tshark)
+        .args([
+            "-d",
+            "udp.port==4991,vrt",
+            "-T",
+            "fields",
+            "-E",
+            "separator=,",
+            "-r",
+        ])
+        .arg(capture)
+        .args(
+            names
+                .chain(["_ws.malformed".to_owned()])
+                .flat_map(|name| ["-e".to_owned(), name]),
+        )
+        .output()
+        .unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(str::to_owned).collect()
+}
+
+/// Returns a daq that sends `frames` frames of 64 packets as VITA 49 to `port`, and writes them. Packets are missing in frame 0:
+/// one, and 16 in a row.
+fn sending(port: u16, frames: u64) -> Daq {
+    Daq::new(&format!(
+        "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npace = \"free\"\nframes = {frames}\npacket = \"1 KiB\"\nnoise = 0.1\n\
+         samples = {{ type = \"int8\", complex = true, rate = \"1.024 MHz\" }}\nfaults = {{ lose = [3, \"20..36\"] }}\n\
+         [ring.raw]\nmemory = \"host\"\nslot = \"64 KiB\"\nslots = 16\n\
+         [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\nbuffer = \"256 KiB\"\n\
+         [sink.tx]\ndriver = \"udp\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nrate = \"100 Mbit/s\"\n\
+         [sink.tx.format]\n{VITA49}\n"
+    ))
+}
+
+#[test]
+fn second_daq_receives_what_the_sink_sends() {
+    let port = free_udp_port();
+    let source = pipeline(
+        "radio",
+        &format!("driver = \"udp\"\nlisten = \"127.0.0.1:{port}\""),
+        VITA49,
+    );
+    let source = source.replace("\"int8\"", "\"int8\", complex = true");
+    let receiver = Daq::new(&format!("[http]\nlisten = \"127.0.0.1:0\"\n{source}"));
+    let mut live = receiver.spawn(&[]);
+    live.wait_ready();
+    loopback::stay();
+    let sender = sending(port, 40);
+    let outcome = sender.run(&[]).ok();
+    let (all, absent) = (40 * 64, 17);
+    assert_counts!(outcome, "sinks.tx" => packets: all, sent_packets: all - absent, absent_packets: absent);
+    live.wait_count("sources.radio.delivered", all - absent);
+    let received = live.stop().ok();
+    assert_counts!(received, "sources.radio" =>
+        expected: all, delivered: all - absent, rejected: 0, duplicates: 0, epochs: 1, lost.wire_gap: absent
+    );
+    assert_counts!(received, "sources.radio.counts" => off_grid: 0, count_mismatch: 0, untimed: 0);
+    let (sent, found) = (sender.data("out"), recording(&receiver, "radio"));
+    // The frames of the receiver begin at multiples of their duration since 1970. Samples have two bytes.
+    let start = found.missing.first().filter(|range| range.start == 0);
+    let start = 2 * start.map_or(0, |range| range.end);
+    assert_eq!(start % PAYLOAD, 0);
+    assert!(
+        found.data[start..start + sent.len()] == sent,
+        "{} bytes after {start}",
+        found.data.len()
+    );
+}
+
+#[test]
+fn wireshark_dissects_what_the_sink_sends() {
+    let Some(tshark) = program("tshark") else {
+        skip!("tshark is not installed");
+    };
+    let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let sender = sending(receiver.local_addr().unwrap().port(), 2);
+    receiver
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let present = 2 * 64 - 17;
+    let reading = std::thread::spawn(move || {
+        let mut buffer = [0; 2048];
+        let packets = (0..present).map(|_| {
+            let bytes = receiver.recv(&mut buffer).unwrap();
+            buffer[..bytes].to_vec()
+        });
+        packets.collect::<Vec<_>>()
+    });
+    let _ = sender.run(&[]).ok();
+    let packets = reading.join().unwrap();
+    let path = sender.path("sent.pcap");
+    capture(&path, &packets);
+    let fields = [
+        "type",
+        "sid",
+        "oui",
+        "icc",
+        "pcc",
+        "tsi",
+        "tsf",
+        "len",
+        "seq",
+        "ts_int",
+        "ts_frac_picosecond",
+    ];
+    let lines = dissect(&tshark, &path, &fields);
+    assert_eq!(lines.len(), present);
+    let numbers = (0..2 * 64).filter(|n| *n != 3 && !(20..36).contains(n));
+    let mut first = None;
+    for (line, n) in lines.iter().zip(numbers) {
+        let values: Vec<_> = line.split(',').collect();
+        // Signal data of stream 0x51 in DIFI's class, UTC with picoseconds, 7 + 256 words.
+        let header = format!("1,0x00000051,{},0,0,1,2,263,{}", 0x6a_621e, n % 16);
+        assert_eq!(values[..9].join(","), header, "{line}");
+        assert_eq!(values[11], "", "malformed: {line}");
+        let [seconds, fraction] = [9, 10].map(|i| values[i].parse::<u64>().unwrap());
+        let time = u128::from(seconds) * 1_000_000_000_000 + u128::from(fraction);
+        // 512 samples last 500 µs.
+        let first = *first.get_or_insert(time);
+        assert_eq!(time - first, n * 500_000_000, "{line}");
     }
 }
 
