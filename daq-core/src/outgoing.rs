@@ -58,9 +58,11 @@ pub trait PacketBuilder: Send {
         0
     }
 
-    /// Returns the packets that describe the stream. They are sent before the first frame, and repeated.
-    fn description(&self) -> Vec<Vec<u8>> {
-        Vec::new()
+    /// Writes the packets that describe the stream to `packets`. They are sent before the frame with the number `frame`, whose
+    /// first sample has the time `time_ns` in nanoseconds, if it is known. `packets` contains the packets of the previous call; it
+    /// is empty before the first frame. Only the first call may allocate memory.
+    fn describe(&self, frame: u64, time_ns: Option<u64>, packets: &mut Vec<Vec<u8>>) {
+        let _ = (frame, time_ns, packets);
     }
 
     /// Returns the packets that end the stream. `next` is the number of the frame after the last one.

@@ -107,8 +107,8 @@ impl PacketBuilder for TestBuilder {
         1
     }
 
-    fn description(&self) -> Vec<Vec<u8>> {
-        vec![b"description".to_vec()]
+    fn describe(&self, _: u64, _: Option<u64>, packets: &mut Vec<Vec<u8>>) {
+        *packets = vec![b"description".to_vec()];
     }
 
     fn end(&self, next: u64) -> Vec<Vec<u8>> {

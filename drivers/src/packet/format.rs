@@ -240,10 +240,16 @@ pub trait PacketFormat: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns the packets that describe a stream of `frames` to a receiver.
-    fn description(&self, frames: &OutgoingFrames) -> Vec<Vec<u8>> {
-        let _ = frames;
-        Vec::new()
+    /// Writes the packets that describe a stream of `frames` to `packets`, before the unit `unit` with `timestamp`, see
+    /// [`PacketBuilder::describe`](daq_core::outgoing::PacketBuilder::describe).
+    fn describe(
+        &self,
+        frames: &OutgoingFrames,
+        unit: u64,
+        timestamp: Option<u64>,
+        packets: &mut Vec<Vec<u8>>,
+    ) {
+        let _ = (frames, unit, timestamp, packets);
     }
 
     /// Returns the packets that end a stream. `unit` is the number after that of the last unit.

@@ -3,6 +3,7 @@
 use super::{Format, Numbering, PacketLayout};
 use daq_core::config::Problem;
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
+use daq_core::reorder::PacketId;
 use daq_core::units::ByteSize;
 use std::ops::Range;
 
@@ -62,6 +63,24 @@ struct Builder {
     frames: OutgoingFrames,
 }
 
+impl Builder {
+    /// Returns the number of `packet` of the frame with the number `frame`.
+    fn id(&self, frame: u64, packet: u32) -> PacketId {
+        let ahead = frame
+            .wrapping_mul(self.packets.into())
+            .wrapping_add(packet.into());
+        self.numbering.after(0, ahead)
+    }
+
+    /// Returns a time in the unit of the format's timestamps.
+    fn ticks(&self, time_ns: Option<u64>) -> Option<u64> {
+        let scale = self.format.time_scale();
+        scale
+            .zip(time_ns)
+            .map(|(scale, time_ns)| scale.ticks_at(time_ns))
+    }
+}
+
 impl PacketBuilder for Builder {
     fn packets(&self) -> u32 {
         self.packets
@@ -74,32 +93,23 @@ impl PacketBuilder for Builder {
     }
 
     fn append_header(&self, frame: u64, packet: u32, time_ns: Option<u64>, out: &mut Vec<u8>) {
-        let ahead = frame
-            .wrapping_mul(self.packets.into())
-            .wrapping_add(packet.into());
-        let id = self.numbering.after(0, ahead);
-        let scale = self.format.time_scale();
-        let ticks = scale
-            .zip(time_ns)
-            .map(|(scale, time_ns)| scale.ticks_at(time_ns));
+        let id = self.id(frame, packet);
         let payload = self.layout.range(packet % self.packets_per_part).len();
         self.format
-            .build_header(id.unit, id.sub, ticks, payload, out);
+            .build_header(id.unit, id.sub, self.ticks(time_ns), payload, out);
     }
 
     fn trailer_len(&self) -> usize {
         self.format.trailer_len()
     }
 
-    fn description(&self) -> Vec<Vec<u8>> {
-        self.format.description(&self.frames)
+    fn describe(&self, frame: u64, time_ns: Option<u64>, packets: &mut Vec<Vec<u8>>) {
+        let (unit, ticks) = (self.id(frame, 0).unit, self.ticks(time_ns));
+        self.format.describe(&self.frames, unit, ticks, packets);
     }
 
     fn end(&self, next: u64) -> Vec<Vec<u8>> {
-        let id = self
-            .numbering
-            .after(0, next.wrapping_mul(self.packets.into()));
-        self.format.end(id.unit)
+        self.format.end(self.id(next, 0).unit)
     }
 }
 

@@ -70,7 +70,7 @@ to = [\"239.1.0.1:7148\"]
 # send_buffer = \"4 MiB\"
 # Let Linux or the network card split large messages into packets.
 # offload = true
-# Time between two descriptions of the stream (SPEAD: descriptors).
+# Time between two descriptions of the stream (SPEAD: descriptors, VITA 49: context packets).
 # describe = \"5 s\"
 
 [sink.NAME.format]
@@ -160,8 +160,8 @@ pub(crate) struct UdpKeys {
     /// true. The sink stops using it for a receiver if Linux refuses such messages.
     #[serde(default = "yes")]
     pub offload: bool,
-    /// Time between two descriptions of the stream, for formats that have them, such as the descriptors of SPEAD. A description
-    /// is always sent before the first frame. Default `"5 s"`; `"0 s"` sends no further descriptions.
+    /// Time between two descriptions of the stream, for formats that have them: descriptors of SPEAD, context packets of
+    /// VITA 49. A description is always sent before the first frame. Default `"5 s"`; `"0 s"` sends no further descriptions.
     #[serde(default = "describe")]
     pub describe: Span,
 }

@@ -1,6 +1,7 @@
 //! Divides frames among receivers.
 
 use daq_core::config::Problem;
+use daq_core::frame::FrameMeta;
 use daq_core::layout::{Layout, Order};
 use daq_core::units::counted;
 use schemars::JsonSchema;
@@ -102,6 +103,11 @@ impl Share {
             interleaved,
             layout,
         })
+    }
+
+    /// Returns the number that the frame `meta` has for its receiver.
+    pub(super) const fn number(&self, meta: &FrameMeta) -> u64 {
+        meta.sequence / self.turns as u64
     }
 
     /// Returns whether the shares must be [gathered](Self::gather), because they are not consecutive bytes of the frame.

@@ -57,7 +57,7 @@ struct Stream {
     builder: Box<dyn PacketBuilder>,
     packets: u32,
     trailer: usize,
-    /// Packets that describe the stream.
+    /// The packets that last described the stream.
     description: Vec<Vec<u8>>,
     /// Time per byte of the frame in nanoseconds, if it is known and bytes are in the order of time.
     ns_per_byte: Option<f64>,
@@ -192,7 +192,7 @@ impl Transmitter {
         );
         self.stream = Some(Stream {
             ns_per_byte: rate.map(|rate| 1e9 / rate / point as f64),
-            description: builder.description(),
+            description: Vec::new(),
             share,
             packets,
             trailer,
@@ -213,7 +213,7 @@ impl Transmitter {
         if self.stream.is_none() {
             self.start(meta.length)?;
         }
-        self.describe();
+        self.describe(meta);
         let Some(stream) = &self.stream else {
             return Ok(());
         };
@@ -226,7 +226,7 @@ impl Transmitter {
             let has_share = stream.share.turns == 1 || i as u64 == turn;
             receiver.next = if has_share { 0 } else { stream.packets };
             if has_share {
-                receiver.end = meta.sequence / stream.share.turns as u64 + 1;
+                receiver.end = stream.share.number(meta) + 1;
             }
         }
         let packets = u64::from(stream.packets) * stream.share.shares as u64;
@@ -251,16 +251,20 @@ impl Transmitter {
         }
     }
 
-    /// Sends the description of the stream, if it is due.
-    fn describe(&mut self) {
+    /// Sends the description of the stream before the frame `meta`, if it is due.
+    fn describe(&mut self, meta: &FrameMeta) {
         let interval = self.config.keys.describe.0;
         let is_due = self
             .described
             .is_none_or(|last| !interval.is_zero() && last.elapsed() >= interval);
-        let Some(stream) = self.stream.as_ref().filter(|_| is_due) else {
+        let Some(stream) = self.stream.as_mut().filter(|_| is_due) else {
             return;
         };
         self.described = Some(Instant::now());
+        let packets = &mut stream.description;
+        stream
+            .builder
+            .describe(stream.share.number(meta), start_ns(meta), packets);
         for receiver in &mut self.receivers {
             send_control(receiver, &stream.description, &self.ledger);
         }
@@ -330,7 +334,7 @@ impl Transmitter {
         let (Some(stream), meta) = (&self.stream, frame.meta()) else {
             return next;
         };
-        let number = meta.sequence / stream.share.turns as u64;
+        let number = stream.share.number(meta);
         let input = InputPackets::of(frame, self.input_packets);
         let base = if stream.share.shares > 1 {
             share * stream.share.bytes
@@ -338,7 +342,7 @@ impl Transmitter {
             0
         };
         let max = self.pacer.map_or(CHUNK, |pacer| pacer.burst());
-        let start_ns = Some(meta.timestamp.ns).filter(|_| meta.timestamp.clock != Clock::None);
+        let start_ns = start_ns(meta);
         let (mut packet, mut bytes) = (next, 0);
         while packet < stream.packets && self.chunk.len() < PACKETS && (bytes < max || bytes == 0) {
             let payload = stream.builder.payload(packet);
@@ -501,6 +505,11 @@ fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], ledger: &SinkLedge
             }
         }
     }
+}
+
+/// Returns the time of the first sample of a frame in nanoseconds, if it is known.
+fn start_ns(meta: &FrameMeta) -> Option<u64> {
+    (meta.timestamp.clock != Clock::None).then_some(meta.timestamp.ns)
 }
 
 /// Returns the size in bytes of one point of all channels, at least 1.

@@ -625,12 +625,21 @@ impl PacketFormat for Spead {
         self.sized(frames).map(|sized| Some(Format::Spead(sized)))
     }
 
-    fn description(&self, frames: &OutgoingFrames) -> Vec<Vec<u8>> {
-        let heap = OutgoingFrames {
-            frame_bytes: self.layout.unit_bytes,
-            ..frames.clone()
-        };
-        vec![descriptors::build(self.address_bits, self.timestamp, &heap)]
+    /// The descriptors never change.
+    fn describe(
+        &self,
+        frames: &OutgoingFrames,
+        _: u64,
+        _: Option<u64>,
+        packets: &mut Vec<Vec<u8>>,
+    ) {
+        if packets.is_empty() {
+            let heap = OutgoingFrames {
+                frame_bytes: self.layout.unit_bytes,
+                ..frames.clone()
+            };
+            packets.push(descriptors::build(self.address_bits, self.timestamp, &heap));
+        }
     }
 
     fn end(&self, unit: u64) -> Vec<Vec<u8>> {

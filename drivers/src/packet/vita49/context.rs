@@ -1,10 +1,10 @@
-//! Context packets: values about a stream, such as its sample rate.
+//! Context packets: values about a stream, such as its sample rate. They are read, and built to be sent.
 //!
 //! The indicator word after the prologue states which fields follow. Fields are in the order of its bits, from bit 31
 //! down. Source: ANSI/VITA 49.2, section 7.1.5 and chapter 9.
 
 use super::prologue::{WORD, long, word};
-use daq_core::layout::Layout;
+use daq_core::layout::{Layout, Scalar};
 use std::fmt::{self, Display, Formatter};
 
 /// Bits of the first indicator word (CIF0) that add further indicator words, in their order.
@@ -75,6 +75,20 @@ const OTHERS: [(u32, usize); 11] = [
 ];
 const DEVICE: u32 = 17;
 const FORMAT: u32 = 15;
+const REFERENCE_POINT: u32 = 30;
+const BANDWIDTH: u32 = 29;
+/// Bit of the sample rate in the indicator word.
+pub(super) const SAMPLE_RATE: u32 = 21;
+/// States that a field differs from the previous context packet.
+const CHANGED: u32 = 1 << 31;
+/// The fields of a context packet that is sent: those that are known.
+const KNOWN: u32 = 1 << SAMPLE_RATE | 1 << FORMAT;
+/// The fields of a context packet of DIFI (IEEE-ISTO 4900-2021, section 2.2.2), which must all be present.
+const DIFI: u32 = 0x7bb9_8000;
+/// The reference point in packets of DIFI.
+const DIFI_POINT: u32 = 100;
+/// Maximum size in bytes of what follows the prologue of a packet that is sent.
+pub(super) const MAX_BODY: usize = 20 * WORD;
 
 /// The type of the samples in the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +100,8 @@ pub(super) struct PayloadFormat {
     item_bits: u32,
     /// Number of bits from one number to the next, 1 to 64.
     packing_bits: u32,
+    /// Number of channels, 1 to 65,536.
+    channels: u32,
 }
 
 impl Context {
@@ -100,28 +116,17 @@ impl Context {
         }
         let more = MORE_INDICATORS.iter().filter(|bit| has(**bit)).count();
         let mut at = prologue + (1 + more) * WORD;
-        for bit in (10..=30).rev().filter(|bit| has(*bit)) {
-            let words = match bit {
-                DEVICE => {
-                    self.device = device(packet, at).or(self.device);
-                    2
-                }
-                FORMAT => {
-                    self.format = PayloadFormat::read(packet, at).or(self.format);
-                    2
-                }
-                _ => match FIELDS.iter().position(|field| field.bit == bit) {
-                    Some(i) => {
+        for bit in bits(indicators) {
+            match bit {
+                DEVICE => self.device = device(packet, at).or(self.device),
+                FORMAT => self.format = PayloadFormat::read(packet, at).or(self.format),
+                _ => {
+                    if let Some(i) = FIELDS.iter().position(|field| field.bit == bit) {
                         self.values[i] = FIELDS[i].read(packet, at).or(self.values[i]);
-                        FIELDS[i].words
                     }
-                    None => OTHERS
-                        .iter()
-                        .find(|(other, _)| *other == bit)
-                        .map_or(0, |(_, words)| *words),
-                },
-            };
-            at += words * WORD;
+                }
+            }
+            at += words_of(bit) * WORD;
         }
     }
 
@@ -173,12 +178,90 @@ impl Field {
     }
 }
 
+/// Returns the number of words of the field with bit `bit` of the indicator word.
+fn words_of(bit: u32) -> usize {
+    let mut fields = FIELDS.iter().map(|field| (field.bit, field.words));
+    let mut others = OTHERS.into_iter().chain([(DEVICE, 2), (FORMAT, 2)]);
+    let found = fields.find(|(field, _)| *field == bit);
+    found
+        .or_else(|| others.find(|(other, _)| *other == bit))
+        .map_or(0, |(_, words)| words)
+}
+
+/// Returns the bits of `fields`, a word that states which fields a packet contains, in the order of the fields.
+fn bits(fields: u32) -> impl Iterator<Item = u32> {
+    (10..=30).rev().filter(move |bit| fields & 1 << bit != 0)
+}
+
+/// Returns the indicator word of a context packet that is sent.
+pub(super) const fn fields(is_difi: bool, is_changed: bool) -> u32 {
+    let fields = if is_difi { DIFI } else { KNOWN };
+    if is_changed { fields | CHANGED } else { fields }
+}
+
+/// Returns the number of bytes of the indicator word `fields` and its fields.
+pub(super) fn body_len(fields: u32) -> usize {
+    (1 + bits(fields).map(words_of).sum::<usize>()) * WORD
+}
+
+/// Appends the indicator word `fields` and its fields: the sample rate in samples per 1,000,000 s, the same bandwidth, and the type
+/// of the samples. Values that daq does not know, such as the RF frequency, are 0.
+pub(super) fn append(
+    fields: u32,
+    per_million_seconds: u64,
+    format: PayloadFormat,
+    out: &mut Vec<u8>,
+) {
+    let hertz = (u128::from(per_million_seconds) << 20) / 1_000_000;
+    let hertz = u64::try_from(hertz).unwrap_or(u64::MAX);
+    out.extend(fields.to_be_bytes());
+    for bit in bits(fields) {
+        match bit {
+            REFERENCE_POINT => out.extend(DIFI_POINT.to_be_bytes()),
+            BANDWIDTH | SAMPLE_RATE => out.extend(hertz.to_be_bytes()),
+            FORMAT => out.extend(format.to_bits().to_be_bytes()),
+            _ => out.resize(out.len() + words_of(bit) * WORD, 0),
+        }
+    }
+}
+
 fn device(packet: &[u8], at: usize) -> Option<(u32, u16)> {
     let [_, _, code @ ..] = word(packet, at + WORD)?.to_be_bytes();
     Some((word(packet, at)? & 0xff_ffff, u16::from_be_bytes(code)))
 }
 
 impl PayloadFormat {
+    /// Returns the type of the samples of `layout`, or `None` if VITA 49 does not define it.
+    pub(super) fn of(layout: &Layout) -> Option<Self> {
+        let scalar = layout.scalar;
+        let code = match scalar {
+            Scalar::Float16 => 0x0d,
+            Scalar::Float32 => 0x0e,
+            Scalar::Float64 => 0x0f,
+            _ if scalar.is_float() || scalar.packing().is_some() => return None,
+            _ if scalar.name().starts_with('u') => 0x10,
+            _ => 0,
+        };
+        let bits = u32::try_from(scalar.bits()).ok()?;
+        Some(Self {
+            is_complex: layout.complex,
+            code,
+            item_bits: bits,
+            packing_bits: bits,
+            channels: Some(layout.channels).filter(|channels| *channels <= 1 << 16)?,
+        })
+    }
+
+    /// Returns the field: numbers follow each other without unused bits, and a sample of each channel follows another.
+    fn to_bits(self) -> u64 {
+        let first = 1 << 31
+            | u32::from(self.is_complex) << 29
+            | u32::from(self.code) << 24
+            | (self.packing_bits - 1) << 6
+            | (self.item_bits - 1);
+        u64::from(first) << 32 | u64::from(self.channels - 1)
+    }
+
     fn read(packet: &[u8], at: usize) -> Option<Self> {
         let first = word(packet, at)?;
         Some(Self {
@@ -186,6 +269,7 @@ impl PayloadFormat {
             code: (first >> 24 & 0x1f) as u8,
             packing_bits: (first >> 6 & 0x3f) + 1,
             item_bits: (first & 0x3f) + 1,
+            channels: (word(packet, at + WORD)? & 0xffff) + 1,
         })
     }
 

@@ -27,7 +27,7 @@ use super::{
     Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject,
     Split, TimeScale, section,
 };
-use context::Context;
+use context::{Context, SAMPLE_RATE};
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::frame::KeptFields;
@@ -36,7 +36,7 @@ use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::units::{Frequency, Period};
 use grid::Grids;
-use prologue::{Fraction, Kind, MAX_PROLOGUE, Prologue, Seconds, Stamp, WORD};
+use prologue::{Fraction, Kind, MAX_PROLOGUE, Prologue, SIGNAL_DATA, Seconds, Stamp, WORD};
 use schemars::JsonSchema;
 use sending::Sending;
 use std::sync::{Arc, OnceLock};
@@ -61,8 +61,6 @@ payload   = "4 KiB"       # of each packet, without header and trailer
 const GPS_START: u64 = 315_964_800;
 /// Number of picoseconds per second.
 const SECOND: u64 = 1_000_000_000_000;
-/// Bit of the sample rate in the indicator word of context packets.
-const SAMPLE_RATE: u32 = 21;
 /// Number of bits of the packet count.
 const COUNT_BITS: u32 = 4;
 /// Minimum time between two log messages about changed context values.
@@ -607,7 +605,21 @@ impl PacketFormat for Vita49 {
         let class = sending.and_then(|sending| sending.class);
         #[expect(clippy::cast_possible_truncation, reason = "4 bits are used")]
         let count = unit as u8 & 0xf;
-        prologue::append(stream, class, &stamp, count, payload, out);
+        prologue::append(SIGNAL_DATA, stream, class, &stamp, count, payload, out);
+    }
+
+    /// One context packet, unless VITA 49 does not define the sample type.
+    fn describe(
+        &self,
+        _: &OutgoingFrames,
+        unit: u64,
+        timestamp: Option<u64>,
+        packets: &mut Vec<Vec<u8>>,
+    ) {
+        if let Some(sending) = &self.sending {
+            let stamp = sending.stamp(unit, timestamp);
+            sending.describe(self.stream_id.unwrap_or(0), &stamp, packets);
+        }
     }
 
     fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {

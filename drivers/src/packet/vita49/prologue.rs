@@ -11,8 +11,11 @@
 
 /// Size of a word in bytes.
 pub(super) const WORD: usize = 4;
-/// Company identifier of DIFI (IEEE-ISTO 4900-2021), in whose packets TSI 3 is POSIX time.
+/// Company identifier of the DIFI Consortium (IEEE-ISTO 4900-2021). In its packets, TSI 3 is POSIX time, and TSI 1 counts leap
+/// seconds.
 const DIFI: u32 = 0x6a_621e;
+/// TSI of POSIX time in packets of DIFI.
+const POSIX: u32 = 3;
 /// Maximum size of a prologue in bytes.
 pub(super) const MAX_PROLOGUE: usize = 7 * WORD;
 
@@ -100,13 +103,23 @@ pub(super) fn long(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(words.try_into().ok()?))
 }
 
-/// Appends the words before `payload` bytes of the signal data packet with `count` of `stream`.
+/// Returns whether the first word of a class identifier is that of DIFI.
+const fn is_difi(class: u32) -> bool {
+    class & 0xff_ffff == DIFI
+}
+
+/// The upper bits of the first word of a signal data packet, and of a context packet whose time is that of its values.
+pub(super) const SIGNAL_DATA: u32 = 1 << 28;
+pub(super) const CONTEXT: u32 = 4 << 28 | 1 << 24;
+
+/// Appends the words before `body` bytes of the packet with the type `kind` and the number `count` of `stream`.
 pub(super) fn append(
+    kind: u32,
     stream: u32,
     class: Option<u64>,
     stamp: &Stamp,
     count: u8,
-    payload: usize,
+    body: usize,
     out: &mut Vec<u8>,
 ) {
     let (has_seconds, has_fraction) = (
@@ -117,12 +130,17 @@ pub(super) fn append(
         + 2 * usize::from(class.is_some())
         + usize::from(has_seconds)
         + 2 * usize::from(has_fraction)
-        + payload.div_ceil(WORD);
+        + body.div_ceil(WORD);
     #[expect(clippy::cast_possible_truncation, reason = "16 bits are used")]
     let size = words as u32 & 0xffff;
-    let first = 1 << 28
+    let is_difi = class.is_some_and(|class| is_difi((class >> 32) as u32));
+    let reference = match stamp.reference {
+        Seconds::Utc if is_difi => POSIX,
+        reference => reference as u32,
+    };
+    let first = kind
         | u32::from(class.is_some()) << 27
-        | (stamp.reference as u32) << 22
+        | reference << 22
         | (stamp.unit as u32) << 20
         | u32::from(count & 0xf) << 16
         | size;
@@ -160,7 +178,7 @@ impl Prologue {
             0 => Seconds::None,
             1 => Seconds::Utc,
             2 => Seconds::Gps,
-            3 if class & 0xff_ffff == DIFI => Seconds::Utc,
+            POSIX if is_difi(class) => Seconds::Utc,
             _ => Seconds::Other,
         };
         let unit = match first >> 20 & 3 {

@@ -1,10 +1,11 @@
-//! Timestamps of packets that are sent.
+//! Timestamps of packets that are sent, and the context of their stream.
 //!
 //! The times of frames may be inexact, such as those at which Linux received packets, but the timestamps of a stream must agree
 //! with its sample rate. So only the first packet has the time of its frame. The times of the packets after it follow from
 //! their numbers and the sample rate, until they differ from the times of the frames by more than half a second.
 
-use super::prologue::{Fraction, Seconds, Stamp};
+use super::context::{self, PayloadFormat};
+use super::prologue::{self, Fraction, Seconds, Stamp};
 use daq_core::layout::{Layout, Scalar};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,8 @@ const MAX_DIFFERENCE: i128 = SECOND / 2;
 /// Class identifier of DIFI (IEEE-ISTO 4900-2021): no padding, company identifier 6A-62-1E, information class 0, and packet
 /// class 0, the standard flow of signal data.
 const DIFI: u64 = 0x6a_621e_0000_0000;
+/// Packet class of context packets in DIFI: the standard flow of signal context.
+const DIFI_CONTEXT: u64 = 1;
 
 /// Relates the numbers of packets to times.
 #[derive(Debug)]
@@ -25,6 +28,10 @@ pub(super) struct Sending {
     samples: u64,
     /// Class identifier of the packets.
     pub(super) class: Option<u64>,
+    /// The type of the samples, if VITA 49 defines it.
+    format: Option<PayloadFormat>,
+    /// Number of samples per channel in 1,000,000 s.
+    per_million_seconds: u64,
     /// Number of the packet with a known time.
     anchor: AtomicU64,
     /// Time of this packet in nanoseconds since 1970; 0 before the first packet with a time.
@@ -45,6 +52,8 @@ impl Sending {
             ),
             samples,
             class: is_difi.then_some(DIFI),
+            format: PayloadFormat::of(layout),
+            per_million_seconds,
             anchor: AtomicU64::new(0),
             anchor_ns: AtomicU64::new(0),
         }
@@ -67,6 +76,29 @@ impl Sending {
             seconds: u32::try_from(time / SECOND).unwrap_or(u32::MAX),
             fraction: u64::try_from(time % SECOND).unwrap_or(0),
         }
+    }
+
+    /// Writes the context packet of `stream` with the time `stamp` to `packets`, which contain the previous one.
+    pub(super) fn describe(&self, stream: u32, stamp: &Stamp, packets: &mut Vec<Vec<u8>>) {
+        let Some(format) = &self.format else {
+            return;
+        };
+        let is_first = packets.is_empty();
+        if is_first {
+            packets.push(Vec::with_capacity(
+                prologue::MAX_PROLOGUE + context::MAX_BODY,
+            ));
+        }
+        let Some(packet) = packets.first_mut() else {
+            return;
+        };
+        let count = packet.get(1).map_or(0, |byte| byte.wrapping_add(1));
+        packet.clear();
+        let class = self.class.map(|class| class | DIFI_CONTEXT);
+        let fields = context::fields(self.class.is_some(), is_first);
+        let body = context::body_len(fields);
+        prologue::append(prologue::CONTEXT, stream, class, stamp, count, body, packet);
+        context::append(fields, self.per_million_seconds, *format, packet);
     }
 
     /// Returns the time of packet `number` in picoseconds since 1970, which is not negative.

@@ -444,8 +444,8 @@ fn sent_packets_have_the_header_of_difi() {
     let ns = 1_700_000_000_250_000_001;
     let mut bytes = Vec::new();
     sender.build(0x12d, 0, Some(ns), &[7; 64], &mut bytes);
-    // Type 1 with class, UTC and picoseconds, count 13, 7 + 16 words.
-    let words = [0x186d_0017_u32, 0x51, 0x6a_621e, 0, 1_700_000_000];
+    // Type 1 with class, POSIX time and picoseconds, count 13, 7 + 16 words.
+    let words = [0x18ed_0017_u32, 0x51, 0x6a_621e, 0, 1_700_000_000];
     let fraction = 250_000_001_000_u64;
     let header: Vec<u8> = words
         .into_iter()
@@ -462,6 +462,97 @@ fn sent_packets_have_the_header_of_difi() {
     other.build(0, 0, Some(ns), &[7; 64], &mut bytes);
     let prologue = Prologue::parse(&bytes).unwrap();
     assert_eq!((prologue.bytes, prologue.stream), (20, Some(0)));
+}
+
+/// Returns the words of the next description of a stream that begins with the packet `unit` at `ns`.
+fn describe(sender: &Format, unit: u64, ns: u64, packets: &mut Vec<Vec<u8>>) -> Vec<u32> {
+    let frames = OutgoingFrames {
+        layout: samples(None).layout(256).unwrap(),
+        frame_bytes: 256,
+        is_continuous: true,
+        max_packet: 1472,
+    };
+    sender.describe(&frames, unit, Some(ns), packets);
+    let words = packets.iter().flat_map(|packet| packet.chunks(4));
+    words
+        .map(|word| u32::from_be_bytes(word.try_into().unwrap()))
+        .collect()
+}
+
+#[test]
+fn sent_context_has_the_fields_of_difi() {
+    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int16).unwrap();
+    let (ns, mut packets) = (1_700_000_000_250_000_000, Vec::new());
+    let words = describe(&sender, 4, ns, &mut packets);
+    let fraction = 250_000_000_000_u64;
+    let rate = 1_000_000_u64 << 20;
+    let high = |number: u64| (number >> 32) as u32;
+    let low = |number: u64| number as u32;
+    let mut wanted = vec![
+        // Type 4 with class and the time of a change, POSIX time and picoseconds, count 0, 27 words.
+        0x49e0_001b,
+        0x51,
+        0x6a_621e,
+        1,
+        1_700_000_000,
+        high(fraction),
+        low(fraction),
+        // Changed: reference point, bandwidth, IF and RF frequency, offset, level, gain, rate, times, state and format.
+        0xfbb9_8000,
+        100,
+        high(rate),
+        low(rate),
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        high(rate),
+        low(rate),
+        0,
+        0,
+        0,
+        0,
+        // Without unused bits, complex, signed integers of 16 bits in 16 bits, one channel.
+        0xa000_03cf,
+        0,
+    ];
+    assert_eq!(words, wanted);
+    // 16 samples later, the second packet has the next count, and states no change.
+    let later = describe(&sender, 5, ns, &mut packets);
+    wanted[0] += 1 << 16;
+    wanted[6] += 16_000_000;
+    wanted[7] &= !(1 << 31);
+    assert_eq!(later, wanted);
+    let Ok(Parsed::Control(_)) = sender.clone().parse(&packets[0]) else {
+        panic!("{packets:?}")
+    };
+}
+
+#[test]
+fn sent_context_describes_all_types_of_the_standard() {
+    for (scalar, item) in [
+        (Scalar::Int8, 0x2000_01c7),
+        (Scalar::Uint16, 0x3000_03cf),
+        (Scalar::Int64, 0x2000_0fff),
+        (Scalar::Float16, 0x2d00_03cf),
+        (Scalar::Float32, 0x2e00_07df),
+        (Scalar::Float64, 0x2f00_0fff),
+    ] {
+        let sender = for_sending(&format("", None), Some(2.5), scalar).unwrap();
+        let words = describe(&sender, 0, 7_000_000_000, &mut Vec::new());
+        assert_eq!(words[words.len() - 2..], [1 << 31 | item, 0], "{scalar}");
+        if scalar != Scalar::Int8 {
+            // Prologue without class, sample rate and type.
+            assert_eq!(words[0], 0x4160_000a, "{scalar}");
+            assert_eq!(words[5..8], [0x8020_8000, 0, 5 << 19], "{scalar}");
+        }
+    }
+    let sender = for_sending(&format("", None), Some(1e6), Scalar::Bfloat16).unwrap();
+    assert!(describe(&sender, 0, 7_000_000_000, &mut Vec::new()).is_empty());
 }
 
 #[test]
