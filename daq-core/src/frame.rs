@@ -87,7 +87,7 @@ impl Flags {
     pub const INCOMPLETE: Self = Self(1);
     /// The frame is the first of an epoch, so it does not continue the frames before it.
     pub const EPOCH: Self = Self(1 << 1);
-    /// The stream ended or began inside this frame.
+    /// The stream, or one part of it, ended or began inside this frame.
     pub const TRUNCATED: Self = Self(1 << 2);
     /// The frame contains payload whose check failed at the source.
     pub const SUSPECT: Self = Self(1 << 3);

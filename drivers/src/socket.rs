@@ -71,6 +71,8 @@ pub(crate) struct SourceSocket {
     pub(crate) socket: UdpSocket,
     pub(crate) senders: SenderWatch,
     drops_read: Option<Instant>,
+    /// Number of drops before the source was ready, which are not evidence of lost packets.
+    dropped_before: u32,
 }
 
 impl SourceSocket {
@@ -79,7 +81,13 @@ impl SourceSocket {
             socket,
             senders,
             drops_read: None,
+            dropped_before: 0,
         }
+    }
+
+    /// Declares that the first `drops` drops of the socket happened before the source was ready.
+    pub(crate) const fn set_dropped_before(&mut self, drops: u32) {
+        self.dropped_before = drops;
     }
 
     /// Reports the socket's drop counter to the window, unless it was reported less than [`DROPS_INTERVAL`] ago.
@@ -91,7 +99,7 @@ impl SourceSocket {
         }
         self.drops_read = Some(now);
         if let Ok(memory) = self.socket.mem_info() {
-            window.note_drops(memory.drops.into());
+            window.note_drops(memory.drops.wrapping_sub(self.dropped_before).into());
         }
     }
 

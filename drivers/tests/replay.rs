@@ -192,6 +192,24 @@ fn capture_with_loss_and_reorder_gives_exact_ledger() {
     }
 }
 
+/// A capture begins and ends at any packet of a frame. Nothing before its first packet is missing.
+#[test]
+fn capture_of_a_stream_in_progress_loses_nothing() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let packets: Vec<_> = (1003..1050).map(|n| (n, 4950, 1_000_000_000 + n)).collect();
+    pcap(&path, &packets);
+    let text = pcap_text(&format!("{path:?}"), "speed = \"free\"\nwindow = 3");
+    let mut fixture = open(&text, PAYLOAD * 8, 16);
+    let frames = run(&mut fixture);
+    let report = fixture.report();
+    assert_fields!(report => expected: 47, delivered: 47, rejected: 0, incomplete: 0, before_start: 0);
+    assert_eq!(
+        (frames.len(), arrived(&frames)),
+        (7, (1003..1050).collect())
+    );
+}
+
 #[test]
 fn captures_are_filtered_by_port_and_played_in_order() {
     let dir = TempDir::new().unwrap();

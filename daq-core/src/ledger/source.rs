@@ -123,6 +123,13 @@ ledger! {
         control: u64 = Counter, counter "daq_source_control_packets_total" {
             meaning: "Control packets are processed and are not a loss.",
         },
+        /// Packets that arrived before the source was ready, or after the first packet of the run although they precede it;
+        /// not included in daq_source_expected_packets_total.
+        before_start: u64 = Counter, counter "daq_source_before_start_packets_total" {
+            meaning: "The sender was already sending when daq started. These packets are not lost data of this run.",
+            cause: "A sender that does not wait for daq.",
+            remedy: "None is needed. To receive the first packet of a sender, start it when `/-/ready` answers 200.",
+        },
         /// Number of epochs: continuous sequences of packet numbers. The value is 1 after the first packet.
         epochs: u64 = Counter, counter "daq_source_epochs_total" {
             meaning: "Each further epoch is a restart of the sender or a jump of its sequence number.",

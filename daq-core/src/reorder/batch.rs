@@ -25,6 +25,8 @@ pub enum Outcome {
     Late,
     /// The packet's frame has no slot, because the ring was full.
     RingFull,
+    /// The packet precedes the first packet of the run. Its sender was already sending when the run started.
+    BeforeStart,
     /// The sequence number is implausible, or the packet has the wrong length.
     Rejected,
     /// The sequence number is far from the stream, so the packet is kept aside. It is placed if the following packets
@@ -75,6 +77,7 @@ enum Memory {
 enum Found {
     Open { frame: u64, index: u32 },
     Closed { frame: u64, index: u32 },
+    BeforeStart,
     Undecided,
     Reject,
 }
@@ -136,6 +139,7 @@ impl<'a> Batch<'a> {
         let (frame, index) = match self.find(id, Some(bytes)) {
             Found::Open { frame, index } => (frame, index),
             Found::Closed { frame, index } => return self.place_late(id, frame, index),
+            Found::BeforeStart => return self.count_before_start(),
             Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
             Found::Reject => return self.reject(id),
         };
@@ -187,6 +191,7 @@ impl<'a> Batch<'a> {
                 Outcome::Placed
             }
             Found::Closed { frame, index } => self.place_late(id, frame, index),
+            Found::BeforeStart => self.count_before_start(),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(id),
         }
@@ -318,7 +323,9 @@ impl<'a> Batch<'a> {
             return true;
         };
         let has_room = match class {
-            Classification::Reject | Classification::Undecided => return true,
+            Classification::BeforeStart | Classification::Reject | Classification::Undecided => {
+                return true;
+            }
             Classification::InWindow { frame, .. } if frame < self.base => return true,
             Classification::InWindow { frame, .. } => sequencer.approach(shared, writer, frame),
             Classification::Gap { frame, .. } => {
@@ -372,6 +379,11 @@ impl<'a> Batch<'a> {
         }
     }
 
+    fn count_before_start(&self) -> Outcome {
+        self.state.ledger.before_start.add_shared(1);
+        Outcome::BeforeStart
+    }
+
     fn reject(&mut self, id: PacketId) -> Outcome {
         count_rejected(&self.state.ledger, self.geometry(), id);
         Outcome::Rejected
@@ -396,8 +408,10 @@ impl<'a> Batch<'a> {
             return self.duplicate(index);
         }
         let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
-        let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
-        let was_expected = position >= self.shared.start.load(Ordering::Acquire);
+        let was_expected = self.shared.was_expected(frame, index);
+        if !was_expected && self.state.epoch.number == 1 {
+            return self.count_before_start();
+        }
         if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
             return self.reject(id);
         }
@@ -464,6 +478,7 @@ impl<'a> Batch<'a> {
         }
         self.state.candidate = candidate;
         let found = match class {
+            Classification::BeforeStart => return Found::BeforeStart,
             Classification::Reject => return Found::Reject,
             Classification::Undecided => return Found::Undecided,
             Classification::InWindow { frame, index } => return self.enter(id, frame, index),

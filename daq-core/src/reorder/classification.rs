@@ -31,6 +31,8 @@ pub(super) enum Classification {
     NewEpoch,
     /// The packet may be the first sign of a new epoch or of a gap.
     Undecided,
+    /// The packet belongs to a frame before the first frame of the run.
+    BeforeStart,
     /// The number is implausible, or the index or size of the packet does not fit the unit.
     Reject,
 }
@@ -84,7 +86,12 @@ impl WriterState {
         }
         if frame < shared.floor.load(Ordering::Acquire) {
             // The epoch started after this frame, so the packet is a straggler and not a sign of new numbering.
-            return (Classification::Reject, self.candidate);
+            let class = if self.epoch.number == 1 {
+                Classification::BeforeStart
+            } else {
+                Classification::Reject
+            };
+            return (class, self.candidate);
         }
         (Classification::InWindow { frame, index }, self.candidate)
     }

@@ -16,8 +16,8 @@
 //! *sequencer*: it alone closes frames, in order, and publishes them to the ring.
 //!
 //! # Ledger
-//! `expected` covers the lowest to the highest packet seen in each epoch; a packet counts once it has arrived, or
-//! once its frame is closed without it. A packet is `delivered` when its frame is published with it. A missing packet
+//! `expected` covers, for each part of the frames, the first to the last packet seen in each epoch; a packet counts once it
+//! has arrived, or once its frame is closed without it. A packet is `delivered` when its frame is published with it. A missing packet
 //! stays `pending` until the window no longer tracks its frame, the stream has been idle for a second, or the stream
 //! has ended. So a packet that arrives late is counted as `late` and not as a gap. Then its cause is final, and no
 //! counter ever decreases.
@@ -410,6 +410,11 @@ impl ReorderWindow {
             self.state.restarts = true;
             self.state.next = None;
         }
+    }
+
+    /// Counts packets that arrived before the source was ready.
+    pub fn count_before_start(&self, packets: u64) {
+        self.state.ledger.before_start.add_shared(packets);
     }
 
     /// Counts packets without a readable sequence number.

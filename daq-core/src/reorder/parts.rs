@@ -3,6 +3,11 @@
 //! Each part has a sender of its own. If one sender restarts, its numbers must not end the epoch of the others. Therefore
 //! most of the parts that are alive must send numbers of the new epoch. A part is alive until two windows of frames have
 //! been closed without it.
+//!
+//! Senders of several parts are not at the same packet when an epoch begins or ends. Therefore each part begins with its first
+//! packet among the frames that are open when the first frame of the epoch is closed. A part without packets there is silent,
+//! and is expected from the first frame on. At the end of an epoch, each part ends with its last packet among the open frames. A
+//! part without packets there is silent, unless the last closed frame has packets of the part.
 
 use super::Geometry;
 use super::record::Record;
@@ -21,6 +26,11 @@ struct Part {
     last: AtomicU64,
     /// One more than the horizon when the part sent a number far from the window; 0 if it has sent none.
     far: AtomicU64,
+    /// The first packet that is expected in this epoch, counted in packets of the part from frame 0; `u64::MAX` until the
+    /// first frame of the epoch is closed.
+    start: AtomicU64,
+    /// One past the last packet that is expected in this epoch, counted as `start`; `u64::MAX` until the epoch ends.
+    end: AtomicU64,
 }
 
 impl Parts {
@@ -34,6 +44,8 @@ impl Parts {
         let part = |_| Part {
             last: AtomicU64::new(0),
             far: AtomicU64::new(0),
+            start: AtomicU64::new(u64::MAX),
+            end: AtomicU64::new(u64::MAX),
         };
         Self((0..count).map(part).collect())
     }
@@ -57,7 +69,88 @@ impl Parts {
         for part in &self.0 {
             part.last.store(frame, Ordering::Release);
             part.far.store(0, Ordering::Release);
+            part.start.store(u64::MAX, Ordering::Release);
+            part.end.store(u64::MAX, Ordering::Release);
         }
+    }
+
+    /// Determines where the parts begin that have not begun before `frame`, which is being closed. Packets that arrive out of
+    /// order can move the beginning of a part to an earlier open frame. `end` is one past the last frame with packets.
+    pub(super) fn begin_parts(&self, shared: &Shared, frame: u64, end: u64) {
+        let per_part = u64::from(shared.geometry.packets_per_part());
+        for (i, part) in (0..).zip(&self.0) {
+            let start = part.start.load(Ordering::Relaxed);
+            if start <= frame * per_part {
+                continue;
+            }
+            let is_first = start == u64::MAX;
+            let mut frames = frame..if is_first { end } else { frame + 1 };
+            let found = frames.find_map(|frame| arrived(shared, frame, i).next());
+            let start = found.unwrap_or(if is_first { 0 } else { start });
+            part.start.store(start, Ordering::Release);
+        }
+    }
+
+    /// Determines where the parts end. The epoch ends with the open frames `open`, which no writer can access any more.
+    pub(super) fn end_parts(&self, shared: &Shared, open: &Range<u64>) {
+        let per_part = u64::from(shared.geometry.packets_per_part());
+        for (i, part) in (0..).zip(&self.0) {
+            let mut frames = (open.start - 1..open.end).rev();
+            let last = frames.find_map(|frame| arrived(shared, frame, i).next_back());
+            let end = last.map_or(u64::MAX, |last| (last + 1).max(open.start * per_part));
+            part.end.store(end, Ordering::Release);
+        }
+    }
+
+    /// Returns the packets of `part` that are expected in `frame`.
+    fn expected(&self, geometry: &Geometry, frame: u64, part: u32) -> Range<u32> {
+        let per_part = u64::from(geometry.packets_per_part());
+        let first = frame * per_part;
+        let index = |position: &AtomicU64| {
+            let position = position.load(Ordering::Acquire);
+            let packets = position.clamp(first, first + per_part) - first;
+            part * geometry.packets_per_part() + u32::try_from(packets).unwrap_or(u32::MAX)
+        };
+        let Part { start, end, .. } = &self.0[part as usize];
+        index(start)..index(end)
+    }
+
+    /// Returns whether packet `index` of the closed frame `frame` was expected, as far as parts determine it.
+    pub(super) fn expects(&self, geometry: &Geometry, frame: u64, index: u32) -> bool {
+        let part = index / geometry.packets_per_part();
+        self.0.is_empty() || self.expected(geometry, frame, part).contains(&index)
+    }
+
+    /// Returns the number of packets among `packets` that are expected in `frame`.
+    pub(super) fn count_expected(
+        &self,
+        geometry: &Geometry,
+        frame: u64,
+        packets: &Range<u32>,
+    ) -> u64 {
+        if self.0.is_empty() {
+            return packets.len() as u64;
+        }
+        let ranges = self.ranges(geometry, frame, packets);
+        ranges.map(|(_, range)| range.len() as u64).sum()
+    }
+
+    /// Returns the number of late packets, and of damaged packets, among the expected packets `packets` of `frame`.
+    pub(super) fn dispositions(
+        &self,
+        geometry: &Geometry,
+        frame: u64,
+        record: &Record,
+        packets: Range<u32>,
+    ) -> (u64, u64) {
+        if self.0.is_empty() {
+            return record.dispositions(packets);
+        }
+        let ranges = self.ranges(geometry, frame, &packets);
+        ranges.fold((0, 0), |(late, bad), (_, range)| {
+            let of_part = record.dispositions(range);
+            (late + of_part.0, bad + of_part.1)
+        })
     }
 
     /// Returns whether most of the parts that are alive, with `part`, have sent numbers far from the window since the highest
@@ -83,7 +176,7 @@ impl Parts {
         is_delivered: bool,
     ) {
         let record = shared.record(frame);
-        for (part, range) in self.ranges(&shared.geometry, packets) {
+        for (part, range) in self.ranges(&shared.geometry, frame, packets) {
             let arrived = present(record, &range);
             if arrived > 0 {
                 self.0[part as usize].last.store(frame, Ordering::Release);
@@ -101,15 +194,16 @@ impl Parts {
         }
     }
 
-    /// Counts the missing packets of `packets`, whose loss is final.
+    /// Counts the missing packets of `packets` in `frame`, whose loss is final.
     pub(super) fn finalise(
         &self,
         ledgers: &PartLedgers,
         geometry: &Geometry,
+        frame: u64,
         record: &Record,
         packets: &Range<u32>,
     ) {
-        for (part, range) in self.ranges(geometry, packets) {
+        for (part, range) in self.ranges(geometry, frame, packets) {
             let Some(ledger) = ledgers.get(part) else {
                 return;
             };
@@ -139,24 +233,32 @@ impl Parts {
         }
     }
 
-    /// Returns the parts with their packets among `packets`.
+    /// Returns the parts with those of `packets` that are expected in `frame`.
     fn ranges(
         &self,
         geometry: &Geometry,
+        frame: u64,
         packets: &Range<u32>,
-    ) -> impl Iterator<Item = (u32, Range<u32>)> + use<> {
-        let (per_part, packets) = (geometry.packets_per_part(), packets.clone());
+    ) -> impl Iterator<Item = (u32, Range<u32>)> {
+        let (geometry, packets) = (*geometry, packets.clone());
         (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(move |part| {
-            let start = (part * per_part).clamp(packets.start, packets.end);
-            (
-                part,
-                start..((part + 1) * per_part).clamp(start, packets.end),
-            )
+            let expected = self.expected(&geometry, frame, part);
+            let start = expected.start.clamp(packets.start, packets.end);
+            (part, start..expected.end.clamp(start, packets.end))
         })
     }
 }
 
-/// Returns the number of packets in `range` that arrived.
+/// Returns the packets of `part` that arrived in `frame`, intact or damaged, counted in packets of the part from frame 0.
+fn arrived(shared: &Shared, frame: u64, part: u32) -> impl DoubleEndedIterator<Item = u64> {
+    let (record, per_part) = (shared.record(frame), shared.geometry.packets_per_part());
+    let has_arrived = move |index| record.is_present(index) || record.is_bad(index);
+    (0..per_part)
+        .filter(move |index| has_arrived(part * per_part + index))
+        .map(move |index| frame * u64::from(per_part) + u64::from(index))
+}
+
+/// Returns the number of packets in `range` that arrived intact.
 fn present(record: &Record, range: &Range<u32>) -> u64 {
     range
         .clone()

@@ -473,7 +473,10 @@ impl Sequencer {
         let end = up_to.min(per_frame).max(start);
         let packets = narrow(start)..narrow(end);
         let arrived = u64::from(record.arrived.load(Ordering::Acquire));
-        let missing = (end - start) - arrived;
+        let seen = shared.horizon.load(Ordering::Acquire).div_ceil(per_frame);
+        shared.parts.begin_parts(shared, frame, seen);
+        let expected = shared.parts.count_expected(geometry, frame, &packets);
+        let missing = expected - arrived;
         self.missing += missing;
         self.absent += missing;
         self.account(shared);
@@ -487,7 +490,7 @@ impl Sequencer {
             && self.assign_one(shared, frame)
             && record.state.load(Ordering::Relaxed) == state::ASSIGNED
         {
-            self.publish(shared, frame, arrived, start > 0 || end < per_frame);
+            self.publish(shared, frame, arrived, expected < per_frame);
             if missing > 0 {
                 self.ledger.incomplete.add(1);
             }
@@ -593,13 +596,9 @@ impl Sequencer {
         }
         let record = shared.record(frame);
         let parts = &shared.parts;
-        parts.finalise(
-            &self.ledger.parts,
-            &shared.geometry,
-            record,
-            &closed.packets,
-        );
-        let (late, bad) = record.dispositions(closed.packets);
+        let geometry = &shared.geometry;
+        parts.finalise(&self.ledger.parts, geometry, frame, record, &closed.packets);
+        let (late, bad) = parts.dispositions(geometry, frame, record, closed.packets);
         self.ledger.lost(Cause::Late).add(late);
         self.ledger.lost(Cause::BadPacket).add(bad);
         self.missing -= closed.missing;

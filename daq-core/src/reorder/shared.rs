@@ -160,6 +160,13 @@ impl Shared {
         self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
     }
 
+    /// Returns whether packet `index` of the closed frame `frame` was expected.
+    pub(super) fn was_expected(&self, frame: u64, index: u32) -> bool {
+        let position = frame * u64::from(self.geometry.packets_per_frame) + u64::from(index);
+        position >= self.start.load(Ordering::Acquire)
+            && self.parts.expects(&self.geometry, frame, index)
+    }
+
     pub(super) fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }

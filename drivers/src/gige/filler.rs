@@ -60,6 +60,9 @@ impl Receiver {
         let count = self.batch.recv(&self.socket.socket, self.messages)?;
         // This check must follow the receive call, because the camera starts after it is stored.
         if let Some((camera, setup)) = self.link.renewed(&mut self.generation) {
+            if self.camera.is_none() {
+                self.begin(window)?;
+            }
             self.camera = Some(camera);
             self.placer.begin(window, setup);
         }
@@ -77,6 +80,15 @@ impl Receiver {
         self.socket.saw(batch, count, duplicate);
         self.messages = if packets > count { COALESCED } else { MESSAGES };
         Ok(true)
+    }
+
+    /// Counts the packets that arrived before the camera was set up for the first time.
+    #[cold]
+    fn begin(&mut self, window: &ReorderWindow) -> io::Result<()> {
+        let dropped = self.socket.socket.mem_info()?.drops;
+        self.socket.set_dropped_before(dropped);
+        window.count_before_start(dropped.into());
+        self.socket.socket.coalesce()
     }
 
     /// Sends the requests for lost packets, at most [`MAX_REQUESTS`].

@@ -60,7 +60,7 @@ use setup::{MIN_PACKET_SIZE, Steps};
 use supervisor::{Parts, Supervisor};
 
 use crate::packet::{keys, section};
-use crate::sender::{Allowed, SenderWatch};
+use crate::sender::SenderWatch;
 use crate::silence;
 use crate::socket::{RECEIVE_BUFFER, SourceSocket};
 use crate::sys::socket::{Options, UdpSocket};
@@ -71,7 +71,6 @@ use daq_core::layout::{Axis, Layout, Order};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
-use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 /// Maximum number of packets missing in a row, beyond twice the window. A larger gap begins a new epoch.
@@ -222,15 +221,10 @@ impl SourceSpec for Gige {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let listen = self.config.listen;
-        let no_sender = Allowed {
-            network: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            prefix: 32,
-            port: None,
-        };
         let options = Options {
             coalesce: true,
-            // Until the camera is found; then its address replaces this one.
-            from: vec![no_sender],
+            // Until the camera is found; then the socket accepts packets of the camera.
+            closed: true,
             ..self.config.socket_keys.options(RECEIVE_BUFFER)
         };
         let failed = |why: String| SourceError::new(format!("UDP {listen}"), why);

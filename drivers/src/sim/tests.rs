@@ -289,12 +289,12 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
             return None;
         }
         if frame < *floor.get_or_insert(frame) {
-            report.rejected += 1;
+            report.before_start += 1;
         } else if frame + window <= front {
             if present.contains(&sequence) {
                 report.duplicates += 1;
             } else if sequence < low {
-                report.rejected += 1;
+                report.before_start += 1;
             } else if frame + 2 * window <= front {
                 // Whole frames are missing, so the packet arrives after the window has discarded its frame.
                 return None;

@@ -78,7 +78,8 @@ pub(crate) fn program(allowed: &[Allowed], is_ipv4: bool) -> Vec<libc::sock_filt
     program
 }
 
-/// Makes Linux drop packets to `socket` from senders that are not `allowed`. The socket must not be bound yet.
+/// Makes Linux drop packets to `socket` from senders that are not `allowed`, and from all senders if there are none. Replaces
+/// another filter. For a socket that is not bound yet, no packet of another sender can arrive before.
 pub(crate) fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool) -> io::Result<()> {
     let mut program = program(allowed, is_ipv4);
     let filter = libc::sock_fprog {

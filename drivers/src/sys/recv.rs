@@ -19,8 +19,8 @@ pub const MESSAGE_BYTES: usize = 65_536;
 /// Maximum number of memory pieces per message: `UIO_MAXIOV`.
 pub const MAX_PIECES: usize = 1024;
 
-/// Size in bytes of the buffer for the control messages of one message: the size of timestamps (64) and segment size (24), rounded
-/// up.
+/// Size in bytes of the buffer for the control messages of one message: the size of timestamps (64) and segment size (24),
+/// rounded up.
 const CONTROL_BYTES: usize = 128;
 
 /// Size of a sender's address in bytes.
@@ -39,8 +39,8 @@ pub struct Message {
     pub bytes: usize,
     /// Size in bytes of each packet in the message except the last; equal to `bytes` if nothing was coalesced.
     pub segment: usize,
-    /// Receive time in nanoseconds since 1970, if Linux reported it, or in nanoseconds of the network card's clock; for a coalesced message, the receive time of the first
-    /// packet.
+    /// Receive time in nanoseconds since 1970, if Linux reported it, or in nanoseconds of the network card's clock; for a
+    /// coalesced message, the receive time of the first packet.
     pub timestamp_ns: Option<u64>,
     /// Whether the network card read the receive time from its own clock.
     pub is_hardware_time: bool,

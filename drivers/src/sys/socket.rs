@@ -55,6 +55,9 @@ pub struct Options {
     pub groups: Vec<IpAddr>,
     /// Senders whose packets are accepted; empty for every sender. Linux drops packets from other senders.
     pub from: Vec<Allowed>,
+    /// Drop all packets until the owner attaches a filter of senders. Packets are not coalesced until
+    /// [`UdpSocket::coalesce`] is called.
+    pub closed: bool,
     /// Interface on which to join the groups; if `None`, the routing table selects the interface.
     pub interface: Option<Interface>,
 }
@@ -139,6 +142,12 @@ impl UdpSocket {
                 source,
             }
         };
+        let io_call = |action| {
+            move |error: io::Error| {
+                let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+                call(action)(errno)
+            }
+        };
         if address.is_ipv6() {
             sockopt::set_ipv6_v6only(&fd, true).map_err(call("restrict the socket to IPv6"))?;
         }
@@ -152,8 +161,11 @@ impl UdpSocket {
         // Before bind, so that an ongoing flow finds the full buffer.
         let granted = size_buffer(fd.as_fd(), options.receive_buffer)
             .map_err(call("set the size of the receive buffer"))?;
-        let coalesces =
-            options.coalesce && set_int(fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        let coalesces = options.coalesce && coalesce(fd.as_fd(), true).is_ok();
+        if coalesces && options.closed {
+            // Linux counts a coalesced message that it drops as one packet.
+            coalesce(fd.as_fd(), false).map_err(io_call("receive packets one by one"))?;
+        }
         // Failure is ignored, because frames then only lack the receive time.
         let _ = match options.timestamps {
             Timestamps::Off => Ok(()),
@@ -170,12 +182,15 @@ impl UdpSocket {
             let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, busy);
         }
         only_joined(fd.as_fd(), address);
-        if !options.from.is_empty() {
+        if options.closed || !options.from.is_empty() {
+            let from = if options.closed {
+                &[]
+            } else {
+                &options.from[..]
+            };
             // Before bind, so that no packet of another sender can arrive before the filter is active.
-            filter::attach(fd.as_fd(), &options.from, address.is_ipv4()).map_err(|error| {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-                call("attach the sender filter (`from`)")(errno)
-            })?;
+            filter::attach(fd.as_fd(), from, address.is_ipv4())
+                .map_err(io_call("attach the sender filter (`from`)"))?;
         }
         rustix::net::bind(&fd, &address).map_err(|source| match source {
             Errno::ADDRINUSE => SocketError::InUse { address },
@@ -205,6 +220,14 @@ impl UdpSocket {
             granted,
             coalesces,
         })
+    }
+
+    /// Allows Linux to return several packets as one message if it supports that.
+    pub fn coalesce(&self) -> io::Result<()> {
+        if self.coalesces {
+            coalesce(self.fd.as_fd(), true)?;
+        }
+        Ok(())
     }
 
     /// Returns the bound address.
@@ -268,6 +291,11 @@ fn create(address: SocketAddr) -> Result<OwnedFd, SocketError> {
             source,
         }
     })
+}
+
+/// Allows Linux to return several packets of a flow as one message, or forbids it.
+fn coalesce(fd: BorrowedFd<'_>, is_allowed: bool) -> io::Result<()> {
+    set_int(fd, libc::SOL_UDP, libc::UDP_GRO, is_allowed.into())
 }
 
 /// Requests `asked` bytes of receive buffer, beyond the system's limit if permitted.

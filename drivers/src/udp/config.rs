@@ -34,8 +34,9 @@ pub(super) struct UdpConfig {
     pub interface: Option<String>,
     /// Receive times of packets, which frames get unless the format has a `timestamp`. `"software"`: Linux reads the host's clock
     /// (clock `kernel`). `"hardware"`: the network card reads its PTP clock (clock `hardware`, usually TAI); daq does not start if
-    /// the card cannot. `"auto"`: the time of the card if its timestamps are on, otherwise that of Linux. daq does not turn on the
-    /// timestamps of a card: run `hwstamp_ctl -i eth1 -r 1`.
+    /// the timestamps of the card are off. If `listen` is `0.0.0.0` or `[::]`, set `interface`; otherwise daq does not know the
+    /// card, and packets without a time of the card get that of Linux. `"auto"`: the time of the card if its timestamps are on,
+    /// otherwise that of Linux. daq does not turn on the timestamps of a card: run `hwstamp_ctl -i eth1 -r 1`.
     #[serde(default)]
     pub timestamps: TimestampSource,
     /// The keys of Linux sockets.

@@ -215,7 +215,7 @@ impl SourceSpec for Udp {
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         if let Some(fault) = self.timestamp_fault() {
             tracing::info!(
-                "source {}: frames have the receive time of Linux, because {fault}",
+                "source {}: packets have the receive time of Linux, because {fault}",
                 context.name
             );
         }

@@ -47,6 +47,10 @@ pub(super) struct Stack {
     ready: OwnedFd,
     batch: RecvBatch,
     is_reported: bool,
+    /// Number of packets discarded at startup, until they are counted.
+    discarded: u64,
+    /// Number of packets that the sockets dropped before that.
+    dropped_before: u64,
 }
 
 impl Stack {
@@ -66,18 +70,25 @@ impl Stack {
             ready,
             batch: RecvBatch::plain(MESSAGES, MESSAGE_BYTES),
             is_reported: false,
+            discarded: 0,
+            dropped_before: 0,
         })
     }
 
     /// Discards all packets received so far, because they are older than the packets in the XDP queues and would be placed
-    /// after those packets.
+    /// after those packets. They are counted when the thread runs.
     pub(super) fn empty(&mut self) -> std::io::Result<()> {
         for socket in &self.sockets {
-            let mut rounds = 0;
-            while rounds < BACKLOG && self.batch.recv(socket, MESSAGES)? > 0 {
-                rounds += 1;
+            for _ in 0..BACKLOG {
+                let count = self.batch.recv(socket, MESSAGES)?;
+                if count == 0 {
+                    break;
+                }
+                self.discarded += count as u64;
             }
+            self.dropped_before += u64::from(socket.mem_info()?.drops);
         }
+        self.discarded += self.dropped_before;
         Ok(())
     }
 
@@ -279,6 +290,9 @@ impl Receiver {
         let Some(stack) = &mut self.stack else {
             return Ok(Got::default());
         };
+        if stack.discarded > 0 {
+            window.count_before_start(std::mem::take(&mut stack.discarded));
+        }
         let depacketizer = &mut self.depacketizer;
         // The addresses of these packets are unknown, so they must not be taken for packets of the last flow.
         depacketizer.use_flow(Flow::default());
@@ -324,7 +338,8 @@ impl Receiver {
             .filter_map(|socket| socket.mem_info().ok())
             .map(|memory| u64::from(memory.drops))
             .sum();
-        window.note_drops(of_queue + of_stack);
+        let before = self.stack.as_ref().map_or(0, |stack| stack.dropped_before);
+        window.note_drops((of_queue + of_stack).wrapping_sub(before));
     }
 
     /// Waits until a packet arrives, at most `timeout`.

@@ -278,6 +278,7 @@ mod tests {
             r#"daq_source_duplicate_packets_total{source="adc"} 5"#,
             r#"daq_source_rejected_packets_total{source="adc"} 6"#,
             r#"daq_source_control_packets_total{source="adc"} 7"#,
+            r#"daq_source_before_start_packets_total{source="adc"} 14"#,
             r#"daq_source_epochs_total{source="adc"} 2"#,
             r#"daq_source_skipped_packets_total{source="adc"} 8"#,
             r#"daq_source_incomplete_frames_total{source="adc"} 9"#,

@@ -31,6 +31,7 @@ pub(crate) fn sample_report() -> Report {
         rejected: 6,
         rejected_by: [("length", 6)].into(),
         control: 7,
+        before_start: 14,
         epochs: 2,
         skipped: 8,
         last_packet_ns: Some(1_700_000_000_500_000_000),
@@ -158,8 +159,8 @@ fn ledger_shows_every_counter() {
         [
             "source adc: lost 40 of 1000 frames (late 3, wire_gap 37), 5 duplicates, 6 rejected, 8 skipped, 9 frames \
              incomplete; expected 1000, delivered 900, pending 60, lost to late 3, lost to wire_gap 37, duplicates 5, \
-             rejected 6, control packets 7, skipped 8, epochs 2, path verified, fault descriptor: magic 12, \
-             fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",
+             rejected 6, control packets 7, before start 14, skipped 8, epochs 2, path verified, \
+             fault descriptor: magic 12, fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",
             "part 50001 of source adc: expected 500, delivered 470, lost 10, duplicates 2, rejected 1",
             "ring raw: produced 110, published 100, refused 10; max in use 33 of 64",
             "ring raw@host: produced 0, published 0, refused 0; max in use 0 of 0",

@@ -167,6 +167,7 @@ impl Sequencer {
         let horizon = shared.horizon.load(Ordering::Acquire);
         let end = horizon.div_ceil(packets_per_frame).max(base);
         self.account(shared);
+        shared.parts.end_parts(shared, &(base..end));
         for frame in base..end {
             self.close(shared, frame, horizon - frame * packets_per_frame, true);
         }

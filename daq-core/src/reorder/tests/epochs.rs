@@ -260,7 +260,8 @@ fn restart_within_window_opens_epoch_after_silence() {
         }
         bench.window.finish();
         let report = bench.report();
-        let counts = (report.epochs, report.rejected, report.duplicates);
+        assert_eq!(report.rejected, 0);
+        let counts = (report.epochs, report.before_start, report.duplicates);
         assert_eq!(counts, if silent { (2, 0, 0) } else { (1, 20, 20) });
         assert_eq!(report.lost_total(), 0);
     }

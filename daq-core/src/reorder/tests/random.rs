@@ -72,6 +72,7 @@ proptest! {
             (report.delivered + report.lost.get("ring_full").copied().unwrap_or(0), count(Outcome_::Placed) + count(Outcome_::RingFull)),
             (report.lost.get("late").copied().unwrap_or(0), count(Outcome_::Late)),
             (report.duplicates, count(Outcome_::Duplicate)),
+            (report.before_start, count(Outcome_::BeforeStart)),
             (report.rejected, count(Outcome_::Rejected)),
         ]
         .into_iter()
@@ -90,6 +91,7 @@ enum Outcome_ {
     Duplicate,
     Late,
     RingFull,
+    BeforeStart,
     Rejected,
     Kept,
 }
@@ -101,6 +103,7 @@ impl From<Outcome> for Outcome_ {
             Outcome::Duplicate => Self::Duplicate,
             Outcome::Late => Self::Late,
             Outcome::RingFull => Self::RingFull,
+            Outcome::BeforeStart => Self::BeforeStart,
             Outcome::Rejected => Self::Rejected,
             Outcome::Kept => Self::Kept,
         }

@@ -237,6 +237,6 @@ proptest! {
         let report = bench.report();
         prop_assert_eq!(report.pending, 0, "{:?}", report);
         let lost = report.lost_total() - report.lost.get("wire_gap").copied().unwrap_or(0);
-        prop_assert_eq!(report.delivered + lost + report.duplicates + report.rejected, packets, "{:?}", report);
+        prop_assert_eq!(report.delivered + lost + report.duplicates + report.rejected + report.before_start, packets, "{:?}", report);
     }
 }

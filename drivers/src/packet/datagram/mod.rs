@@ -286,7 +286,7 @@ impl Depacketizer {
                 match outcome {
                     Outcome::Rejected | Outcome::Kept => self.log_placement(id),
                     Outcome::Duplicate => return Put::Duplicate,
-                    Outcome::Placed | Outcome::Late | Outcome::RingFull => {}
+                    Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
                 }
                 Put::Done
             }
@@ -342,7 +342,7 @@ impl Depacketizer {
             match outcome {
                 Outcome::Rejected | Outcome::Kept => far = Some(id),
                 Outcome::Duplicate => is_duplicate = true,
-                Outcome::Placed | Outcome::Late | Outcome::RingFull => {}
+                Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
             }
             true
         });

@@ -2,7 +2,9 @@
 
 use super::setup::{IMAGE, SIDE, assert_file, at, config, count, options};
 use daq_emulators::gige::{Camera, IMAGE as IMAGE_REGISTERS, Options};
-use daq_testkit::{Daq, assert_contains};
+use daq_testkit::loopback::Queue;
+use daq_testkit::{Daq, assert_contains, assert_counts, free_udp_port, wait_for};
+use std::net::UdpSocket;
 
 /// Options of a camera that never stops sending and notices within 300 ms that daq is gone.
 fn endless() -> Options {
@@ -118,6 +120,32 @@ fn run_after_killed_run_takes_control() {
     let _ = live.stop().ok();
     let counts = camera.stop();
     assert_eq!((counts.controls, counts.releases), (2, 1));
+}
+
+/// Packets arrive at the port of a camera that does not answer yet. They are not the camera's, so they are only counted.
+#[test]
+fn packets_before_camera_is_set_up_are_counted() {
+    const EARLY: u64 = 20;
+    let port = free_udp_port();
+    let camera = Camera::start(&options(None)).unwrap();
+    let address = camera.address();
+    let _ = camera.stop();
+    let keys = format!("packet_size = 1064\nlisten = \"127.0.0.1:{port}\"");
+    let daq = Daq::new(&config(&[at(address)], &keys));
+    let mut live = daq.spawn(&[]);
+    wait_for("the socket", || (Queue::of(port).sockets > 0).then_some(()));
+    let other = UdpSocket::bind("127.0.0.9:0").unwrap();
+    for _ in 0..EARLY {
+        other.send_to(&[0; 100], ("127.0.0.1", port)).unwrap();
+    }
+    let _camera = Camera::start(&Options {
+        listen: address,
+        ..options(None)
+    })
+    .unwrap();
+    live.wait_count("sources.cam0.delivered", 100);
+    let outcome = live.stop().ok();
+    assert_counts!(outcome, "sources.cam0" => before_start: EARLY, rejected: 0, duplicates: 0);
 }
 
 #[test]

@@ -145,9 +145,9 @@ impl Records {
         })
     }
 
-    /// Stores a record. `words` are its bitmap and the values of its kept fields. `padded` is the size of the record in bytes if the receiver expects a fixed size. If record and
-    /// payload together can be sent inline, the payload is stored after the record, and the second result contains
-    /// both.
+    /// Stores a record. `words` are its bitmap and the values of its kept fields. `padded` is the size of the record in
+    /// bytes if the receiver expects a fixed size. If record and payload together can be sent inline, the payload is
+    /// stored after the record, and the second result contains both.
     pub(super) fn store_record<'a>(
         &'a mut self,
         record: &Record,
