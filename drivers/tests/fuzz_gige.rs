@@ -173,7 +173,8 @@ fn fuzz_packets(is_extended: bool) {
     let report = fixture.report();
     let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);
     let lost = lost("late") + lost("ring_full");
-    let counted = report.delivered + report.duplicates + report.rejected + report.control + lost;
+    let aside = report.duplicates + report.rejected + report.control + report.before_start;
+    let counted = report.delivered + aside + lost;
     assert_eq!(counted, sent, "{report:?}");
     let ended = counts.recovered.get() + counts.reordered.get() + counts.unrecovered.get();
     assert_eq!(counts.requested.get(), ended);
