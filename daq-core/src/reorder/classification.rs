@@ -93,6 +93,9 @@ impl WriterState {
             };
             return (class, self.candidate);
         }
+        if frame >= base + window && !shared.may_advance(base, frame, geometry.part_of(id)) {
+            return self.classify_distant(shared, front, id);
+        }
         (Classification::InWindow { frame, index }, self.candidate)
     }
 

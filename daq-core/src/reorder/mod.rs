@@ -27,6 +27,7 @@
 mod batch;
 mod candidates;
 mod classification;
+mod fairness;
 mod numbering;
 mod parts;
 mod record;

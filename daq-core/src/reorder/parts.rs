@@ -33,6 +33,13 @@ struct Part {
     end: AtomicU64,
 }
 
+impl Part {
+    /// Returns whether the part has sent packets recently. `base` is the oldest open frame.
+    fn is_alive(&self, base: u64, window: u64) -> bool {
+        self.last.load(Ordering::Acquire) + 2 * window >= base
+    }
+}
+
 impl Parts {
     /// Creates the state of the parts of frames of `geometry`; empty if frames have one part.
     pub(super) fn new(geometry: &Geometry) -> Self {
@@ -153,13 +160,19 @@ impl Parts {
         })
     }
 
+    /// Returns whether `part` has sent packets recently. `base` is the oldest open frame.
+    pub(super) fn is_alive(&self, part: u32, base: u64, window: u64) -> bool {
+        let part = self.0.get(part as usize);
+        part.is_some_and(|part| part.is_alive(base, window))
+    }
+
     /// Returns whether most of the parts that are alive, with `part`, have sent numbers far from the window since the highest
     /// position became `horizon`. `base` is the oldest open frame. Always true if frames have one part.
     pub(super) fn agree(&self, part: u32, horizon: u64, base: u64, window: u64) -> bool {
         let (mut far, mut alive) = (0, 0);
         for (i, other) in self.0.iter().enumerate() {
             let is_far = other.far.load(Ordering::Acquire) == horizon + 1 || i == part as usize;
-            let is_alive = other.last.load(Ordering::Acquire) + 2 * window >= base;
+            let is_alive = other.is_alive(base, window);
             far += usize::from(is_far);
             alive += usize::from(is_alive || is_far);
         }

@@ -190,6 +190,7 @@ impl Sequencer {
             if !complete {
                 return;
             }
+            shared.note_complete();
             self.advance(shared, writer, base + 1);
         }
     }
@@ -249,11 +250,9 @@ impl Sequencer {
         } else {
             horizon - 1
         };
-        self.advance(
-            shared,
-            writer,
-            seen / u64::from(shared.geometry.packets_per_frame),
-        );
+        let base = shared.base.load(Ordering::Relaxed);
+        let front = seen / u64::from(shared.geometry.packets_per_frame);
+        self.advance(shared, writer, shared.stale_front(base, front));
         self.close_while_complete(shared, writer, false);
         if silent >= FINALISE_AFTER {
             shared.silent.store(horizon, Ordering::Release);

@@ -97,6 +97,8 @@ pub(super) struct Shared {
     pub(super) readings: AtomicU64,
     /// The parts of frames.
     pub(super) parts: Parts,
+    /// The frame of the highest packet when a complete frame was last closed, if frames have several parts.
+    pub(super) ahead: AtomicU64,
     /// The state that all threads use instead once the geometry is pinned, see
     /// [`ReorderWindow::pin`](super::ReorderWindow::pin).
     pub(super) pinned: OnceLock<Arc<Self>>,
@@ -139,6 +141,7 @@ impl Shared {
             drops: (0..writers).map(|_| AtomicU64::new(0)).collect(),
             readings: AtomicU64::new(0),
             parts: Parts::new(&geometry),
+            ahead: AtomicU64::new(0),
             pinned: OnceLock::new(),
             geometry,
             kept,

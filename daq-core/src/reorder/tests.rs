@@ -1,6 +1,7 @@
 //! Compares the window with a simple model that knows the outcome of every packet.
 
 mod epochs;
+mod fairness;
 mod gaps;
 mod kept;
 mod parts;

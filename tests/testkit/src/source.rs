@@ -164,20 +164,31 @@ impl SourceFixture {
     /// Calls `send` while each filler runs on a thread of its own, and then ends the stream. All that `send` has sent must
     /// have been received when it returns.
     pub fn fill_by_threads(&mut self, send: impl FnOnce()) {
+        self.fill_at(Instant::now, send);
+    }
+
+    /// As [`fill_by_threads`](Self::fill_by_threads), while time stands still for the windows. So no frame is closed because this
+    /// process was delayed.
+    pub fn fill_without_time(&mut self, send: impl FnOnce()) {
+        let now = Instant::now();
+        self.fill_at(|| now, send);
+    }
+
+    fn fill_at(&mut self, now: impl Fn() -> Instant + Sync, send: impl FnOnce()) {
         let stop = AtomicBool::new(false);
         let others = AtomicUsize::new(self.fillers.len() - 1);
         std::thread::scope(|scope| {
-            let (stop, others) = (&stop, &others);
+            let (stop, others, now) = (&stop, &others, &now);
             for (filler, window) in self.fillers.iter_mut().zip(&mut self.windows) {
                 scope.spawn(move || {
                     while !stop.load(Ordering::Acquire) {
                         filler.fill(window, Duration::from_micros(200)).unwrap();
-                        window.tick(Instant::now());
+                        window.tick(now());
                     }
                     // The sequencer must tick until the other threads have ended, as in the runtime.
                     if window.is_sequencer() {
                         while others.load(Ordering::Acquire) > 0 {
-                            window.tick(Instant::now());
+                            window.tick(now());
                         }
                     } else {
                         others.fetch_sub(1, Ordering::AcqRel);

@@ -4,7 +4,7 @@ use super::*;
 use crate::ledger::{CounterFile, PartLedgers};
 
 /// Places both packets of `part` in `frame`.
-fn put(window: &mut ReorderWindow, part: u32, frame: u64) {
+pub(super) fn put(window: &mut ReorderWindow, part: u32, frame: u64) {
     for sub in [2 * part, 2 * part + 1] {
         window.with_batch(|batch| {
             let id = PacketId { unit: frame, sub };
@@ -14,7 +14,11 @@ fn put(window: &mut ReorderWindow, part: u32, frame: u64) {
 }
 
 /// Creates the handles of `writers` threads for `frames` open frames of `parts` parts, and the ledger.
-fn window(parts: u32, writers: usize, frames: usize) -> (Vec<ReorderWindow>, SourceLedger, Ring) {
+pub(super) fn window(
+    parts: u32,
+    writers: usize,
+    frames: usize,
+) -> (Vec<ReorderWindow>, SourceLedger, Ring) {
     let packets = 2 * parts;
     let numbering = crate::reorder::Numbering {
         packets_per_unit: packets,
