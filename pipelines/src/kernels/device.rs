@@ -87,8 +87,11 @@ fn check_out(out: &mut SlotsMut<'_>, bytes: usize) -> Result<(), KernelError> {
     super::check_slot(out.remaining(), out.slice().stride, bytes)
 }
 
-/// Runs a kernel that makes one output from each frame. Calls `launch` for each run of consecutive frames, with the
-/// index of the first frame, the number of frames, and the slots of their outputs.
+/// Maximum number of frames of a run: of blocks in the second dimension of a grid.
+const MAX_RUN: usize = 65_535;
+
+/// Runs a kernel that makes one output from each frame. Calls `launch` for each run of at most [`MAX_RUN`] consecutive
+/// frames, with the index of the first frame, the number of frames, and the slots of their outputs.
 pub(super) fn map_frames(
     burst: &Lease<'_>,
     out: &mut SlotsMut<'_>,
@@ -123,7 +126,8 @@ pub(super) fn map_chosen(
     let (mut next, mut failed, mut filtered) = (0, 0, 0);
     while next < frames {
         let first = next;
-        while next < frames && burst.length(next) >= input_bytes && chosen(next).is_some() {
+        let end = frames.min(first + MAX_RUN);
+        while next < end && burst.length(next) >= input_bytes && chosen(next).is_some() {
             next += 1;
         }
         if next > first {
@@ -134,7 +138,7 @@ pub(super) fn map_chosen(
             let meta = chosen(i).unwrap_or_default();
             super::finish(out, output_bytes, meta);
         }
-        if next < frames {
+        if next < end {
             if chosen(next).is_some() {
                 failed += 1;
             } else {

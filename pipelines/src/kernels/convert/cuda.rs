@@ -15,8 +15,6 @@ const TILE: usize = 1024;
 const MAX_WIDE: usize = 32;
 /// Number of blocks per multiprocessor.
 const BLOCKS: u32 = 16;
-/// Maximum number of frames per launch.
-const MAX_FRAMES: usize = 65_535;
 
 pub(super) fn build(
     ordinal: u32,
@@ -105,19 +103,14 @@ impl Kernel for Converter {
         let stream = device::stream(on)?;
         let from = slots(burst)?;
         let bytes = [self.input_bytes, self.output_bytes];
-        let launch = |first, frames, to: &Slice| {
-            for done in (0..frames).step_by(MAX_FRAMES) {
-                let now = (frames - done).min(MAX_FRAMES);
-                self.launch(stream, &from.after(first + done), &to.after(done), now)?;
-            }
-            Ok(())
-        };
-        device::map_frames(burst, out, usize::MAX, bytes, launch)
+        device::map_frames(burst, out, usize::MAX, bytes, |first, frames, to| {
+            self.launch(stream, &from.after(first), to, frames)
+        })
     }
 }
 
 impl Converter {
-    /// Converts at most [`MAX_FRAMES`] frames whose slots are consecutive in both rings.
+    /// Converts frames whose slots are consecutive in both rings.
     fn launch(
         &self,
         stream: &driver::Stream,

@@ -12,8 +12,6 @@ const THREADS: u32 = 256;
 const WORD: usize = 16;
 /// Number of blocks per multiprocessor.
 const BLOCKS: u32 = 16;
-/// Maximum number of frames per launch.
-const MAX_FRAMES: usize = 65_535;
 
 pub(super) fn build(
     ordinal: u32,
@@ -97,25 +95,13 @@ impl Kernel for Selector {
         let from = slots(burst)?;
         let bytes = [self.input_bytes, self.output_bytes];
         let choose = |meta: &_| self.choice.choose(meta);
-        device::map_chosen(
-            burst,
-            out,
-            usize::MAX,
-            bytes,
-            choose,
-            |first, frames, to| {
-                for done in (0..frames).step_by(MAX_FRAMES) {
-                    let now = (frames - done).min(MAX_FRAMES);
-                    self.launch(stream, &from.after(first + done), &to.after(done), now)?;
-                }
-                Ok(())
-            },
-        )
+        let launch = |first, frames, to: &_| self.launch(stream, &from.after(first), to, frames);
+        device::map_chosen(burst, out, usize::MAX, bytes, choose, launch)
     }
 }
 
 impl Selector {
-    /// Copies from at most [`MAX_FRAMES`] frames whose slots are consecutive in both rings.
+    /// Copies from frames whose slots are consecutive in both rings.
     fn launch(
         &self,
         stream: &driver::Stream,
