@@ -21,6 +21,15 @@ pub struct PacketLayout {
 }
 
 impl PacketLayout {
+    /// Returns the layout of a unit that is one packet of `bytes` bytes.
+    pub const fn single(bytes: usize) -> Self {
+        Self {
+            unit_bytes: bytes,
+            first: bytes,
+            rest: bytes,
+        }
+    }
+
     /// Returns the number of packets per unit, at least 1.
     pub fn count(&self) -> u32 {
         let after = self

@@ -60,7 +60,7 @@ impl PacketFormat for Counted {
     }
 
     fn packet_layout(&self) -> PacketLayout {
-        PacketLayout { unit_bytes: PAYLOAD, first: PAYLOAD, rest: PAYLOAD }
+        PacketLayout::single(PAYLOAD)
     }
 
     fn build_header(&self, unit: u64, _: u32, _: Option<u64>, _: usize, out: &mut Vec<u8>) {

@@ -480,11 +480,7 @@ impl PacketFormat for Vita49 {
     }
 
     fn packet_layout(&self) -> PacketLayout {
-        PacketLayout {
-            unit_bytes: self.payload,
-            first: self.payload,
-            rest: self.payload,
-        }
+        PacketLayout::single(self.payload)
     }
 
     fn unit_key(&self) -> &'static str {
