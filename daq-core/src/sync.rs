@@ -7,13 +7,13 @@
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::Arc,
-    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Arc,
-    atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
+    atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 /// Hints to the processor, or loom's scheduler, that this thread waits for another.

@@ -164,6 +164,54 @@ fn fuzz_spead_parts() {
         });
 }
 
+/// Heaps that differ in size.
+#[test]
+fn fuzz_spead_sizes() {
+    let configured = |keys: &str| {
+        let config: SpeadConfig = toml::from_str(keys).expect("the keys are valid");
+        config.build().expect("the values are valid")
+    };
+    let geometry = Geometry::new(600, 8);
+    bolero::check!()
+        .with_type::<Vec<(Vec<(u8, bool, u8)>, Vec<u8>)>>()
+        .with_test_time(time())
+        .for_each(|packets| {
+            let mut format = configured("max_heap = 200\npacket = 40\nfirst = 24");
+            let detector = configured("max_heap = 200")
+                .start_detection(&geometry, 1)
+                .and_then(|format| format.detector());
+            let detector = detector.expect("sizes are unknown");
+            for (items, bytes) in packets {
+                // All mandatory items exist, and arbitrary items replace their values.
+                let mandatory = [(1, 7), (2, 100), (3, 24), (4, bytes.len() as u64)];
+                let mandatory = mandatory.map(|(id, value)| Item::immediate(id, value));
+                let others = items.iter().map(|(id, immediate, value)| Item {
+                    id: u64::from(id % 12),
+                    value: u64::from(*value),
+                    immediate: *immediate,
+                });
+                let items: Vec<_> = mandatory.into_iter().chain(others).collect();
+                let mut packet = Vec::new();
+                build_packet(40, &items, bytes, &mut packet);
+                if let Ok(Parsed::Sized {
+                    packet: data,
+                    unit_bytes,
+                }) = format.parse(&packet)
+                {
+                    let layout = PacketLayout {
+                        unit_bytes,
+                        ..format.packet_layout()
+                    };
+                    assert!(unit_bytes <= 200 && data.payload.end <= packet.len());
+                    assert!(data.sub < layout.count());
+                    assert_eq!(data.payload.len(), layout.range(data.sub).len());
+                }
+                let _ = detector.observe(&packet);
+            }
+            assert!(!detector.restart().is_empty());
+        });
+}
+
 #[test]
 fn fuzz_kept_fields() {
     let raw = r#"

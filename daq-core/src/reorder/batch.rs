@@ -9,7 +9,7 @@ use super::candidates::Content;
 use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
 use super::shared::{BLOCKED, EpochRequest, Shared, wait_until};
-use super::{Geometry, PacketId, WriterState, count_rejected};
+use super::{Geometry, PacketId, PacketSize, WriterState, count_rejected};
 use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
@@ -112,9 +112,28 @@ impl<'a> Batch<'a> {
     /// Copies `payload` to the packet slot of packet `id`.
     #[inline]
     pub fn place(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
-        let outcome = self.place_with(id, payload.len(), time, |memory| {
+        self.place_in(id, payload, None, time)
+    }
+
+    /// Copies `payload` to the packet slot of packet `id`. If frames differ in size, `frame` is the number of payload bytes
+    /// of the packet's frame. A packet that disagrees with the first packet of its frame is rejected.
+    ///
+    /// Only frames of one part may differ in size. A frame without any packet counts with the packets of the largest frame.
+    #[inline]
+    pub fn place_in(
+        &mut self,
+        id: PacketId,
+        payload: &[u8],
+        frame: Option<usize>,
+        time: Timestamp,
+    ) -> Outcome {
+        let size = PacketSize {
+            payload: payload.len(),
+            frame,
+        };
+        let outcome = self.place_with(id, size, time, |memory| {
             // SAFETY:
-            // - `place_with` provides `payload.len()` writable bytes of an open slot. Nothing else refers to them,
+            // - `place_with` provides `size.payload` writable bytes of an open slot. Nothing else refers to them,
             //   because the packet has not arrived before and the batch keeps its frame open.
             // - The ring's memory and the caller's payload are different allocations.
             // - `flush` executes a fence before other threads may read the bytes.
@@ -124,32 +143,36 @@ impl<'a> Batch<'a> {
         outcome
     }
 
-    /// Calls `write` to write `bytes` of payload to the packet slot of packet `id`.
+    /// Calls `write` to write the payload of packet `id`, which has `size`, to its packet slot.
     ///
     /// `write` is called at most once, and only if the outcome is [`Outcome::Placed`] or [`Outcome::Kept`], with the
-    /// address of `bytes` writable bytes.
+    /// address of [`PacketSize::payload`] writable bytes.
     #[inline]
     pub fn place_with(
         &mut self,
         id: PacketId,
-        bytes: usize,
+        size: impl Into<PacketSize>,
         time: Timestamp,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
-        let (frame, index) = match self.find(id, Some(bytes)) {
+        let size = size.into();
+        let (frame, index) = match self.find(id, Some(size)) {
             Found::Open { frame, index } => (frame, index),
-            Found::Closed { frame, index } => return self.place_late(id, frame, index),
+            Found::Closed { frame, index } => return self.place_late(id, frame, index, Some(size)),
             Found::BeforeStart => return self.count_before_start(),
-            Found::Undecided => return self.keep(id, Content::Payload(bytes), time, write),
+            Found::Undecided => return self.keep(id, Content::Payload(size), time, write),
             Found::Reject => return self.reject(id),
         };
         let record = self.shared.record(frame);
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
             Memory::RingFull => None,
-            Memory::Closed => return self.place_late(id, frame, index),
+            Memory::Closed => return self.place_late(id, frame, index, Some(size)),
             Memory::Reject => return self.reject(id),
         };
+        if !record.admits(size) {
+            return self.reject(id);
+        }
         let exclusive = self.shared.is_exclusive();
         if !record.claim(index, exclusive) {
             return self.duplicate(index);
@@ -190,7 +213,7 @@ impl<'a> Batch<'a> {
                 }
                 Outcome::Placed
             }
-            Found::Closed { frame, index } => self.place_late(id, frame, index),
+            Found::Closed { frame, index } => self.place_late(id, frame, index, None),
             Found::BeforeStart => self.count_before_start(),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(id),
@@ -226,8 +249,8 @@ impl<'a> Batch<'a> {
         let mut candidates = std::mem::take(&mut self.state.candidates);
         let mut has_room = true;
         while let Some(kept) = candidates.front() {
-            let bytes = match kept.content {
-                Content::Payload(bytes) => Some(bytes),
+            let size = match kept.content {
+                Content::Payload(size) => Some(size),
                 Content::Damaged => None,
                 Content::NoData => {
                     self.flush();
@@ -236,7 +259,7 @@ impl<'a> Batch<'a> {
                     continue;
                 }
             };
-            has_room = !waits || self.has_room(kept.id, bytes);
+            has_room = !waits || self.has_room(kept.id, size);
             if !has_room {
                 break;
             }
@@ -244,7 +267,8 @@ impl<'a> Batch<'a> {
             if kept.content == Content::Damaged {
                 self.place_bad(kept.id);
             } else {
-                let outcome = self.place(kept.id, candidates.payload(&kept), kept.time);
+                let frame = size.and_then(|size| size.frame);
+                let outcome = self.place_in(kept.id, candidates.payload(&kept), frame, kept.time);
                 self.keep_fields(outcome, || kept.fields);
             }
         }
@@ -286,19 +310,19 @@ impl<'a> Batch<'a> {
 
     /// Returns whether packet `id` can be placed without refusing a slot to any frame: its frame, and every frame that
     /// it causes the window to publish, can have a slot. Also true for a packet that needs no slot, because it is late,
-    /// implausible, or has the wrong size: not `bytes` bytes of payload. `None` is the expected size, or a packet that
-    /// is [placed as damaged](Self::place_bad).
+    /// implausible, or has another size than its packet slot. `None` is the expected size, or a packet that is
+    /// [placed as damaged](Self::place_bad).
     ///
     /// For sources that apply backpressure: if this returns false, commit the batch,
     /// [wait](super::ReorderWindow::wait), and query the same packet again. The call advances the window as the packet
     /// itself would, as far as slots are free. So query only the packet that is placed next. For such sources, the
     /// window must not have more frames than the ring has slots; otherwise the source could wait forever. Only
     /// exclusive windows can answer; other windows return true.
-    pub fn has_room(&mut self, id: PacketId, bytes: Option<usize>) -> bool {
+    pub fn has_room(&mut self, id: PacketId, size: Option<PacketSize>) -> bool {
         if !self.shared.is_exclusive() {
             return true;
         }
-        if let Some((frame, _)) = self.expected(id, bytes)
+        if let Some((frame, _)) = self.expected(id, size)
             && self.shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
         {
             return true;
@@ -311,7 +335,7 @@ impl<'a> Batch<'a> {
         } else if self.state.opens_epoch() {
             Classification::NewEpoch
         } else {
-            self.classify(id, bytes).0
+            self.classify(id, size).0
         };
         self.flush();
         let (shared, writer) = (self.shared, self.state.writer);
@@ -347,7 +371,7 @@ impl<'a> Batch<'a> {
             }
             _ => return has_room,
         }
-        self.has_room(id, bytes)
+        self.has_room(id, size)
     }
 
     /// Counts packets without a readable sequence number.
@@ -402,8 +426,17 @@ impl<'a> Batch<'a> {
         Outcome::Duplicate
     }
 
-    fn place_late(&mut self, id: PacketId, frame: u64, index: u32) -> Outcome {
+    fn place_late(
+        &mut self,
+        id: PacketId,
+        frame: u64,
+        index: u32,
+        size: Option<PacketSize>,
+    ) -> Outcome {
         let record = self.shared.record(frame);
+        if size.is_some_and(|size| !record.admits(size)) {
+            return self.reject(id);
+        }
         if record.is_present(index) {
             return self.duplicate(index);
         }
@@ -444,33 +477,33 @@ impl<'a> Batch<'a> {
         position
     }
 
-    /// Finds the position of `id`, a packet of `bytes` bytes. Advances the window or opens an epoch if necessary.
+    /// Finds the position of `id`, a packet of `size`. Advances the window or opens an epoch if necessary.
     #[inline]
-    fn find(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
-        if let Some((frame, index)) = self.expected(id, bytes) {
+    fn find(&mut self, id: PacketId, size: Option<PacketSize>) -> Found {
+        if let Some((frame, index)) = self.expected(id, size) {
             self.follow(id, frame, index);
             return Found::Open { frame, index };
         }
-        self.find_unexpected(id, bytes)
+        self.find_unexpected(id, size)
     }
 
     /// Returns the position of `id` if it is the next expected packet and its frame is open. This is the path of most
     /// packets, so it avoids a division.
     #[inline]
-    fn expected(&self, id: PacketId, bytes: Option<usize>) -> Option<(u64, u32)> {
+    fn expected(&self, id: PacketId, size: Option<PacketSize>) -> Option<(u64, u32)> {
         let (next, frame, index) = self.state.next?;
         let geometry = &self.shared.geometry;
         (next == id
             && (self.base..self.base + geometry.window as u64).contains(&frame)
-            && bytes.is_none_or(|bytes| bytes == geometry.extent(index).len()))
+            && size.is_none_or(|size| geometry.fits(index, size)))
         .then_some((frame, index))
     }
 
-    fn find_unexpected(&mut self, id: PacketId, bytes: Option<usize>) -> Found {
+    fn find_unexpected(&mut self, id: PacketId, size: Option<PacketSize>) -> Found {
         if self.state.opens_epoch() && !self.open_epoch(id) {
             return Found::Reject;
         }
-        let (class, candidate) = self.classify(id, bytes);
+        let (class, candidate) = self.classify(id, size);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
         if candidate.is_none() || is_first && candidate != self.state.candidate {
             // The candidates are not consistent with this packet.
@@ -532,9 +565,13 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn classify(&self, id: PacketId, bytes: Option<usize>) -> (Classification, Option<Candidate>) {
+    fn classify(
+        &self,
+        id: PacketId,
+        size: Option<PacketSize>,
+    ) -> (Classification, Option<Candidate>) {
         self.state
-            .classify(self.shared, (self.base, self.horizon), id, bytes)
+            .classify(self.shared, (self.base, self.horizon), id, size)
     }
 
     /// Requests an epoch at `id` from the sequencer. Returns whether an epoch was opened.

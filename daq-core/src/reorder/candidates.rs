@@ -1,6 +1,6 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
-use super::{Geometry, PacketId};
+use super::{Geometry, PacketId, PacketSize};
 use crate::frame::{KeptFields, Timestamp};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 /// The contents of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Number of payload bytes.
-    Payload(usize),
+    /// Payload of this size.
+    Payload(PacketSize),
     /// Damaged payload, so only the position is used.
     Damaged,
     /// The unit intentionally contains no data. It is not counted as a packet.
@@ -76,7 +76,7 @@ impl Candidates {
         time: Timestamp,
     ) -> (Option<&mut [u8]>, Option<PacketId>) {
         let bytes = match content {
-            Content::Payload(bytes) => bytes,
+            Content::Payload(size) => size.payload,
             Content::Damaged | Content::NoData => 0,
         };
         if self.capacity == 0 || bytes > self.max_payload {
@@ -121,7 +121,7 @@ impl Candidates {
     /// Returns the payload of a packet that was removed.
     pub(super) fn payload(&self, kept: &Kept) -> &[u8] {
         match kept.content {
-            Content::Payload(bytes) => &self.memory[kept.offset..kept.offset + bytes],
+            Content::Payload(size) => &self.memory[kept.offset..kept.offset + size.payload],
             Content::Damaged | Content::NoData => &[],
         }
     }

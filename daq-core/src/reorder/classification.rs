@@ -4,7 +4,7 @@
 //! places it.
 
 use super::shared::Shared;
-use super::{Geometry, PacketId, WriterState};
+use super::{Geometry, PacketId, PacketSize, WriterState};
 use crate::sync::Ordering;
 
 /// A possible start of a new epoch or end of a gap, with which consecutive packets far from the window are consistent.
@@ -60,20 +60,20 @@ impl WriterState {
     /// Classifies `id` while an epoch is open. Also returns the new candidate.
     ///
     /// `front` contains the oldest open frame, and one past the highest position that this thread has seen and not
-    /// published yet. A packet whose size is not `bytes` is rejected.
+    /// published yet. A packet of another size than its packet slot is rejected.
     pub(super) fn classify(
         &self,
         shared: &Shared,
         front: (u64, u64),
         id: PacketId,
-        bytes: Option<usize>,
+        size: Option<PacketSize>,
     ) -> (Classification, Option<Candidate>) {
         let (base, _) = front;
         let geometry = &shared.geometry;
         let Some((frame, index)) = self.locate(geometry, id) else {
             return self.classify_distant(shared, front, id);
         };
-        if bytes.is_some_and(|bytes| bytes != geometry.extent(index).len()) {
+        if size.is_some_and(|size| !geometry.fits(index, size)) {
             return (Classification::Reject, self.candidate);
         }
         let window = geometry.window as u64;

@@ -63,7 +63,7 @@ pub struct Geometry {
     /// Number of payload bytes of every packet of a part except the first and the last.
     pub packet_bytes: usize,
     /// Number of payload bytes of a frame, a multiple of `parts`. The last packet of a part contains the remaining bytes of
-    /// the part.
+    /// the part. If frames differ in size ([`PacketSize::frame`]), the largest frame has this size.
     pub frame_bytes: usize,
     /// How packets are numbered.
     pub numbering: Numbering,
@@ -167,6 +167,37 @@ impl Geometry {
         start + extent.start..start + extent.end
     }
 
+    /// Returns the number of packets of a frame of `bytes` bytes, which must not exceed `frame_bytes`.
+    fn packets_in(&self, bytes: usize) -> u32 {
+        if bytes == self.frame_bytes {
+            return self.packets_per_frame;
+        }
+        let after = bytes.saturating_sub(self.first_bytes);
+        narrow(after.div_ceil(self.packet_bytes.max(1)) as u64) + 1
+    }
+
+    /// Returns the byte range of packet `i` in a frame of `bytes` bytes.
+    fn extent_in(&self, i: u32, bytes: usize) -> Range<usize> {
+        if bytes == self.frame_bytes {
+            return self.extent(i);
+        }
+        self.extent_in_part(i, self.packets_in(bytes), bytes)
+    }
+
+    /// Returns whether packet `i` of a frame can have `size`.
+    #[inline]
+    fn fits(&self, i: u32, size: PacketSize) -> bool {
+        match size.frame {
+            None => size.payload == self.extent(i).len(),
+            Some(bytes) => {
+                self.parts == 1
+                    && (1..=self.frame_bytes).contains(&bytes)
+                    && i < self.packets_in(bytes)
+                    && size.payload == self.extent_in(i, bytes).len()
+            }
+        }
+    }
+
     /// Returns the byte range of packet `i` in a part of `packets` packets and `bytes` bytes.
     #[inline]
     const fn extent_in_part(&self, i: u32, packets: u32, bytes: usize) -> Range<usize> {
@@ -186,6 +217,25 @@ impl Geometry {
             start + size
         };
         start..end
+    }
+}
+
+/// The size of a packet that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketSize {
+    /// Number of payload bytes of the packet.
+    pub payload: usize,
+    /// Number of payload bytes of its frame, if frames differ in size; at most [`Geometry::frame_bytes`].
+    pub frame: Option<usize>,
+}
+
+impl From<usize> for PacketSize {
+    /// Returns the size of a packet with `payload` bytes of payload in a frame that has [`Geometry::frame_bytes`].
+    fn from(payload: usize) -> Self {
+        Self {
+            payload,
+            frame: None,
+        }
     }
 }
 
@@ -580,6 +630,11 @@ impl Drop for ReorderWindow {
             self.shared.closed.store(1, Ordering::Release);
         }
     }
+}
+
+/// Converts a number of packets, which always fits.
+fn narrow(packets: u64) -> u32 {
+    u32::try_from(packets).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

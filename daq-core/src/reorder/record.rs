@@ -1,8 +1,9 @@
 //! Which packets of a frame have arrived: in full for frames that are open or were closed recently, one bit per packet for
 //! older frames.
 
+use super::{Geometry, PacketSize};
 use crate::frame::KeptFields;
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The state of a frame's memory.
 pub(super) mod state {
@@ -27,6 +28,8 @@ pub(super) struct Record {
     pub(super) arrived: AtomicU32,
     pub(super) time_ns: AtomicU64,
     pub(super) time_clock: AtomicU32,
+    /// Number of payload bytes of the frame, if its packets state it; otherwise 0.
+    bytes: AtomicUsize,
     /// Bit `i` is set if a thread stores or has stored kept field `i`.
     kept_claimed: AtomicU32,
     /// Bit `i` is set if kept field `i` is present.
@@ -52,6 +55,7 @@ impl Record {
             arrived: AtomicU32::new(0),
             time_ns: AtomicU64::new(0),
             time_clock: AtomicU32::new(0),
+            bytes: AtomicUsize::new(0),
             kept_claimed: AtomicU32::new(0),
             kept_mask: AtomicU32::new(0),
             kept: zeros(kept),
@@ -72,6 +76,7 @@ impl Record {
         self.memory.store(std::ptr::null_mut(), Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
         self.time_clock.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
         self.kept_claimed.store(0, Ordering::Relaxed);
         self.kept_mask.store(0, Ordering::Relaxed);
         for word in self
@@ -83,6 +88,30 @@ impl Record {
         {
             word.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Returns whether a packet of `size` can belong to the frame. The first packet that states the size of the frame sets
+    /// it.
+    #[inline]
+    pub(super) fn admits(&self, size: PacketSize) -> bool {
+        let Some(bytes) = size.frame else { return true };
+        let claimed = self
+            .bytes
+            .compare_exchange(0, bytes, Ordering::AcqRel, Ordering::Acquire);
+        claimed.map_or_else(|known| known == bytes, |_| true)
+    }
+
+    /// Returns the number of payload bytes of the frame.
+    pub(super) fn bytes(&self, geometry: &Geometry) -> usize {
+        match self.bytes.load(Ordering::Acquire) {
+            0 => geometry.frame_bytes,
+            bytes => bytes,
+        }
+    }
+
+    /// Returns the number of packets of the frame.
+    pub(super) fn packets(&self, geometry: &Geometry) -> u32 {
+        geometry.packets_in(self.bytes(geometry))
     }
 
     /// Returns whether a kept field is still absent.
@@ -262,7 +291,8 @@ impl History {
         present: impl Iterator<Item = u64>,
     ) {
         let end = first + u64::from(packets_per_frame);
-        for (i, bits) in (0..).zip(present) {
+        let words = packets_per_frame.div_ceil(64) as usize;
+        for (i, bits) in (0..).zip(present.take(words)) {
             let from: u64 = first + 64 * i;
             let count = (end - from).min(64);
             let valid = u64::MAX >> (64 - count);

@@ -3,6 +3,7 @@
 mod epochs;
 mod skips;
 
+use super::narrow;
 use super::record::state;
 use super::shared::{BLOCKED, Epoch, EpochRequest, Requests, Shared};
 use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
@@ -184,7 +185,7 @@ impl Sequencer {
             let base = shared.base.load(Ordering::Relaxed);
             let record = shared.record(base);
             let has_all = record.arrived.load(Ordering::Acquire)
-                == shared.geometry.packets_per_frame
+                == record.packets(&shared.geometry)
                 && (!with_time || record.time_clock.load(Ordering::Acquire) != 0);
             let complete = has_all || record.state.load(Ordering::Acquire) == state::SKIPPED;
             if !complete {
@@ -456,8 +457,7 @@ impl Sequencer {
         if matches!(state, state::SKIP_REQUESTED | state::SKIPPED) {
             record.state.store(state::SKIPPED, Ordering::Release);
             *self.closed_mut(shared, frame) = Closed::default();
-            let words = (geometry.packets_per_frame as usize).div_ceil(64);
-            let known = std::iter::repeat_n(u64::MAX, words);
+            let known = std::iter::repeat(u64::MAX);
             shared
                 .history
                 .record(frame * per_frame, geometry.packets_per_frame, known);
@@ -469,7 +469,8 @@ impl Sequencer {
             .load(Ordering::Acquire)
             .clamp(first, first + per_frame)
             - first;
-        let end = up_to.min(per_frame).max(start);
+        let count = record.packets(geometry);
+        let end = up_to.min(u64::from(count)).max(start);
         let packets = narrow(start)..narrow(end);
         let arrived = u64::from(record.arrived.load(Ordering::Acquire));
         let seen = shared.horizon.load(Ordering::Acquire).div_ceil(per_frame);
@@ -481,15 +482,20 @@ impl Sequencer {
         self.account(shared);
         let closed = self.closed_mut(shared, frame);
         (closed.packets, closed.missing) = (packets.clone(), missing);
-        shared
-            .history
-            .record(first, geometry.packets_per_frame, record.present());
+        shared.history.record(first, count, record.present());
+        if count < geometry.packets_per_frame {
+            // The other packets of the largest frame do not exist, so none of them is missing.
+            let (from, rest) = (first + u64::from(count), geometry.packets_per_frame - count);
+            shared
+                .history
+                .record(from, rest, std::iter::repeat(u64::MAX));
+        }
 
         if publish
             && self.assign_one(shared, frame)
             && record.state.load(Ordering::Relaxed) == state::ASSIGNED
         {
-            self.publish(shared, frame, arrived, expected < per_frame);
+            self.publish(shared, frame, arrived, expected < u64::from(count));
             if missing > 0 {
                 self.ledger.incomplete.add(1);
             }
@@ -513,13 +519,17 @@ impl Sequencer {
     fn bytes(shared: &Shared, frame: u64, arrived: u64) -> u64 {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
+        let frame_bytes = record.bytes(geometry);
         // Only the first and the last packet of a part may have another size.
-        let packets = geometry.packets_per_part();
+        let packets = geometry.packets_in(frame_bytes) / geometry.parts;
         let first = (0..geometry.parts).map(|part| part * packets);
         let odd = first.flat_map(|first| [Some(first), (packets > 1).then(|| first + packets - 1)]);
         let odd = odd.flatten().filter(|index| record.is_present(*index));
         let (count, bytes) = odd.fold((0, 0), |(n, bytes), index| {
-            (n + 1, bytes + geometry.extent(index).len() as u64)
+            (
+                n + 1,
+                bytes + geometry.extent_in(index, frame_bytes).len() as u64,
+            )
         });
         (arrived - count) * geometry.packet_bytes as u64 + bytes
     }
@@ -529,12 +539,13 @@ impl Sequencer {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
         let mut flags = std::mem::take(&mut self.flags);
-        if arrived < u64::from(geometry.packets_per_frame) {
+        let bytes = record.bytes(geometry);
+        let count = geometry.packets_in(bytes);
+        if arrived < u64::from(count) {
             flags = flags.with(Flags::INCOMPLETE);
             let memory = record.memory.load(Ordering::Relaxed);
-            for index in (0..geometry.packets_per_frame).filter(|index| !record.is_present(*index))
-            {
-                let extent = geometry.extent(index);
+            for index in (0..count).filter(|index| !record.is_present(*index)) {
+                let extent = geometry.extent_in(index, bytes);
                 // SAFETY: the extent is inside the frame's open slot, which no writer can access any more (see
                 // `Shared::wait_grace_period`).
                 unsafe { fill(memory, extent, self.producer.options().fill.pattern()) };
@@ -563,8 +574,8 @@ impl Sequencer {
                 ns: record.time_ns.load(Ordering::Relaxed),
                 clock,
             },
-            length: geometry.frame_bytes,
-            packets_per_frame: geometry.packets_per_frame,
+            length: bytes,
+            packets_per_frame: count,
             arrived: narrow(arrived),
             packet_sizes: geometry.packet_sizes(),
             kept: record.kept(),
@@ -578,7 +589,7 @@ impl Sequencer {
             meta
         };
         #[cfg(loom)]
-        for index in (0..geometry.packets_per_frame).filter(|index| record.is_present(*index)) {
+        for index in (0..count).filter(|index| record.is_present(*index)) {
             // SAFETY: this code runs only under loom, which checks that no thread writes the packet any more.
             record.canary[index as usize].with(|canary| assert!(unsafe { *canary } > 0));
         }
@@ -673,9 +684,4 @@ unsafe fn fill(memory: *mut u8, extent: Range<usize>, pattern: [u8; 4]) {
         // SAFETY: the caller guarantees the requirements.
         unsafe { memory.add(i).write(pattern[i % 4]) };
     }
-}
-
-/// Converts a number of packets, which always fits.
-fn narrow(packets: u64) -> u32 {
-    u32::try_from(packets).unwrap_or(u32::MAX)
 }

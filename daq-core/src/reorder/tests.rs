@@ -4,6 +4,7 @@ mod epochs;
 mod fairness;
 mod gaps;
 mod kept;
+mod lengths;
 mod parts;
 mod pinning;
 mod random;

@@ -122,6 +122,14 @@ pub struct Fragment {
 pub enum Parsed {
     /// The packet contains the payload of one packet slot.
     Data(Packet),
+    /// The same, in a unit of its own size. Each unit is a frame, and no unit is larger than
+    /// [`PacketFormat::packet_layout`] states.
+    Sized {
+        /// The packet.
+        packet: Packet,
+        /// Number of payload bytes in the unit.
+        unit_bytes: usize,
+    },
     /// The packet contains payload whose boundaries differ from the regular layout.
     Fragment(Fragment),
     /// The packet contains a message instead of samples.

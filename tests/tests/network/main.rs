@@ -12,6 +12,7 @@ mod senders;
 mod spead2;
 mod spead2_detected;
 mod spead2_parts;
+mod spead2_sizes;
 mod startup;
 mod stream;
 mod udp_sink;

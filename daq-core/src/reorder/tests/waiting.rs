@@ -115,7 +115,7 @@ fn packet_of_skipped_unit_does_not_wait() {
             .with_batch(|batch| batch.has_room(PacketId::of(next + 1), None));
         let id = PacketId { unit: next, sub: 0 };
         let mut batch = bench.window.batch();
-        assert!(batch.has_room(id, None) && batch.has_room(id, Some(BYTES)));
+        assert!(batch.has_room(id, None) && batch.has_room(id, Some(BYTES.into())));
         let outcome = batch.place(id, &payload(0), Timestamp::default());
         assert_eq!(outcome, Outcome::Rejected);
         batch.commit();
@@ -135,7 +135,7 @@ fn room_query_for_wrong_length_changes_nothing() {
     };
     let mut batch = bench.window.batch();
     for (id, bytes) in [(far, BYTES - 1), (far, 0), (nowhere, BYTES)] {
-        assert!(batch.has_room(id, Some(bytes)));
+        assert!(batch.has_room(id, Some(bytes.into())));
         let outcome = batch.place(id, &vec![0; bytes], Timestamp::default());
         assert_eq!(outcome, Outcome::Rejected);
     }
@@ -150,7 +150,7 @@ fn room_query_for_wrong_length_changes_nothing() {
     assert!(
         bench
             .window
-            .with_batch(|batch| batch.has_room(far, Some(BYTES)))
+            .with_batch(|batch| batch.has_room(far, Some(BYTES.into())))
     );
     assert_eq!(bench.read().len(), 1, "all but the last frame is closed");
 }

@@ -5,10 +5,10 @@ mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
-use crate::packet::{Control, Flow, Format, Fragment, Parsed, Reject, Split};
+use crate::packet::{Control, Flow, Format, Fragment, Packet, Parsed, Reject, Split};
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::reorder::{Batch, Outcome, PacketId, ReorderWindow};
+use daq_core::reorder::{Batch, Outcome, PacketId, PacketSize, ReorderWindow};
 use detection::Detection;
 use keeping::Keeping;
 pub(crate) use reassembly::Reassembly;
@@ -268,27 +268,10 @@ impl Depacketizer {
     ) -> Put {
         match parsed {
             Ok(Parsed::Data(packet)) => {
-                let id = packet.id();
-                let Some(payload) = bytes.get(packet.payload) else {
-                    return self.reject(batch, &PAYLOAD_RANGE, bytes);
-                };
-                if holds && !batch.has_room(id, Some(payload.len())) {
-                    return Put::PendingDatagrams;
-                }
-                if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
-                    self.log_missing_time(bytes);
-                }
-                let time = self.format.time(packet.timestamp, received);
-                let outcome = batch.place(id, payload, time);
-                if self.keeping.is_active() {
-                    self.keep_fields(batch, outcome, id.sub, bytes);
-                }
-                match outcome {
-                    Outcome::Rejected | Outcome::Kept => self.log_placement(id),
-                    Outcome::Duplicate => return Put::Duplicate,
-                    Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
-                }
-                Put::Done
+                self.put_packet(batch, packet, None, bytes, received, holds)
+            }
+            Ok(Parsed::Sized { packet, unit_bytes }) => {
+                self.put_packet(batch, packet, Some(unit_bytes), bytes, received, holds)
             }
             Ok(Parsed::Fragment(fragment)) => {
                 self.put_fragment(batch, &fragment, bytes, received, holds)
@@ -296,6 +279,45 @@ impl Depacketizer {
             Ok(Parsed::Control(control)) => Put::Control(control),
             Err(reject) => self.reject(batch, &reject, bytes),
         }
+    }
+
+    /// Places the payload of `packet`, which is in the datagram `bytes`. `frame` is the size of its frame, if frames differ in
+    /// size.
+    #[inline]
+    fn put_packet(
+        &mut self,
+        batch: &mut Batch<'_>,
+        packet: Packet,
+        frame: Option<usize>,
+        bytes: &[u8],
+        received: Timestamp,
+        holds: bool,
+    ) -> Put {
+        let id = packet.id();
+        let Some(payload) = bytes.get(packet.payload) else {
+            return self.reject(batch, &PAYLOAD_RANGE, bytes);
+        };
+        let size = PacketSize {
+            payload: payload.len(),
+            frame,
+        };
+        if holds && !batch.has_room(id, Some(size)) {
+            return Put::PendingDatagrams;
+        }
+        if self.has_time && packet.timestamp.is_none() && packet.sub == 0 {
+            self.log_missing_time(bytes);
+        }
+        let time = self.format.time(packet.timestamp, received);
+        let outcome = batch.place_in(id, payload, frame, time);
+        if self.keeping.is_active() {
+            self.keep_fields(batch, outcome, id.sub, bytes);
+        }
+        match outcome {
+            Outcome::Rejected | Outcome::Kept => self.log_placement(id),
+            Outcome::Duplicate => return Put::Duplicate,
+            Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
+        }
+        Put::Done
     }
 
     /// Counts a packet whose position is unknown.
@@ -334,7 +356,7 @@ impl Depacketizer {
                 unit: fragment.unit,
                 sub,
             };
-            if holds && !batch.has_room(id, Some(payload.len())) {
+            if holds && !batch.has_room(id, Some(payload.len().into())) {
                 return false;
             }
             let outcome = batch.place(id, payload, time);

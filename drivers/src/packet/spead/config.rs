@@ -49,6 +49,10 @@ pub struct SpeadConfig {
     /// Number of payload bytes in a heap. By default, daq detects the number from the first heaps and then fixes it; the
     /// maximum is the `slot` of the ring. Heaps of another length are counted as `control` and logged once.
     pub heap: Option<ByteSize>,
+    /// Number of payload bytes in the largest heap, if heaps differ in size. Each heap is then a frame of its own size. A heap
+    /// that contains a descriptor, or that is larger, is counted as `control`. A heap of which no packet arrives counts with the
+    /// packets of the largest heap. Excludes `heap`, `samples` and `part`.
+    pub max_heap: Option<ByteSize>,
     /// Number of payload bytes in each packet except the first and the last of a heap. By default, daq detects the number from
     /// the first heaps.
     pub packet: Option<ByteSize>,
@@ -88,6 +92,8 @@ impl SpeadConfig {
         let first = size("first", self.first, max);
         // Packet indices have 32 bits. A heap of 1 TiB cannot exceed that at any realistic packet size.
         let heap = size("heap", self.heap, 1 << 40);
+        let max_heap = size("max_heap", self.max_heap, 1 << 40);
+        self.check_sized(&mut check);
         let address_bits = self.address_bits.unwrap_or(40);
         check.must(matches!(address_bits, 40 | 48), "address_bits", || {
             let message = format!("SPEAD-64-{address_bits} is not supported");
@@ -119,6 +125,7 @@ impl SpeadConfig {
             let message = format!("the size of a frame of {parts} heaps is unknown");
             (message, "set `heap` to the number of bytes of samples in one heap; the other sizes are detected".to_owned())
         });
+        let heap = heap.or(max_heap);
         let mut spead = match (heap, packet) {
             (Some(heap), Some(packet)) if self.samples.is_none() => {
                 check.must(
@@ -151,6 +158,7 @@ impl SpeadConfig {
         };
         spead.keep = Keep::items(&mut check, &self.keep, end_of_items(address_bits));
         spead.samples.clone_from(&self.samples);
+        spead.is_sized = max_heap.is_some();
         if let Some(numbers) = numbers {
             spead = spead.numbered(numbers);
         }
@@ -160,6 +168,23 @@ impl SpeadConfig {
             spead = spead.timestamped(time.item, scale);
         }
         check.end(Format::Spead(spead))
+    }
+
+    /// Checks the keys that exclude `max_heap`.
+    fn check_sized(&self, check: &mut Check) {
+        let others = [
+            ("heap", self.heap.is_some()),
+            ("samples", self.samples.is_some()),
+            ("part", self.part.is_some()),
+        ];
+        for (key, is_set) in others {
+            check.must(self.max_heap.is_none() || !is_set, key, || {
+                (
+                    format!("`{key}` and `max_heap` exclude each other"),
+                    format!("remove `{key}` if heaps differ in size, otherwise remove `max_heap`"),
+                )
+            });
+        }
     }
 
     /// Returns how the frame and the part of a heap are found; `None` if the heap counter states them.

@@ -74,6 +74,12 @@ pub(super) fn find_item(bytes: &[u8], address_bits: u32, id: u64) -> Option<u64>
     Some(word & ((1 << address_bits) - 1))
 }
 
+/// Returns whether the item pointers `bytes` point to a descriptor.
+pub(super) fn has_descriptor(bytes: &[u8], address_bits: u32) -> bool {
+    let mut words = bytes.as_chunks::<WORD>().0.iter();
+    words.any(|word| u64::from_be_bytes(*word) >> address_bits == item::DESCRIPTOR)
+}
+
 /// An item pointer of a packet to build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {

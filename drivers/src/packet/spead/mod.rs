@@ -34,7 +34,7 @@ use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::Geometry;
 use daq_core::units::counted;
 use detect::{Detector, Extent, SampleItem};
-use items::{Fields, HeaderBuilder, IMMEDIATE, MAGIC, VERSION, WORD, find_item};
+use items::{Fields, HeaderBuilder, IMMEDIATE, MAGIC, VERSION, WORD, find_item, has_descriptor};
 use numbers::HeapNumbers;
 use schemars::JsonSchema;
 use std::sync::Arc;
@@ -68,6 +68,10 @@ pub struct Spead {
     numbers: Option<Box<HeapNumbers>>,
     /// The item that contains the samples, if it is configured.
     samples: Option<SampleItem>,
+    /// Whether heaps differ in size. The layout is then that of the largest heap.
+    is_sized: bool,
+    /// If heaps differ in size, the counter of the last heap with descriptors. Only its first packet shows the descriptors.
+    last_described: Option<u64>,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
     keep: Keep<u64>,
@@ -100,6 +104,8 @@ impl Spead {
             step: step.max(1),
             numbers: None,
             samples: None,
+            is_sized: false,
+            last_described: None,
             timestamp: None,
             scale: None,
             keep: Keep::default(),
@@ -238,6 +244,15 @@ impl Spead {
             .filter(|heap| *heap > 0)
             .ok_or(missing("heap length (item 2)"))?;
         let (extent, is_regular) = match self.described {
+            _ if self.is_sized => match self.sized_extent(words, counter, heap) {
+                Some(extent) => (extent, true),
+                None => {
+                    return Ok(Parsed::Control(Control::OtherUnit {
+                        unit: number,
+                        bytes: heap,
+                    }));
+                }
+            },
             _ if heap == self.regular.heap => (self.regular, true),
             Some(described) if heap == described.heap => (described, false),
             _ => {
@@ -261,11 +276,12 @@ impl Spead {
         let at = usize::try_from(begin.saturating_sub(extent.start)).unwrap_or(usize::MAX);
         let mut sub = 0;
         if is_regular && (!is_beside || offset >= heap) {
-            sub = self
-                .layout
-                .at(at as u64)
-                .ok_or(Reject::Misplaced { offset })?;
-            let range = self.layout.range(sub);
+            let layout = PacketLayout {
+                unit_bytes: usize::try_from(extent.len()).unwrap_or(usize::MAX),
+                ..self.layout
+            };
+            sub = layout.at(at as u64).ok_or(Reject::Misplaced { offset })?;
+            let range = layout.range(sub);
             if end > heap || end.min(extent.end) - begin != range.len() as u64 {
                 return Err(Reject::PayloadLength {
                     offset,
@@ -319,12 +335,29 @@ impl Spead {
         if part > 0 {
             sub += part * self.layout.count();
         }
-        Ok(Parsed::Data(Packet {
+        let packet = Packet {
             unit,
             sub,
             payload,
             timestamp: items.timestamp,
-        }))
+        };
+        Ok(if self.is_sized {
+            let unit_bytes = narrow(heap);
+            Parsed::Sized { packet, unit_bytes }
+        } else {
+            Parsed::Data(packet)
+        })
+    }
+
+    /// Returns the extent of a heap of `heap` bytes with the item pointers `words`, if heaps differ in size and this heap is a
+    /// frame.
+    fn sized_extent(&mut self, words: &[u8], counter: u64, heap: u64) -> Option<Extent> {
+        if has_descriptor(words, self.address_bits) {
+            self.last_described = Some(counter);
+        }
+        let is_frame =
+            heap <= self.layout.unit_bytes as u64 && self.last_described != Some(counter);
+        is_frame.then(|| Extent::whole(heap))
     }
 
     /// Returns whether the heap counter is the number of the frame.
@@ -543,6 +576,20 @@ impl PacketFormat for Spead {
 
     fn other_unit_note(&self, bytes: u64) -> String {
         let wanted = self.layout.unit_bytes;
+        // Only the first such heap is logged.
+        if self.is_sized && self.last_described.is_none() {
+            return format!(
+                "a heap has {bytes} bytes, more than `max_heap`, which is {wanted}. Its packets and those of further such heaps \
+                 are counted as `control`. If the heap contains samples, set `max_heap = {bytes}`, or more"
+            );
+        }
+        if self.is_sized {
+            return format!(
+                "a heap of {bytes} bytes contains descriptors, so it is not a frame. Its packets and those of further such heaps \
+                 are counted as `control`. If it also contains samples, configure the sender to send descriptors in heaps of \
+                 their own"
+            );
+        }
         format!(
             "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
              heaps are counted as `control`, like the packets of descriptors. If it is the first heap of a sender, and contains \
@@ -622,6 +669,12 @@ impl PacketFormat for Spead {
 
     /// A heap is a frame. Unless `packet` is configured, all packets but the last have the same size with their headers.
     fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {
+        if self.is_sized {
+            let message = "all heaps that are sent have the same size".to_owned();
+            return Err(
+                Problem::at("format.max_heap", message).help("replace `max_heap` with `heap`")
+            );
+        }
         self.sized(frames).map(|sized| Some(Format::Spead(sized)))
     }
 

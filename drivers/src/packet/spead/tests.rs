@@ -35,7 +35,7 @@ fn assemble(spead: &mut Spead, packets: &[Vec<u8>]) -> (Vec<Heap>, Vec<Control>)
     for packet in packets {
         match spead.parse(packet).unwrap() {
             Parsed::Control(control) => messages.push(control),
-            Parsed::Fragment(fragment) => panic!("cut otherwise: {fragment:?}"),
+            other @ (Parsed::Fragment(_) | Parsed::Sized { .. }) => panic!("{other:?}"),
             Parsed::Data(data) => {
                 if heaps.last().is_none_or(|heap| heap.0 != data.unit) {
                     heaps.push((data.unit, vec![0xee; spead.layout.unit_bytes], None));
@@ -497,6 +497,49 @@ fn all_problems_of_keys_are_reported_together() {
     ];
     assert_eq!(keys, expected.map(|key| format!("format.{key}")));
     assert!(toml::from_str::<SpeadConfig>("heap = 4000\npacket = 1432\npackets = 3").is_err());
+}
+
+#[test]
+fn heap_up_to_the_maximum_is_a_frame_of_its_own_size() {
+    let mut format = configured("max_heap = 4000\npacket = 1432\nfirst = 1416").unwrap();
+    let mut parse = |counter, heap, offset, bytes: usize, more: &[Item]| {
+        let values = [(1, counter), (2, heap), (3, offset), (4, bytes as u64)];
+        let items = values.map(|(id, value)| Item::immediate(id, value));
+        let mut packet = Vec::new();
+        build_packet(40, &[&items, more].concat(), &vec![0; bytes], &mut packet);
+        format.parse(&packet)
+    };
+    let sized = |parsed| match parsed {
+        Ok(Parsed::Sized { packet, unit_bytes }) => Some((packet.sub, unit_bytes)),
+        _ => None,
+    };
+    assert_eq!(sized(parse(5, 4000, 2848, 1152, &[])), Some((2, 4000)));
+    assert_eq!(sized(parse(6, 10, 0, 10, &[])), Some((0, 10)));
+    assert_eq!(sized(parse(7, 1500, 1416, 84, &[])), Some((1, 1500)));
+    // A packet that is shorter than its slot in this heap, and one that begins after the end of the heap.
+    assert!(matches!(
+        parse(7, 1500, 1416, 83, &[]),
+        Err(Reject::PayloadLength { expected: 84, .. })
+    ));
+    assert!(parse(7, 1500, 2848, 10, &[]).is_err());
+    // The second packet of a heap with descriptors does not show them.
+    let control = |unit, bytes| {
+        Ok(Parsed::Control(Control::OtherUnit {
+            unit: Some(unit),
+            bytes,
+        }))
+    };
+    let descriptor = [Item::addressed(item::DESCRIPTOR, 0)];
+    assert_eq!(parse(8, 1500, 0, 1416, &descriptor), control(8, 1500));
+    assert_eq!(parse(8, 1500, 1416, 84, &[]), control(8, 1500));
+    assert_eq!(parse(9, 4001, 0, 1416, &[]), control(9, 4001));
+
+    let problems = configured("max_heap = 4000\nheap = 4000\nsamples = 0x4300").unwrap_err();
+    let keys: Vec<_> = problems
+        .iter()
+        .filter_map(|found| found.key.as_deref())
+        .collect();
+    assert_eq!(keys, ["format.heap", "format.samples"]);
 }
 
 #[test]

@@ -114,6 +114,8 @@ pub(super) struct Detected {
     pub(super) described: Option<Extent>,
     pub(super) layout: PacketLayout,
     pub(super) step: u64,
+    /// Whether heaps differ in size.
+    is_sized: bool,
     /// Whether the step is that of the heap counter.
     is_counted: bool,
     /// Number of heaps used for detection.
@@ -128,13 +130,11 @@ impl fmt::Display for Detected {
             rest,
         } = self.layout;
         let size = |bytes: usize| ByteSize(bytes as u64);
-        write!(
-            f,
-            "detected heap = {}, packet = {}, first = {}, ",
-            size(unit_bytes),
-            size(rest),
-            size(first),
-        )?;
+        f.write_str("detected ")?;
+        if !self.is_sized {
+            write!(f, "heap = {}, ", size(unit_bytes))?;
+        }
+        write!(f, "packet = {}, first = {}, ", size(rest), size(first))?;
         if self.is_counted {
             write!(f, "counter step = {}, ", self.step)?;
         }
@@ -164,6 +164,8 @@ enum Samples {
     Largest,
     /// The item with this identifier, if the identifier is known yet.
     Item(Option<u64>),
+    /// The whole payload of heaps that differ in size. The first packet has this number of payload bytes.
+    Whole(u64),
 }
 
 /// The observed properties of one heap.
@@ -257,6 +259,7 @@ impl Detector {
             timestamp: self.spead.timestamp,
             scale: self.spead.scale,
             keep: self.spead.keep.clone(),
+            is_sized: self.spead.is_sized,
             numbers: self.spead.numbers.clone(),
             regular,
             described,
@@ -395,6 +398,7 @@ impl State {
         if offset == 0 {
             heap.first = Some(bytes);
             let samples = match &detector.spead.samples {
+                _ if detector.spead.is_sized => Samples::Whole(bytes),
                 None => Samples::Largest,
                 Some(SampleItem::Id(id)) => Samples::Item(Some(*id)),
                 Some(SampleItem::Name(name)) => {
@@ -411,9 +415,9 @@ impl State {
         }
     }
 
-    /// Returns whether heaps arrived, but none of them with the configured item.
+    /// Returns whether heaps arrived, but none that shows where the samples are.
     fn lacks_samples(&self, spead: &Spead) -> bool {
-        spead.samples.is_some()
+        (spead.samples.is_some() || spead.is_sized)
             && !self.heaps.is_empty()
             && self.heaps.iter().all(|heap| heap.extent.is_none())
     }
@@ -429,6 +433,10 @@ impl State {
             .map(|(name, id)| format!("{name:?} ({id:#x})"))
             .collect();
         match &spead.samples {
+            _ if spead.is_sized => {
+                "no heap of several packets arrived, so the size of packets is unknown: set `packet`, and `first` if the first \
+                 packet of a heap has less payload".to_owned()
+            }
             Some(SampleItem::Name(_)) if names.is_empty() => format!(
                 "no descriptor of the item {wanted} arrived: configure the sender to repeat descriptors, or set `samples` to the \
                  identifier of the item"
@@ -525,6 +533,7 @@ impl State {
             described,
             layout,
             step: given.step.unwrap_or(vote.step).max(1),
+            is_sized: detector.spead.is_sized,
             is_counted: detector.spead.is_counted(),
             heaps: alike(regular),
         }))
@@ -617,6 +626,13 @@ impl Heap {
         };
         let is_sample = |id: u64| id != item::DESCRIPTOR;
         self.has_descriptors = addressed().any(|(id, _)| !is_sample(id));
+        if let Samples::Whole(first) = samples {
+            // Only heaps of several packets show the size of a packet. They represent the largest heap.
+            let max = wanted.map_or(u64::MAX, |wanted| wanted as u64);
+            let is_cut = first < length && length <= max;
+            self.extent = (is_cut && !self.has_descriptors).then(|| Extent::whole(max));
+            return;
+        }
         if let Samples::Item(wanted_id) = samples {
             let found = addressed().find(|(id, _)| Some(*id) == wanted_id);
             let extent = found.map(|(_, start)| Extent {
