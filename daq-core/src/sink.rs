@@ -171,8 +171,9 @@ pub trait SinkSpec: Send + Sync {
         None
     }
 
-    /// Returns the number of bytes that the sink allocates, for the plan's memory total.
-    fn memory(&self, _slot_bytes: usize) -> usize {
+    /// Returns the number of bytes that the sink allocates for frames of up to `slot_bytes` bytes with the kept fields `kept`, for
+    /// the plan's memory total.
+    fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
         0
     }
 

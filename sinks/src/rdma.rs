@@ -314,7 +314,7 @@ impl SinkSpec for RdmaKeys {
         }
     }
 
-    fn memory(&self, _slot_bytes: usize) -> usize {
+    fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
         self.nics.all().len()
             * self.queue_pairs as usize
             * self.depth as usize

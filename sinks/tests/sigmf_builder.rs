@@ -285,3 +285,12 @@ fn metadata_never_exceeds_its_bound() {
     }
     assert!(builder.build().to_json().len() as u64 <= bound);
 }
+
+#[test]
+fn memory_for_kept_fields_is_part_of_the_plan() {
+    let names = |count: usize| vec!["feng_id".to_owned(); count];
+    let memory = [0, 1, 8].map(|count| MetaBuilder::memory(&names(count)));
+    assert!(memory[1] > memory[0], "{memory:?}");
+    // More fields per annotation leave room for fewer annotations, each of the same size in memory.
+    assert!(memory[2] <= memory[1], "{memory:?}");
+}

@@ -184,8 +184,8 @@ impl SinkSpec for File {
         check_layout(layout, "file", recording::number)
     }
 
-    fn memory(&self, _slot_bytes: usize) -> usize {
-        SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory()
+    fn memory(&self, _slot_bytes: usize, kept: &[String]) -> usize {
+        SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory(kept)
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

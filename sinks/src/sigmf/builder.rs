@@ -145,9 +145,9 @@ impl MetaBuilder {
         }
     }
 
-    /// Returns the number of bytes of memory that a builder from [`new`](Self::new) uses.
-    pub const fn memory() -> usize {
-        MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>()
+    /// Returns the number of bytes of memory that a builder from [`new`](Self::new) uses for frames with the kept fields `kept`.
+    pub fn memory(kept: &[String]) -> usize {
+        MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>() + Kept::memory(kept)
     }
 
     /// Starts segment number `segment`. The builder remembers the last frame, so frames lost between two segments are

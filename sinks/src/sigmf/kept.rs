@@ -33,16 +33,17 @@ impl Kept {
     /// Creates a list for fields with these names. Allocates all memory that the other methods use, except
     /// [`annotations`](Self::annotations).
     pub(super) fn new(names: &[String]) -> Self {
-        let max = if names.is_empty() {
-            0
-        } else {
-            MAX_RUNS.min(MAX_BYTES / entry_bytes(names))
-        };
+        let max = max_runs(names);
         Self {
             names: names.to_vec(),
             max,
             runs: Vec::with_capacity(max),
         }
+    }
+
+    /// Returns the number of bytes of memory that a list from [`new`](Self::new) uses.
+    pub(super) fn memory(names: &[String]) -> usize {
+        max_runs(names) * size_of::<Run>()
     }
 
     pub(super) fn clear(&mut self) {
@@ -87,6 +88,15 @@ impl Kept {
                 .collect(),
             ..Annotation::default()
         })
+    }
+}
+
+/// Returns the maximum number of annotations with the fields `names`.
+fn max_runs(names: &[String]) -> usize {
+    if names.is_empty() {
+        0
+    } else {
+        MAX_RUNS.min(MAX_BYTES / entry_bytes(names))
     }
 }
 

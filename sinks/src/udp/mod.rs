@@ -286,7 +286,7 @@ impl SinkSpec for Udp {
         self.stream(layout, layout.frame_bytes()).map(drop)
     }
 
-    fn memory(&self, slot_bytes: usize) -> usize {
+    fn memory(&self, slot_bytes: usize, _kept: &[String]) -> usize {
         transmit::HEADER_BYTES
             + if self.keys.split == Split::Channels {
                 slot_bytes

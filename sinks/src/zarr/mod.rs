@@ -172,15 +172,16 @@ impl SinkSpec for Zarr {
         check_layout(layout, "zarr", columns::number)
     }
 
-    fn memory(&self, slot_bytes: usize) -> usize {
-        // The arrays other than `frames` have chunks of at least 4096 rows, with about 40 bytes per row.
+    fn memory(&self, slot_bytes: usize, kept: &[String]) -> usize {
+        // The arrays other than `frames` have chunks of at least 4096 rows, with about 40 bytes per row and 8 for each kept field.
         2 * (self
             .keys
             .chunk
             .bytes()
             .unwrap_or(usize::MAX >> 2)
             .max(slot_bytes)
-            + (256 << 10))
+            + (256 << 10)
+            + kept.len() * (32 << 10))
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

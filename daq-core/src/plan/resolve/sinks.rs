@@ -56,6 +56,7 @@ impl Resolver<'_> {
         let ring = self.plan.ring(&reads);
         let (slot, packets_per_frame) =
             ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.packets_per_frame));
+        let memory = sink.spec.memory(slot, ring.map_or(&[], |ring| &ring.kept));
         self.plan.threads += 1;
         Some(PlannedSink {
             name: sink.name().to_owned(),
@@ -71,7 +72,7 @@ impl Resolver<'_> {
             burst: sink.keys.reader.burst as usize,
             core: sink.keys.reader.core,
             wait: sink.keys.reader.wait,
-            memory: sink.spec.memory(slot),
+            memory,
             nic: None,
         })
     }
