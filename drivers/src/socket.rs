@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Default size of the receive buffer of a socket.
@@ -68,30 +69,37 @@ impl SocketKeys {
 
 /// The socket of a receiving thread, with its drop counter and its senders.
 pub(crate) struct SourceSocket {
-    pub(crate) socket: UdpSocket,
+    pub(crate) socket: Arc<UdpSocket>,
     pub(crate) senders: SenderWatch,
     drops_read: Option<Instant>,
     /// Number of drops before the source was ready, which are not evidence of lost packets.
     dropped_before: u32,
+    /// How many of these drops are not yet in the ledger.
+    uncounted: u32,
 }
 
 impl SourceSocket {
-    pub(crate) const fn new(socket: UdpSocket, senders: SenderWatch) -> Self {
+    pub(crate) fn new(socket: UdpSocket, senders: SenderWatch) -> Self {
         Self {
-            socket,
+            socket: Arc::new(socket),
             senders,
             drops_read: None,
             dropped_before: 0,
+            uncounted: 0,
         }
     }
 
-    /// Declares that the first `drops` drops of the socket happened before the source was ready.
+    /// Declares that the first `drops` drops of the socket were packets before the source was ready, and counts them at the next
+    /// call of [`read_drops`](Self::read_drops).
     pub(crate) const fn set_dropped_before(&mut self, drops: u32) {
-        self.dropped_before = drops;
+        (self.dropped_before, self.uncounted) = (drops, drops);
     }
 
     /// Reports the socket's drop counter to the window, unless it was reported less than [`DROPS_INTERVAL`] ago.
     pub(crate) fn read_drops(&mut self, window: &ReorderWindow) {
+        if self.uncounted > 0 {
+            window.count_before_start(std::mem::take(&mut self.uncounted).into());
+        }
         let now = Instant::now();
         let is_early = |read| now.saturating_duration_since(read) < DROPS_INTERVAL;
         if self.drops_read.is_some_and(is_early) {

@@ -21,6 +21,8 @@ use daq_testkit::loopback::{self, Queue};
 use daq_testkit::source::{SourceFixture, new_fixture};
 use proptest::prelude::*;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const HEADER: usize = 16;
 
@@ -564,6 +566,55 @@ fn flows_on_several_sockets_fill_one_window() {
     assert_eq!(report.expected, report.delivered + report.lost_total());
     assert!(report.delivered >= FLOWS * EACH - 100, "{report:?}");
     verify(&mut fixture);
+}
+
+/// The thread of the second socket stops first. Packets that the first socket received before this moment must not leave gaps, and
+/// no socket may receive later packets.
+#[test]
+fn sockets_of_several_threads_end_together() {
+    const EACH: u64 = 8;
+    let ports = [free_address(), free_address()];
+    let payload = 1000;
+    let listen = format!("[\"{}\", \"{}\"]", ports[0], ports[1]);
+    let text = raw_text(&listen, payload, 64, "window = 16");
+    let mut fixture = open(&text, payload * 4, 64);
+    let format = raw(payload, 64);
+    let mut senders = ports.map(|port| Sender::open(port, false, None).unwrap());
+    let mut send = |numbers: std::ops::Range<u64>| {
+        for n in numbers {
+            senders[(n % 2) as usize]
+                .send(&datagram(&format, n))
+                .unwrap();
+        }
+    };
+    let stop = AtomicBool::new(false);
+    let (first, second) = fixture.fillers.split_at_mut(1);
+    let (window, others) = fixture.windows.split_at_mut(1);
+    let ledger = &fixture.ledger;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                first[0]
+                    .fill(&mut window[0], Duration::from_micros(200))
+                    .unwrap();
+                window[0].tick(Instant::now());
+            }
+        });
+        loopback::stay();
+        send(0..EACH);
+        while ledger.expected.get() < EACH {
+            second[0].fill(&mut others[0], Duration::ZERO).unwrap();
+            others[0].tick(Instant::now());
+        }
+        send(EACH..2 * EACH);
+        second[0].finish(&mut others[0]);
+        send(2 * EACH..3 * EACH);
+        Queue::all_drained(ports[0].port(), 1);
+        stop.store(true, Ordering::Release);
+    });
+    window[0].finish();
+    let report = fixture.report();
+    assert_fields!(report => expected: 2 * EACH, delivered: 2 * EACH, rejected: 0, before_start: 0);
 }
 
 #[test]

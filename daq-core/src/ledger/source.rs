@@ -123,8 +123,8 @@ ledger! {
         control: u64 = Counter, counter "daq_source_control_packets_total" {
             meaning: "Control packets are processed and are not a loss.",
         },
-        /// Packets that arrived before the source was ready, or after the first packet of the run although they precede it;
-        /// not included in daq_source_expected_packets_total.
+        /// Packets that precede the run: they arrived before the source was ready, or after the first packet of the run with a
+        /// lower number; not included in daq_source_expected_packets_total.
         before_start: u64 = Counter, counter "daq_source_before_start_packets_total" {
             meaning: "The sender was already sending when daq started. These packets are not lost data of this run.",
             cause: "A sender that does not wait for daq.",

@@ -61,7 +61,7 @@ impl Receiver {
         // This check must follow the receive call, because the camera starts after it is stored.
         if let Some((camera, setup)) = self.link.renewed(&mut self.generation) {
             if self.camera.is_none() {
-                self.begin(window)?;
+                self.begin()?;
             }
             self.camera = Some(camera);
             self.placer.begin(window, setup);
@@ -82,12 +82,11 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Counts the packets that arrived before the camera was set up for the first time.
+    /// Begins to receive, once the socket accepts packets of the camera.
     #[cold]
-    fn begin(&mut self, window: &ReorderWindow) -> io::Result<()> {
+    fn begin(&mut self) -> io::Result<()> {
         let dropped = self.socket.socket.mem_info()?.drops;
         self.socket.set_dropped_before(dropped);
-        window.count_before_start(dropped.into());
         self.socket.socket.coalesce()
     }
 

@@ -108,6 +108,11 @@ pub(crate) fn attach(socket: BorrowedFd<'_>, allowed: &[Allowed], is_ipv4: bool)
     }
 }
 
+/// Removes the filter of `socket`, which must have one.
+pub(crate) fn detach(socket: BorrowedFd<'_>) -> io::Result<()> {
+    daq_net::set_int(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+}
+
 #[cfg(test)]
 mod tests {
     use crate::sys::socket::{Options, UdpSocket};
@@ -127,6 +132,31 @@ mod tests {
         let came = socket.wait(Duration::ZERO).unwrap();
         assert_eq!(refused, u32::from(!came), "{from:?}");
         came
+    }
+
+    #[test]
+    fn closed_socket_counts_packets_until_it_accepts_them() {
+        let sender = Sender::bind("127.0.0.1:0").unwrap();
+        let other = Sender::bind("127.0.0.2:0").unwrap();
+        for (from, accepted) in [(&[][..], 2), (&["127.0.0.1".parse().unwrap()][..], 1)] {
+            let options = Options {
+                closed: true,
+                ..Options::default()
+            };
+            let socket = UdpSocket::open("0.0.0.0:0".parse().unwrap(), &options).unwrap();
+            let to = ("127.0.0.1", socket.local().port());
+            let send = || {
+                sender.send_to(&[1], to).unwrap();
+                other.send_to(&[1], to).unwrap();
+            };
+            send();
+            assert!(!socket.wait(Duration::ZERO).unwrap());
+            assert_eq!(socket.accept_packets(from).unwrap(), 2);
+            send();
+            assert!(socket.wait(Duration::ZERO).unwrap());
+            let drops = socket.mem_info().unwrap().drops;
+            assert_eq!(drops, 4 - accepted, "{from:?}");
+        }
     }
 
     #[test]

@@ -55,8 +55,8 @@ pub struct Options {
     pub groups: Vec<IpAddr>,
     /// Senders whose packets are accepted; empty for every sender. Linux drops packets from other senders.
     pub from: Vec<Allowed>,
-    /// Drop all packets until the owner attaches a filter of senders. Packets are not coalesced until
-    /// [`UdpSocket::coalesce`] is called.
+    /// Drop all packets until `accept_packets` is called, or another filter of senders is attached. Packets are not
+    /// coalesced until [`UdpSocket::coalesce`] is called.
     pub closed: bool,
     /// Interface on which to join the groups; if `None`, the routing table selects the interface.
     pub interface: Option<Interface>,
@@ -220,6 +220,22 @@ impl UdpSocket {
             granted,
             coalesces,
         })
+    }
+
+    /// Accepts packets of the senders `allowed`, or of every sender if there are none. Returns the number of packets that the
+    /// socket has dropped before. For a socket that was opened [`closed`](Options::closed).
+    pub(crate) fn accept_packets(&self, allowed: &[Allowed]) -> io::Result<u32> {
+        if allowed.is_empty() {
+            filter::detach(self.fd.as_fd())?;
+        } else {
+            filter::attach(self.fd.as_fd(), allowed, self.local.is_ipv4())?;
+        }
+        Ok(self.mem_info()?.drops)
+    }
+
+    /// Drops the packets that arrive from now on.
+    pub(crate) fn drop_packets(&self) -> io::Result<()> {
+        filter::attach(self.fd.as_fd(), &[], self.local.is_ipv4())
     }
 
     /// Allows Linux to return several packets as one message if it supports that.

@@ -6,17 +6,20 @@
 //! non-temporal stores. (Measured: Linux needs 70 ns more for each packet that it scatters from a coalesced message,
 //! about as long as copying 4 KiB.)
 
+use super::group::SocketGroup;
 use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::{Flow, Format, Origin, Parsed, Split};
 use crate::sender::message_of;
 use crate::socket::SourceSocket;
 use crate::sys::recv::{MESSAGE_BYTES, Message, RecvBatch};
 use crate::sys::scatter::Scatter;
+use crate::sys::socket::UdpSocket;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::reorder::{PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Maximum number of messages per system call.
@@ -52,6 +55,8 @@ pub(super) struct Receiver {
     /// Whether this thread alone fills the window.
     exclusive: bool,
     is_prepared: bool,
+    /// The sockets of all threads, if there are several.
+    group: Option<Arc<SocketGroup>>,
 }
 
 /// A message, or its last part, in the bounce buffer.
@@ -111,6 +116,7 @@ impl Receiver {
             rest: Vec::with_capacity(MESSAGES),
             exclusive,
             is_prepared: false,
+            group: None,
         };
         receiver.depacketizer.use_flow(Flow {
             source: None,
@@ -118,6 +124,17 @@ impl Receiver {
         });
         receiver.prepare();
         receiver
+    }
+
+    pub(super) const fn socket(&self) -> &Arc<UdpSocket> {
+        &self.socket.socket
+    }
+
+    /// Makes this thread end together with the threads of `group`. `dropped` is the number of packets that arrived at its socket
+    /// before the group began.
+    pub(super) fn join(&mut self, group: Arc<SocketGroup>, dropped: u32) {
+        self.socket.set_dropped_before(dropped);
+        self.group = Some(group);
     }
 
     /// Prepares to receive into predicted packet slots if the packets are large enough, once the format is known.
@@ -332,6 +349,12 @@ impl Filler for Receiver {
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {
+        // The other sockets may have received packets after this thread stopped, so this socket may too.
+        if let Some(group) = self.group.take()
+            && group.end().is_ok()
+        {
+            while matches!(self.receive(window), Ok(got) if got != Got::Nothing) {}
+        }
         self.depacketizer.flush(window, false);
     }
 }

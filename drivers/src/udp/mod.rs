@@ -16,10 +16,12 @@
 //! | a packet arrives twice | `duplicates` |
 //! | a packet does not match the format, or its number is implausible | `rejected` |
 //! | a packet contains a message instead of data | `control` |
+//! | a packet precedes the run: it arrives before all sockets are open, or belongs to a frame before the first | `before_start` |
 //! | the ring has no free slot for the frame of a packet | lost, `ring_full` |
 
 mod config;
 mod filler;
+mod group;
 mod timestamps;
 
 use config::UdpConfig;
@@ -35,6 +37,7 @@ use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
+use group::SocketGroup;
 use std::net::SocketAddr;
 use timestamps::TimestampSource;
 
@@ -86,6 +89,8 @@ impl Udp {
         Options {
             reuse_port,
             coalesce: true,
+            // The sockets of several threads accept packets once all of them are open.
+            closed: self.threads() > 1,
             timestamps: self.config.timestamps.request(),
             groups: self.config.groups.clone(),
             interface: self.config.interface.as_deref().map(Interface::from),
@@ -221,7 +226,7 @@ impl SourceSpec for Udp {
         }
         let exclusive = self.threads() == 1;
         let format = self.frames.start(context);
-        let mut fillers: Vec<Box<dyn Filler>> = Vec::new();
+        let mut receivers = Vec::new();
         let mut is_logged = false;
         let mut senders = None::<SenderWatch>;
         for address in &self.config.listen.0 {
@@ -244,14 +249,25 @@ impl SourceSpec for Udp {
                 let watch = senders
                     .get_or_insert_with(|| SenderWatch::new(&context.name, local))
                     .another(local);
-                fillers.push(Box::new(Receiver::new(
+                receivers.push(Receiver::new(
                     context,
                     SourceSocket::new(socket, watch),
                     format.clone(),
                     exclusive,
-                )));
+                ));
             }
         }
-        Ok(Producers::Fillers(fillers))
+        if !exclusive {
+            SocketGroup::begin(&mut receivers, self.config.socket_keys.from()).map_err(
+                |error| {
+                    let why = format!("cannot accept packets at all sockets: {error}");
+                    SourceError::new(format!("source {}", context.name), why)
+                },
+            )?;
+        }
+        let fillers = receivers
+            .into_iter()
+            .map(|receiver| Box::new(receiver) as Box<dyn Filler>);
+        Ok(Producers::Fillers(fillers.collect()))
     }
 }
