@@ -2,12 +2,17 @@
 
 use crate::config::{Diagnostic, Problem};
 use crate::gpu::Dispatch;
+use rustix::fs::{Access, AtFlags, CWD, FsWord, accessat, statfs};
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a file or directory name in bytes.
 const MAX_NAME: usize = 255;
 /// Maximum length of a path in bytes.
 const MAX_PATH: usize = 4095;
+
+/// Types of file systems that contain no data files: procfs, sysfs and cgroup2. Source: `linux/magic.h`.
+const VIRTUAL: [FsWord; 3] = [0x9fa0, 0x6265_6572, 0x6367_7270];
 
 /// How a component uses a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +99,8 @@ impl NamedFile {
                     format!("{} is a file, not a directory", ancestor.display()),
                     "choose another `path`, or move that file away".to_owned(),
                 ),
-                _ => Ok(()),
+                Some(ancestor) => self.check_writable(ancestor),
+                None => Ok(()),
             };
         }
         if self.purpose == FileUse::Writes {
@@ -109,7 +115,10 @@ impl NamedFile {
                     format!("there is no directory {}", parent.display()),
                     format!("create it: mkdir -p {}", parent.display()),
                 ),
-                _ => Ok(()),
+                // An existing file is replaced or changed.
+                Some(_) if path.exists() => self.check_writable(&path),
+                Some(parent) => self.check_writable(parent),
+                None => Ok(()),
             };
         }
         match std::fs::metadata(&path) {
@@ -137,6 +146,42 @@ impl NamedFile {
                 ),
             },
         }
+    }
+}
+
+impl NamedFile {
+    /// Checks whether this process may write the file `path`, or create files in the directory `path`.
+    fn check_writable(&self, path: &Path) -> Result<(), Problem> {
+        let shown = path.display();
+        let is_virtual = statfs(path).is_ok_and(|found| VIRTUAL.contains(&found.f_type));
+        if is_virtual {
+            let message = format!(
+                "{shown} is a virtual file system of Linux, which cannot contain data files"
+            );
+            let help = format!("choose a `{}` on a disk", self.key);
+            return Err(Problem::at(&self.key, message).help(help));
+        }
+        let access = if path.is_dir() {
+            Access::WRITE_OK | Access::EXEC_OK
+        } else {
+            Access::WRITE_OK
+        };
+        let (message, help) = match accessat(CWD, path, access, AtFlags::EACCESS) {
+            Err(Errno::ROFS) => (
+                format!("{shown} is on a read-only file system"),
+                format!("remount it, or choose another `{}`", self.key),
+            ),
+            Err(Errno::ACCESS | Errno::PERM) => (
+                format!("cannot write to {shown}: permission denied"),
+                format!(
+                    "choose another `{}`, permit it (ls -ld {shown}), or check as the user that runs daq",
+                    self.key
+                ),
+            ),
+            // Other errors, such as those of a network file system, are not final.
+            Err(_) | Ok(()) => return Ok(()),
+        };
+        Err(Problem::at(&self.key, message).help(help))
     }
 }
 
@@ -223,6 +268,36 @@ mod tests {
         assert_eq!(output(file(&deep).check_name()), "");
         let refused = output(file(&deep).check_file(Path::new("/")));
         assert!(refused.contains("at most 3839"), "{refused}");
+    }
+
+    #[test]
+    fn directories_that_cannot_be_written_are_reported() {
+        let file = |path: &str, purpose| {
+            output(NamedFile::new("path", path, purpose).check_file(Path::new("/")))
+        };
+        for (path, purpose) in [
+            ("/proc/daq/out", FileUse::WritesInto),
+            ("/sys/out", FileUse::WritesInto),
+            ("/proc/out", FileUse::Writes),
+        ] {
+            let refused = file(path, purpose);
+            assert!(refused.contains("virtual file system"), "{path}: {refused}");
+        }
+        assert_eq!(file("/dev/null", FileUse::Writes), "");
+        let directory = tempfile::tempdir().unwrap();
+        let closed = directory.path().join("closed");
+        std::fs::create_dir(&closed).unwrap();
+        let read_only = std::os::unix::fs::PermissionsExt::from_mode(0o555);
+        std::fs::set_permissions(&closed, read_only).unwrap();
+        if rustix::process::geteuid().is_root() {
+            // root may write everywhere.
+            return;
+        }
+        let closed = closed.join("new/out").display().to_string();
+        let refused = file(&closed, FileUse::WritesInto);
+        assert!(refused.contains("closed: permission denied"), "{refused}");
+        let refused = file(&closed.replace("/new/out", "/file"), FileUse::Writes);
+        assert!(refused.contains("closed: permission denied"), "{refused}");
     }
 
     #[test]

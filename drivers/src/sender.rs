@@ -336,8 +336,9 @@ impl SenderWatch {
         drop(seen);
         tracing::warn!(
             "source {}: packets from {sender} (to {}) have numbers that arrived before, and are dropped as duplicates; \
-             {other} (to {other_local}) also sends to this source. If two modules use the same numbers, configure a \
-             separate source for each, or set `from` to accept only one module",
+             {other} (to {other_local}) also sends to this source. If both send parts of the same frames (modules, antennas), \
+             set `part` in the format, and `frame` if packets state the number of their frame. If the senders are independent, \
+             configure a separate source for each, or set `from` to accept only one",
             self.shared.source,
             self.local,
         );

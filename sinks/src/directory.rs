@@ -13,7 +13,8 @@ pub(crate) fn make_directory(dir: &Path) -> Result<(), SinkError> {
                 "a file has the name of this directory or of one of its parents; choose another `path`, or move that file away"
             }
             Some(Errno::NAMETOOLONG) => "choose a shorter `path`",
-            Some(Errno::ACCESS | Errno::PERM) => {
+            // A virtual file system such as /proc refuses new directories with ENOENT.
+            Some(Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
                 "choose a `path` to which the user running daq can write"
             }
             _ => remedy(&error),

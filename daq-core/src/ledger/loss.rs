@@ -6,6 +6,9 @@ use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Maximum number of parts that the text names.
+const MAX_PARTS: usize = 3;
+
 /// A count that is reported in addition to the loss, with an optional noun and a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Other {
@@ -33,6 +36,28 @@ pub struct Loss {
     others: Vec<Other>,
     /// Sources without data, if other sources have data.
     silent: Vec<String>,
+    /// The parts of a source that lost packets, most first.
+    parts: Vec<LossyPart>,
+}
+
+/// A part of frames that lost packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LossyPart {
+    name: String,
+    lost: u64,
+    /// Whether none of its packets arrived.
+    is_silent: bool,
+}
+
+impl fmt::Display for LossyPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "part {}: ", self.name)?;
+        if self.is_silent {
+            f.write_str("all")
+        } else {
+            self.lost.fmt(f)
+        }
+    }
 }
 
 impl Loss {
@@ -88,7 +113,19 @@ impl Loss {
 impl SourceReport {
     /// Returns the loss of this source.
     pub fn loss(&self) -> Loss {
-        Loss::of(&std::iter::once(self))
+        let lossy = self.parts.iter().filter(|(_, part)| part.lost > 0);
+        let mut parts: Vec<_> = lossy
+            .map(|(name, part)| LossyPart {
+                name: name.clone(),
+                lost: part.lost,
+                is_silent: part.delivered == 0,
+            })
+            .collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.lost));
+        Loss {
+            parts,
+            ..Loss::of(&std::iter::once(self))
+        }
     }
 }
 
@@ -169,6 +206,13 @@ impl fmt::Display for Loss {
             write!(f, "{before}{cause} {count}")?;
         }
         if !self.causes.is_empty() {
+            for (i, part) in self.parts.iter().take(MAX_PARTS).enumerate() {
+                write!(f, "{}{part}", if i == 0 { "; " } else { ", " })?;
+            }
+            match self.parts.len().saturating_sub(MAX_PARTS) {
+                0 => {}
+                others => write!(f, ", and {}", counted(others, "other part"))?,
+            }
             f.write_str(")")?;
         }
         for Other { count, noun, what } in &self.others {
@@ -196,7 +240,7 @@ impl Serialize for Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Cause, CounterFile, KernelReport, ReaderReport, SinkReport};
+    use crate::ledger::{Cause, CounterFile, KernelReport, PartReport, ReaderReport, SinkReport};
 
     fn good() -> SourceReport {
         SourceReport {
@@ -239,6 +283,33 @@ mod tests {
             assert_eq!(source.loss().to_string(), text);
             assert!(!source.loss().is_none() && !source.loss().has_no_data());
         }
+    }
+
+    #[test]
+    fn parts_with_loss_are_named() {
+        let part = |delivered, lost| PartReport {
+            expected: delivered + lost,
+            delivered,
+            lost,
+            ..PartReport::default()
+        };
+        let mut source = SourceReport {
+            lost: [("wire_gap", 12)].into(),
+            parts: [("0", part(10, 0)), ("1", part(8, 2)), ("2", part(0, 10))]
+                .map(|(name, part)| (name.to_owned(), part))
+                .into(),
+            ..good()
+        };
+        let text = "lost 12 of 10 packets (wire_gap 12; part 2: all, part 1: 2)";
+        assert_eq!(source.loss().to_string(), text);
+        for name in 3..9 {
+            source.parts.insert(name.to_string(), part(9, 1));
+        }
+        let text = source.loss().to_string();
+        assert!(
+            text.ends_with("part 1: 2, part 3: 1, and 5 other parts)"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -22,9 +22,13 @@ ledger! {
                     of the other parts.",
             remedy: "Compare daq_part_rejected_packets_total: if it grows, restart all parts together.",
         },
-        /// Missing packets of the part whose loss is not final.
+        /// Packets of the part that are missing in closed frames, and are not counted as lost yet.
         pending: u64, gauge "daq_part_pending_packets" {
-            meaning: "These packets may still be counted as `late`.",
+            meaning: "A packet that is missing when its frame is closed is pending until no late copy of it can arrive any more. \
+                      It is then lost. The value is low unless the part loses packets.",
+            cause: "A high value: the sender of this part is silent, or sends its packets later than the other parts.",
+            remedy: "Compare daq_part_delivered_packets_total with the other parts; if packets arrive, but too late, raise \
+                     `window` of the source.",
         },
         /// Packets of the part that were lost, for any cause.
         lost: u64 = Counter, counter "daq_part_lost_packets_total" {
@@ -32,9 +36,13 @@ ledger! {
             cause: "As for daq_source_lost_packets_total.",
             remedy: "If only one part loses packets, check the cable, port and power of its sender.",
         },
-        /// Packets of the part that arrived twice.
+        /// Packets of the part whose packet slot was already filled; not included in daq_part_expected_packets_total.
         duplicates: u64 = Counter, counter "daq_part_duplicate_packets_total" {
-            meaning: "The first copy was kept, this copy was dropped.",
+            meaning: "The first packet was kept, this packet was dropped.",
+            cause: "Two senders with the same number, port or address of the part, two paths through the network, or a sender \
+                    that repeats packets.",
+            remedy: "If two modules or antennas are configured with the same number, give each its own. If a second number \
+                     distinguishes senders, set `part` to a list of both.",
         },
         /// Packets of the part with implausible numbers.
         rejected: u64 = Counter, counter "daq_part_rejected_packets_total" {

@@ -104,9 +104,10 @@ ledger! {
         /// Packets whose packet slot was already filled; not included in daq_source_expected_packets_total.
         duplicates: u64 = Counter, counter "daq_source_duplicate_packets_total" {
             meaning: "The first copy was kept, this copy was dropped.",
-            cause: "Two paths through the network, a mirroring port, or a sender that repeats packets.",
-            remedy: "Harmless for the data. Remove the second path if the duplicates use too much bandwidth or CPU \
-                     time.",
+            cause: "Two paths through the network, a mirroring port, or a sender that repeats packets. Or several senders, such \
+                    as modules or antennas, whose packets have equal numbers.",
+            remedy: "Copies are harmless for the data. Remove the second path if they use too much bandwidth or CPU time. If \
+                     several senders send parts of the same frames, set `part`, and `frame` if each packet states its frame.",
         },
         /// Packets without a readable or plausible sequence number; not included in
         /// daq_source_expected_packets_total.

@@ -20,7 +20,7 @@ pub struct KeptFieldConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order of the field.
+    /// Byte order of the field; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
     /// Number of significant bits, by default all.

@@ -46,6 +46,7 @@ pub use vdif::{Vdif, VdifConfig};
 pub use vita49::{KeptValue, Vita49, Vita49Config};
 
 use daq_core::reorder::PacketId;
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -148,6 +149,28 @@ pub enum Split {
     },
 }
 
+/// Identifiers of items that a packet does not contain; at most four are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MissingItems([Option<u64>; 4]);
+
+impl MissingItems {
+    /// Adds an item, unless four are stored.
+    pub(crate) fn add(&mut self, item: u64) {
+        if let Some(free) = self.0.iter_mut().find(|item| item.is_none()) {
+            *free = Some(item);
+        }
+    }
+}
+
+impl fmt::Display for MissingItems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, item) in self.0.iter().flatten().enumerate() {
+            write!(f, "{} {item:#x}", if i == 0 { "item" } else { ", item" })?;
+        }
+        Ok(())
+    }
+}
+
 /// Reason why a packet is rejected. Rejected packets are counted separately, because their sequence numbers cannot be
 /// trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -203,6 +226,15 @@ pub enum Reject {
     MissingItem {
         /// The missing item.
         item: &'static str,
+    },
+    /// The packet does not contain the items that number its frame and its part, and no earlier packet of its heap did.
+    #[error(
+        "the packet does not contain {items}, and no packet of its heap with all items of `frame` and `part` arrived before it: \
+         check their `item`, or configure the sender to repeat item pointers in each packet (spead2: `repeat_pointers`)"
+    )]
+    UnknownHeap {
+        /// The items that the packet does not contain.
+        items: MissingItems,
     },
     /// The payload begins at an offset that is not a packet boundary of the configured sizes.
     #[error(
@@ -278,6 +310,7 @@ impl Reject {
             Self::BadMagic { .. } => "bad_magic",
             Self::Flavour { .. } => "flavour",
             Self::MissingItem { .. } => "missing_item",
+            Self::UnknownHeap { .. } => "unknown_heap",
             Self::Misplaced { .. } => "misplaced",
             Self::PayloadLength { .. } => "payload_length",
             Self::OtherStream { .. } => "other_stream",

@@ -30,14 +30,26 @@ impl OutgoingFormat for Outgoing {
         let unit = layout.unit_bytes.max(1).saturating_mul(parts as usize);
         let frame = frames.frame_bytes;
         if !frame.is_multiple_of(unit) || frame == 0 {
-            let key = format.unit_key();
-            let message = format!(
-                "frames of {} cannot be divided into packets with {} of payload",
-                ByteSize(frame as u64),
-                ByteSize(unit as u64)
-            );
-            return Err(Problem::at(format!("format.{key}"), message)
-                .help(format!("set a `{key}` that divides {frame} bytes")));
+            let (size, unit) = (ByteSize(frame as u64), ByteSize(unit as u64));
+            let packets = layout.count().saturating_mul(parts);
+            let (message, help) = if packets > 1 {
+                (
+                    format!(
+                        "frames of {size} cannot be divided into {packets} packets with {unit} of payload in total"
+                    ),
+                    format!(
+                        "set `payload` and the number of packets so that their product divides {frame} bytes"
+                    ),
+                )
+            } else {
+                (
+                    format!(
+                        "frames of {size} cannot be divided into packets with {unit} of payload"
+                    ),
+                    format!("set a `payload` that divides {frame} bytes"),
+                )
+            };
+            return Err(Problem::at("format.payload", message).help(help));
         }
         let packets_per_part = layout.count();
         let parts = u32::try_from(frame / layout.unit_bytes.max(1)).unwrap_or(u32::MAX);
@@ -221,6 +233,14 @@ mod tests {
         let problem = |format: &Outgoing, bytes| format.builder(&frames(bytes)).err().unwrap();
         let found = problem(&raw("payload = 1000"), 1500);
         assert_eq!(found.key.as_deref(), Some("format.payload"));
+        let numbered = "payload = 1000\npackets = 3\nframe = { offset = 0, bytes = 8 }\npacket = { offset = 8, bytes = 4 }";
+        let found = problem(&raw(numbered), 4000);
+        assert_eq!(found.key.as_deref(), Some("format.payload"));
+        assert!(
+            found.message.contains("3 packets with 3 kB"),
+            "{}",
+            found.message
+        );
         let kept = raw("payload = 1000\nkeep = [{ offset = 8, bytes = 4, name = \"bunch\" }]");
         let found = problem(&kept, 1000);
         assert_eq!(found.key.as_deref(), Some("format.keep"));

@@ -36,7 +36,7 @@ pub struct PartConfig {
     pub offset: Option<usize>,
     /// Size of the number in bytes, 1 to 8.
     pub bytes: Option<usize>,
-    /// Byte order of the number.
+    /// Byte order of the number; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
     /// Number of significant bits, by default all.
@@ -387,6 +387,16 @@ impl Parts {
     pub(super) fn has_numbers(&self) -> bool {
         let mut sources = self.dimensions.iter().map(|dimension| &dimension.source);
         sources.any(|source| matches!(source, Source::Number(_)))
+    }
+
+    /// Returns the identifiers of the items that distinguish parts.
+    pub(super) fn items(&self) -> impl Iterator<Item = u64> {
+        self.dimensions
+            .iter()
+            .filter_map(|dimension| match dimension.source {
+                Source::Number(Position::Item(item)) => Some(item),
+                Source::Number(Position::Field(_)) | Source::Flow(..) => None,
+            })
     }
 
     /// Returns `flow` with only the addresses that distinguish parts.

@@ -171,6 +171,31 @@ impl Raw {
         }
     }
 
+    /// Returns a note about numbers in big-endian byte order, which is the default.
+    fn order_note(&self) -> Option<String> {
+        let place = self.frames.as_ref().map(|frames| &frames.place);
+        let second = match place {
+            Some(Place::Number { field, .. }) => Some(("packet", field)),
+            Some(Place::Offset { field, .. }) => Some(("position", field)),
+            Some(Place::Only | Place::Remainder) | None => None,
+        };
+        let first = match place {
+            None | Some(Place::Remainder) => "sequence",
+            Some(_) => "frame",
+        };
+        let numbers = [Some((first, &self.sequence)), second];
+        let is_big = |field: &Field| field.bytes > 1 && field.endian == Endian::Big;
+        let big = numbers.iter().flatten().filter(|(_, field)| is_big(field));
+        let keys: Vec<_> = big.map(|(key, _)| format!("`{key}`")).collect();
+        let verb = if keys.len() > 1 { "are" } else { "is" };
+        (!keys.is_empty()).then(|| {
+            format!(
+                "{} {verb} read in big-endian byte order, which is the default of `endian`",
+                keys.join(" and ")
+            )
+        })
+    }
+
     /// Returns the size of a whole packet in bytes.
     const fn len(&self) -> usize {
         self.header + self.payload + self.trailer
@@ -369,6 +394,10 @@ impl PacketFormat for Raw {
 
     fn read_kept(&self, packet: &[u8]) -> KeptFields {
         self.keep.read(|field| field.read(packet))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.order_note().into_iter().collect()
     }
 
     /// Header bytes that belong to no field are zero.

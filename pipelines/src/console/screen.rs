@@ -35,12 +35,36 @@ impl Screen {
         }
         // A block that fills the whole screen would scroll and could not be erased.
         for line in self.block.iter().take(rows.saturating_sub(1)) {
-            let shown: String = line.chars().take(columns.saturating_sub(1)).collect();
+            let shown = fitted(line, columns.saturating_sub(1));
             self.drawn.push(shown.chars().count());
             text.extend_from_slice(shown.as_bytes());
             text.push(b'\n');
         }
         text
+    }
+}
+
+/// Returns `line`, shortened to `columns` characters. A shorter line ends after a whole column of the table or, if that is not
+/// possible, after a whole word, so that no number loses digits.
+fn fitted(line: &str, columns: usize) -> String {
+    let all: Vec<char> = line.chars().collect();
+    if all.len() <= columns {
+        return line.to_owned();
+    }
+    // Leave room for the ellipsis.
+    let room = columns.saturating_sub(2);
+    let is_end = |i: &usize| all[*i] == ' ';
+    let is_column = |i: &usize| {
+        is_end(i) && (all[i + 1] == ' ' || i.checked_sub(1).is_some_and(|i| all[i] == ','))
+    };
+    // The name of the component is at the start of the line.
+    let column = (room / 2..=room).rev().find(is_column);
+    match column.or_else(|| (1..=room).rev().find(is_end)) {
+        Some(end) => {
+            let text: String = all[..end].iter().collect();
+            format!("{} …", text.trim_end_matches([' ', ',']))
+        }
+        None => all[..columns].iter().collect(),
     }
 }
 
@@ -79,6 +103,24 @@ mod tests {
         let mut screen = Screen::default();
         let block = Some(&["·123456789", "b", "c"][..]);
         assert_eq!(compose(&mut screen, "", block, (6, 3)), "·1234\nb\n");
+    }
+
+    #[test]
+    fn line_ends_before_a_number_that_does_not_fit() {
+        let line = "source adc   1.5 Gbit/s  187500 packets/s  lost 12 of 345678 packets, epochs 2";
+        assert_eq!(fitted(line, 100), line);
+        assert_eq!(
+            fitted(line, 72),
+            "source adc   1.5 Gbit/s  187500 packets/s  lost 12 of 345678 packets …"
+        );
+        assert_eq!(
+            fitted(line, 60),
+            "source adc   1.5 Gbit/s  187500 packets/s …"
+        );
+        assert_eq!(fitted(line, 30), "source adc   1.5 Gbit/s …");
+        assert_eq!(fitted("one two three", 9), "one two …");
+        assert_eq!(fitted("123456789", 4), "1234");
+        assert_eq!(fitted("ab", 0), "");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The lines of the live block.
 
-use super::{above_zero, mean_size, percent, shown_rate};
+use super::{above_zero, mean_size, percent, scaled, shown_rate};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
@@ -10,7 +10,7 @@ use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
 
 /// Width of a ring's bar in characters.
-const BAR_WIDTH: u64 = 20;
+const BAR_WIDTH: u64 = 10;
 
 /// Returns the lines of the live block. Rates are those since the report `before`, which was made `passed` earlier.
 pub fn block(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
@@ -65,7 +65,8 @@ fn source(source: &SourceReport, old: Option<&SourceReport>, seconds: f64) -> St
         _ => String::new(),
     };
     let (unit, loss) = (source.unit(), source.loss());
-    format!("{bits:>14}  {packets:>9.0} {unit}/s  {loss}{epochs}")
+    let packets = scaled(packets);
+    format!("{bits:>11}  {packets:>5} {unit}/s  {loss}{epochs}")
 }
 
 fn ring(ring: &RingReport, waiting: u64) -> String {
@@ -85,7 +86,7 @@ fn copy(copy: &CopyReport, old: Option<&CopyReport>, seconds: f64) -> String {
     let bytes = copy.bytes.saturating_sub(old.map_or(0, |old| old.bytes));
     let copies = copy.copies.saturating_sub(old.map_or(0, |old| old.copies));
     format!(
-        "{:>14}  {:>9} frames  {:>8} per copy  {} in flight{}",
+        "{:>11}  {:>7} frames  {:>8} per copy  {} in flight{}",
         shown_rate(bytes as f64 * 8.0 / seconds),
         copy.frames,
         mean_size(bytes, copies),

@@ -62,11 +62,23 @@ pub fn status_line(now: &Report, before: &Report) -> String {
 
 /// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
 pub(crate) fn shown_rate(bits: f64) -> String {
-    let units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
-    let (mut scaled, mut unit) = (bits.max(0.0), 0);
-    while scaled >= 999.5 && unit + 1 < units.len() {
+    let (number, prefix) = significant(bits);
+    format!("{number} {prefix}bit/s")
+}
+
+/// Formats a number with three significant digits and a letter for its factor, such as `12.3k`.
+fn scaled(number: f64) -> String {
+    let (number, prefix) = significant(number);
+    format!("{number}{prefix}")
+}
+
+/// Returns a number with three significant digits, and the prefix of its unit.
+fn significant(number: f64) -> (String, &'static str) {
+    let prefixes = ["", "k", "M", "G", "T"];
+    let (mut scaled, mut prefix) = (number.max(0.0), 0);
+    while scaled >= 999.5 && prefix + 1 < prefixes.len() {
         scaled /= 1000.0;
-        unit += 1;
+        prefix += 1;
     }
     let text = match scaled {
         99.95.. => format!("{scaled:.0}"),
@@ -78,7 +90,7 @@ pub(crate) fn shown_rate(bits: f64) -> String {
     } else {
         &text
     };
-    format!("{text} {}", units[unit])
+    (text.to_owned(), prefixes[prefix])
 }
 
 #[cfg(test)]

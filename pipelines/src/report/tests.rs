@@ -157,7 +157,7 @@ fn ledger_shows_every_counter() {
     assert_eq!(
         ledger(&sample_report()).lines().collect::<Vec<_>>(),
         [
-            "source adc: lost 40 of 1000 frames (late 3, wire_gap 37), 5 duplicates, 6 rejected, 8 skipped, 9 frames \
+            "source adc: lost 40 of 1000 frames (late 3, wire_gap 37; part 50001: 10), 5 duplicates, 6 rejected, 8 skipped, 9 frames \
              incomplete; expected 1000, delivered 900, pending 60, lost to late 3, lost to wire_gap 37, duplicates 5, \
              rejected 6, control packets 7, before start 14, skipped 8, epochs 2, path verified, \
              fault descriptor: magic 12, fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",

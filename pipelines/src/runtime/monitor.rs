@@ -88,6 +88,19 @@ struct Source {
     rejected: u64,
     rejecting: Option<Instant>,
     is_rejection_logged: bool,
+    /// Number of control packets when `expected` last increased.
+    control: u64,
+    /// The parts of frames, if there are several.
+    parts: BTreeMap<String, Part>,
+}
+
+/// State of a part of frames between two checks.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    delivered: u64,
+    /// Time at which `delivered` last increased, or at which packets of other parts arrived first.
+    moved: Instant,
+    is_silent: bool,
 }
 
 /// Result of a check of a source.
@@ -109,6 +122,8 @@ impl Source {
             rejected: 0,
             rejecting: None,
             is_rejection_logged: false,
+            control: 0,
+            parts: BTreeMap::new(),
         }
     }
 
@@ -118,6 +133,7 @@ impl Source {
         if report.expected != self.expected {
             (self.expected, self.moved) = (report.expected, now);
             (self.rejected, self.rejecting) = (report.rejected, None);
+            self.control = report.control;
             self.is_rejection_logged = false;
             return if is_silent {
                 Change::Resumed(quiet)
@@ -128,6 +144,81 @@ impl Source {
         match self.watched.silent_after {
             Some(limit) if quiet >= limit && !is_silent => Change::Silent(quiet),
             _ => Change::None,
+        }
+    }
+
+    /// Returns the parts that have become silent while packets of other parts arrive, and those that have ended a silence.
+    fn observe_parts(&mut self, report: &SourceReport, now: Instant) -> Vec<(String, Change)> {
+        let Some(limit) = self.watched.silent_after else {
+            return Vec::new();
+        };
+        // While the whole source is silent, no part differs from the others.
+        let is_active = now.saturating_duration_since(self.moved) < limit;
+        let mut changes = Vec::new();
+        for (name, counts) in &report.parts {
+            let part = self.parts.entry(name.clone()).or_insert(Part {
+                delivered: counts.delivered,
+                moved: now,
+                is_silent: false,
+            });
+            let quiet = now.saturating_duration_since(part.moved);
+            let has_moved = counts.delivered != part.delivered;
+            if has_moved || report.expected == 0 {
+                (part.delivered, part.moved) = (counts.delivered, now);
+            }
+            if has_moved && std::mem::take(&mut part.is_silent) {
+                changes.push((name.clone(), Change::Resumed(quiet)));
+            } else if !has_moved && !part.is_silent && is_active && quiet >= limit {
+                part.is_silent = true;
+                changes.push((name.clone(), Change::Silent(quiet)));
+            }
+        }
+        changes
+    }
+
+    fn log_part(&self, part: &str, change: Change) {
+        let name = &self.watched.name;
+        match change {
+            Change::None => {}
+            Change::Silent(quiet) => tracing::warn!(
+                "source {name}: part {part} is silent: none of its packets were delivered for {:.0} s, but packets of other parts \
+                 arrive; check the sender of this part, its address, port and number",
+                quiet.as_secs_f64()
+            ),
+            Change::Resumed(quiet) => tracing::warn!(
+                "source {name}: packets of part {part} arrive again after {:.0} s of silence",
+                quiet.as_secs_f64()
+            ),
+        }
+    }
+
+    /// Returns why the source has no data, and what to check.
+    fn why_silent(&self, counts: &SourceReport) -> String {
+        let control = counts.control.saturating_sub(self.control);
+        if counts.rejected > self.rejected {
+            format!(
+                "packets arrive, but are rejected{}",
+                self.why_rejected(counts.rejected)
+            )
+        } else if control > 0 {
+            format!(
+                "packets arrive, but none contains data ({}): they are messages or descriptors, or do not meet the conditions of \
+                 the format",
+                counted(control, "control packet")
+            )
+        } else {
+            (self.watched.hint)()
+        }
+    }
+
+    /// Returns the most frequent reason of `total` rejected packets.
+    fn why_rejected(&self, total: u64) -> String {
+        match self.watched.rejections.most_frequent(total) {
+            Some((count, reason)) => format!(
+                "; most frequent reason ({}): {reason}",
+                counted(count, "packet")
+            ),
+            None => "; the first rejection message of this source names the reason".to_owned(),
         }
     }
 
@@ -154,13 +245,7 @@ impl Source {
 
     fn log_rejections(&self, rejected: u64, total: u64) {
         let name = &self.watched.name;
-        let why = match self.watched.rejections.most_frequent(total) {
-            Some((count, reason)) => format!(
-                "; most frequent reason ({}): {reason}",
-                counted(count, "packet")
-            ),
-            None => "; the first rejection message of this source names the reason".to_owned(),
-        };
+        let why = self.why_rejected(total);
         tracing::warn!(
             "source {name}: all arriving packets are rejected ({} so far){why}",
             counted(rejected, "packet")
@@ -265,7 +350,7 @@ fn observe(
                 tracing::warn!(
                     "source {name}: no data packet for {:.0} s{also}; {}",
                     quiet.as_secs_f64(),
-                    (source.watched.hint)()
+                    source.why_silent(counts)
                 );
             }
             Change::Resumed(quiet) => {
@@ -276,6 +361,9 @@ fn observe(
                 );
             }
         }
+        for (part, change) in source.observe_parts(counts, now) {
+            source.log_part(&part, change);
+        }
         if let Some(rejected) = source.rejects_everything(counts, now) {
             source.log_rejections(rejected, counts.rejected);
         }
@@ -285,6 +373,7 @@ fn observe(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::ledger::PartReport;
 
     fn source(silent_after: Option<u64>, start: Instant) -> Source {
         let watched = MonitoredSource {
@@ -327,6 +416,59 @@ mod tests {
             indifferent.observe(&report(0, 0), false, at(1000)),
             Change::None
         );
+    }
+
+    #[test]
+    fn silent_part_is_detected_once_while_others_arrive() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut source = source(Some(10), start);
+        let mut observe = |delivered: [u64; 2], second| {
+            let part = |delivered| PartReport {
+                delivered,
+                ..PartReport::default()
+            };
+            let report = SourceReport {
+                parts: [("a", part(delivered[0])), ("b", part(delivered[1]))]
+                    .map(|(name, part)| (name.to_owned(), part))
+                    .into(),
+                ..report(delivered.iter().sum(), 0)
+            };
+            source.observe(&report, false, at(second));
+            source.observe_parts(&report, at(second))
+        };
+        assert_eq!(observe([0, 0], 20), [], "no packet has arrived");
+        assert_eq!(observe([1, 0], 21), []);
+        assert_eq!(
+            observe([2, 0], 30),
+            [("b".to_owned(), Change::Silent(Duration::from_secs(10)))]
+        );
+        assert_eq!(observe([3, 0], 31), []);
+        assert_eq!(
+            observe([3, 5], 33),
+            [("b".to_owned(), Change::Resumed(Duration::from_secs(13)))]
+        );
+        assert_eq!(observe([3, 5], 60), [], "the whole source is silent");
+    }
+
+    #[test]
+    fn silence_is_explained_by_what_arrives() {
+        let source = source(Some(10), Instant::now());
+        assert_eq!(source.why_silent(&report(0, 0)), "");
+        source
+            .watched
+            .rejections
+            .count("length", 3, "set `payload = 7`");
+        let why = source.why_silent(&report(0, 3));
+        assert!(
+            why.contains("(3 packets): length: set `payload = 7`"),
+            "{why}"
+        );
+        let control = SourceReport {
+            control: 2,
+            ..report(0, 0)
+        };
+        assert!(source.why_silent(&control).contains("2 control packets"));
     }
 
     #[test]

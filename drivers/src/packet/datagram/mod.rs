@@ -405,8 +405,8 @@ impl Depacketizer {
     #[cold]
     fn log_placement(&self, id: PacketId) {
         let message = format_args!(
-            "the number {} is far from the numbers of the previous packets; check the position of the number in the \
-             format, and whether two senders share the port",
+            "the number {} is far from the numbers of the previous packets, or not a multiple of `step` away; check the \
+             position, the byte order and the step of the number in the format, and whether two senders share the port",
             id.unit
         );
         // The window counts the packets when they are finally rejected.

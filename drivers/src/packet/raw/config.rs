@@ -21,7 +21,7 @@ pub struct NumberConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order of the field.
+    /// Byte order of the field; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
     /// Increment of the number from one packet or frame to the next. For `position`: the unit in bytes.

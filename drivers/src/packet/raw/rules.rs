@@ -14,7 +14,7 @@ pub struct MatchConfig {
     pub offset: Option<usize>,
     /// Size of the number in bytes, 1 to 8.
     pub bytes: Option<usize>,
-    /// Byte order of the number.
+    /// Byte order of the number; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
     /// Number of significant bits, by default all.

@@ -71,6 +71,34 @@ proptest! {
 }
 
 #[test]
+fn big_endian_numbers_are_noted() {
+    let notes = |keys: &str| {
+        let config: RawConfig =
+            toml::from_str(&format!("header = 16\npayload = 8\n{keys}")).unwrap();
+        let Format::Raw(raw) = config.build().unwrap() else {
+            panic!("{keys}");
+        };
+        raw.notes().concat()
+    };
+    let note =
+        notes("packets = 2\nframe = { offset = 0, bytes = 8 }\npacket = { offset = 8, bytes = 4 }");
+    assert!(
+        note.starts_with("`frame` and `packet` are read in big-endian"),
+        "{note}"
+    );
+    let note = notes("sequence = { offset = 0, bytes = 8 }");
+    assert!(
+        note.starts_with("`sequence` is read in big-endian"),
+        "{note}"
+    );
+    assert_eq!(notes("sequence = { offset = 0, bytes = 1 }"), "");
+    assert_eq!(
+        notes("sequence = { offset = 0, bytes = 8, endian = \"little\" }"),
+        ""
+    );
+}
+
+#[test]
 fn field_write_keeps_adjacent_bits() {
     let field = Field::new(1, 2, Endian::Big, 4, 8);
     let mut header = [0xff; 4];

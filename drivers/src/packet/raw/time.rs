@@ -15,7 +15,7 @@ pub struct TimestampConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order of the field.
+    /// Byte order of the field; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
     /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
@@ -40,7 +40,7 @@ pub struct SecondsConfig {
     pub offset: usize,
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
-    /// Byte order of the field.
+    /// Byte order of the field; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
 }

@@ -30,6 +30,7 @@ use super::{
 };
 use daq_core::config::Problem;
 use daq_core::frame::KeptFields;
+use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::Geometry;
 use daq_core::units::counted;
@@ -325,7 +326,11 @@ impl Spead {
         if sub == 0
             && let Some(check) = &mut self.step_check
         {
-            check.see(counter);
+            let is_counted = self
+                .numbers
+                .as_ref()
+                .is_none_or(|numbers| numbers.frame.is_none());
+            check.see(if is_counted { counter } else { unit });
         }
         *(if sub == 0 {
             &mut self.first_header
@@ -614,6 +619,19 @@ impl PacketFormat for Spead {
             },
             from: "the first heaps",
         })
+    }
+
+    fn start(&mut self, name: &str, _: &Counts) {
+        let item = self.numbers.as_ref().and_then(|numbers| numbers.frame);
+        self.step_check = item.map(|item| {
+            Box::new(StepCheck::of_item(
+                name,
+                item,
+                self.step,
+                self.address_bits,
+                None,
+            ))
+        });
     }
 
     fn start_detection(&self, geometry: &Geometry, threads: usize) -> Option<Format> {

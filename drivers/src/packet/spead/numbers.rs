@@ -9,7 +9,7 @@
 use super::items::{Item, find_item};
 use crate::packet::Origin;
 use crate::packet::parts::{MAX_PARTS, Parts, Position, UNKNOWN_FLOW};
-use crate::packet::{Flow, Reject};
+use crate::packet::{Flow, MissingItems, Reject};
 use std::net::{IpAddr, SocketAddr};
 
 /// Number of heaps for each part whose numbers are stored, and minimum number of heaps for each flow. The numbers of a heap are
@@ -130,8 +130,20 @@ impl HeapNumbers {
         match known.map(|known| ways[known]) {
             Some(recent) if recent.part == AMBIGUOUS => Err(AMBIGUOUS_HEAP),
             Some(recent) => Ok((recent.frame, recent.part)),
-            None => Err(UNKNOWN_HEAP),
+            None => Err(self.unknown_heap(items, address_bits)),
         }
+    }
+
+    /// Returns the reason to reject a packet with the item pointers `items`, of whose heap no numbers are stored.
+    #[cold]
+    fn unknown_heap(&self, items: &[u8], address_bits: u32) -> Reject {
+        let mut missing = MissingItems::default();
+        for id in self.frame.into_iter().chain(self.parts.items()) {
+            if find_item(items, address_bits, id).is_none() {
+                missing.add(id);
+            }
+        }
+        Reject::UnknownHeap { items: missing }
     }
 
     /// Returns the heap counter of `part` of `frame` for a sender whose frame numbers grow by `step`. Unless the counter is the
@@ -191,10 +203,4 @@ const AMBIGUOUS_HEAP: Reject = Reject::Other {
     name: "ambiguous_heap",
     message: "heaps of several parts come from the same address with the same heap counter, and the packet does not contain the items that `part` names: \
               configure the sender to use different counters, or to repeat item pointers in each packet (spead2: `repeat_pointers`)",
-};
-
-const UNKNOWN_HEAP: Reject = Reject::Other {
-    name: "unknown_heap",
-    message: "the packet does not contain the items that `frame` and `part` name, and the first packet of its heap did not arrive before it: \
-              check their `item`, or configure the sender to repeat item pointers in each packet (spead2: `repeat_pointers`)",
 };

@@ -1,4 +1,4 @@
-//! Detects the step of heap counters by majority vote, and checks it afterwards.
+//! Detects the step of heap counters by majority vote, and checks it afterwards. Checks the step of frame numbers in items.
 
 use super::Numbering;
 use std::sync::Arc;
@@ -9,6 +9,9 @@ pub(super) const MAX_COUNTERS: usize = 16;
 /// counters if there are fewer).
 const SUFFICIENT_COUNTERS: usize = 8;
 const MIN_VOTES: usize = 4;
+
+/// Maximum number of threads or streams over which a sender distributes frames in turn.
+const MAX_STREAMS: u64 = 64;
 
 /// Distinct heap counters in order of arrival.
 #[derive(Clone, Debug)]
@@ -95,9 +98,10 @@ pub(super) struct StepCheck {
     name: Arc<str>,
     step: u64,
     address_bits: u32,
-    /// Whether this thread receives every heap. Otherwise it sees only some of them, so multiples of the step are
-    /// normal.
-    sees_all: bool,
+    /// The maximum multiple of the step that is normal, because this thread may receive only every n-th heap or frame.
+    max_multiple: u64,
+    /// The item that contains the numbers; `None` for heap counters.
+    item: Option<u64>,
     last: Option<u64>,
     counters: Counters,
     is_logged: bool,
@@ -109,17 +113,37 @@ impl StepCheck {
             name: name.into(),
             step,
             address_bits,
-            sees_all: threads <= 1,
+            max_multiple: if threads <= 1 { 1 } else { u64::MAX },
+            item: None,
             last: None,
             counters: Counters::default(),
             is_logged: false,
         }
     }
 
-    /// Checks the counter of a heap that begins.
+    /// Creates the check of frame numbers in `item`, whose step is configured. `threads` is `None` if their number is unknown.
+    pub(super) fn of_item(
+        name: &str,
+        item: u64,
+        step: u64,
+        address_bits: u32,
+        threads: Option<usize>,
+    ) -> Self {
+        let is_alone = threads.is_some_and(|threads| threads <= 1);
+        Self {
+            item: Some(item),
+            max_multiple: if is_alone { 1 } else { MAX_STREAMS },
+            ..Self::new(name, step, address_bits, 1)
+        }
+    }
+
+    /// Checks the counter of a heap that begins, or the number of its frame. Heaps of several parts have the same number.
     #[inline]
     pub(super) fn see(&mut self, counter: u64) {
         let last = self.last.replace(counter);
+        if self.item.is_some() && last == Some(counter) {
+            return;
+        }
         if last.is_some_and(|last| last.wrapping_add(self.step) == counter) {
             self.counters.clear();
         } else if !self.is_logged {
@@ -138,6 +162,14 @@ impl StepCheck {
         if let Some(step) = self.contradiction() {
             self.is_logged = true;
             let (name, detected) = (&self.name, self.step);
+            if let Some(item) = self.item {
+                tracing::warn!(
+                    "source {name}: the value of item {item:#x} grows by {step} from frame to frame, but `step` is {detected}, so \
+                     frames are wrongly counted as lost or rejected: set `frame = {{ item = {item:#x}, step = {step} }}` in \
+                     [source.{name}.format]"
+                );
+                return;
+            }
             tracing::warn!(
                 "source {name}: heap counters grow by {step}, but a step of {detected} was detected from the first heaps, so frames \
                  are wrongly counted as lost or rejected: set `heap_step = {step}` in [source.{name}.format] and restart"
@@ -149,7 +181,7 @@ impl StepCheck {
     /// Returns the step that the counters show, if it contradicts the detected step.
     fn contradiction(&self) -> Option<u64> {
         let step = self.counters.vote(self.address_bits).step;
-        let is_explained = step == self.step || step.is_multiple_of(self.step) && !self.sees_all;
+        let is_explained = step.is_multiple_of(self.step) && step / self.step <= self.max_multiple;
         (step > 0 && !is_explained).then_some(step)
     }
 }
@@ -198,6 +230,31 @@ mod tests {
             check.see(counter);
         }
         check.is_logged
+    }
+
+    #[test]
+    fn wrong_step_of_frames_is_logged() {
+        let is_logged = |step, numbers: &mut dyn Iterator<Item = u64>| {
+            let mut check = StepCheck::of_item("array", 0x1600, step, 48, None);
+            numbers.for_each(|number| check.see(number));
+            check.is_logged
+        };
+        // Each number is that of four heaps.
+        let frames = |step| (0..200_u64).map(move |n| 77 + n / 4 * step);
+        assert!(is_logged(1, &mut frames(4096)));
+        assert!(is_logged(4096, &mut frames(2048)));
+        assert!(is_logged(3000, &mut frames(4096)));
+        assert!(!is_logged(4096, &mut frames(4096)));
+        // Heaps of two frames arrive at the same time.
+        assert!(!is_logged(
+            4096,
+            &mut (0..200).map(|n| (n / 8 + n % 2) * 4096)
+        ));
+        // Every 8th frame is in this stream.
+        assert!(!is_logged(4096, &mut frames(8 * 4096)));
+        let mut alone = StepCheck::of_item("array", 0x1600, 2048, 48, Some(1));
+        frames(4096).for_each(|number| alone.see(number));
+        assert!(alone.is_logged);
     }
 
     #[test]

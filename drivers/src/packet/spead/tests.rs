@@ -125,6 +125,30 @@ fn items_of_the_first_packet_place_the_whole_heap() {
 }
 
 #[test]
+fn rejected_packet_names_the_items_that_are_missing() {
+    let mut format = configured(
+        "heap = 16\npacket = 8\nframe = { item = 0x1600, step = 10 }\npart = [{ item = 0x4101, count = 4 }, { item = 0x4103, count = 2 }]",
+    )
+    .unwrap();
+    let mut why = |items: &[(u64, u64)]| {
+        format
+            .parse(&packet(500, 0, items))
+            .unwrap_err()
+            .to_string()
+    };
+    let none = why(&[]);
+    assert!(
+        none.contains("contain item 0x1600, item 0x4101, item 0x4103, and"),
+        "{none}"
+    );
+    let one = why(&[(0x1600, 20), (0x4103, 1)]);
+    assert!(
+        one.contains("does not contain item 0x4101, and no packet"),
+        "{one}"
+    );
+}
+
+#[test]
 fn equal_counters_of_different_ports_are_different_heaps() {
     let mut format = configured(
         "heap = 16\npacket = 8\nframe = { item = 0x1600 }\npart = { from = \"port\", values = [1, 2] }",

@@ -245,6 +245,10 @@ fn keys(text: &mut String, path: &str, schema: &Value, definitions: &Map<String,
         if inner {
             keys(text, &format!("{path}{name}."), target, definitions);
         }
+        let element = target.get("items").map(|items| follow(items, definitions));
+        if let Some(element) = element.filter(|element| element.get("properties").is_some()) {
+            keys(text, &format!("{path}{name}."), element, definitions);
+        }
     }
 }
 

@@ -176,6 +176,8 @@ struct Heap {
     /// Number of payload bytes that have arrived.
     received: u64,
     extent: Option<Extent>,
+    /// Size in bytes of the samples, if it is not the configured one.
+    other_size: Option<u64>,
     has_descriptors: bool,
     is_control: bool,
     /// Number of payload bytes in the first packet.
@@ -254,7 +256,24 @@ impl Detector {
             step,
             ..
         } = *self.detected.get()?;
-        let is_step_detected = self.given.step.is_none();
+        let frame = self
+            .spead
+            .numbers
+            .as_ref()
+            .and_then(|numbers| numbers.frame);
+        let step_check = match frame {
+            Some(item) => Some(StepCheck::of_item(
+                name,
+                item,
+                step,
+                address_bits,
+                Some(self.threads),
+            )),
+            None if self.given.step.is_none() => {
+                Some(StepCheck::new(name, step, address_bits, self.threads))
+            }
+            None => None,
+        };
         Some(Spead {
             timestamp: self.spead.timestamp,
             scale: self.spead.scale,
@@ -263,8 +282,7 @@ impl Detector {
             numbers: self.spead.numbers.clone(),
             regular,
             described,
-            step_check: is_step_detected
-                .then(|| Box::new(StepCheck::new(name, step, address_bits, self.threads))),
+            step_check: step_check.map(Box::new),
             ..Spead::new(address_bits, layout, step)
         })
     }
@@ -286,9 +304,14 @@ impl Detector {
                 let _ = self.detected.set(detected);
                 Progress::Detected
             }
-            Ok(None) if force && state.lacks_samples(&self.spead) => {
-                state.refusal = Some(state.why_no_samples(&self.spead));
-                Progress::Refused
+            Ok(None) if force && state.lacks_frames() => {
+                let why = state.why_other_size(self);
+                state.refusal = why.or_else(|| state.why_no_samples(&self.spead));
+                if state.refusal.is_some() {
+                    Progress::Refused
+                } else {
+                    Progress::Detecting
+                }
             }
             Ok(None) => Progress::Detecting,
             Err(why) => {
@@ -415,38 +438,53 @@ impl State {
         }
     }
 
-    /// Returns whether heaps arrived, but none that shows where the samples are.
-    fn lacks_samples(&self, spead: &Spead) -> bool {
-        (spead.samples.is_some() || spead.is_sized)
-            && !self.heaps.is_empty()
-            && self.heaps.iter().all(|heap| heap.extent.is_none())
+    /// Returns whether heaps arrived, but none that shows where the samples are, or none with samples of the configured size.
+    fn lacks_frames(&self) -> bool {
+        !self.heaps.is_empty() && self.heaps.iter().all(|heap| heap.extent.is_none())
     }
 
-    fn why_no_samples(&self, spead: &Spead) -> String {
-        let wanted = spead
-            .samples
-            .as_ref()
-            .map_or_else(String::new, SampleItem::to_string);
+    /// Returns why `heap` is not the size of the samples; `None` if no samples of another size arrived.
+    fn why_other_size(&self, detector: &Detector) -> Option<String> {
+        let heap = detector.given.heap?;
+        let data = self.heaps.iter().filter(|heap| !heap.is_control);
+        let got = most_frequent(&data.filter_map(|heap| heap.other_size))?;
+        let what = match &detector.spead.samples {
+            Some(item) => format!("the item {item} of a heap has"),
+            None => "a heap has".to_owned(),
+        };
+        Some(format!(
+            "{what} {got} bytes, but `heap` is {heap}: set `heap = {got}`, or correct `samples`"
+        ))
+    }
+
+    /// Returns why no heap shows where the samples are; `None` if no item and no variable size is configured.
+    fn why_no_samples(&self, spead: &Spead) -> Option<String> {
+        if spead.is_sized {
+            return Some(
+                "no heap of several packets arrived, so the size of packets is unknown: set `packet`, and `first` if the first \
+                 packet of a heap has less payload".to_owned()
+            );
+        }
+        let samples = spead.samples.as_ref()?;
+        let wanted = samples.to_string();
         let names: Vec<_> = self
             .names
             .iter()
             .map(|(name, id)| format!("{name:?} ({id:#x})"))
             .collect();
-        match &spead.samples {
-            _ if spead.is_sized => {
-                "no heap of several packets arrived, so the size of packets is unknown: set `packet`, and `first` if the first \
-                 packet of a heap has less payload".to_owned()
-            }
-            Some(SampleItem::Name(_)) if names.is_empty() => format!(
+        Some(match samples {
+            SampleItem::Name(_) if names.is_empty() => format!(
                 "no descriptor of the item {wanted} arrived: configure the sender to repeat descriptors, or set `samples` to the \
                  identifier of the item"
             ),
-            Some(SampleItem::Name(_)) => format!(
+            SampleItem::Name(_) => format!(
                 "no heap has the item {wanted}: the descriptors name {}. Correct `samples`",
                 names.join(", ")
             ),
-            _ => format!("no heap has the item {wanted} in its payload: correct `samples`"),
-        }
+            SampleItem::Id(_) => {
+                format!("no heap has the item {wanted} in its payload: correct `samples`")
+            }
+        })
     }
 
     /// Returns the values that the heaps so far show, or `None` if there are not enough heaps.
@@ -587,6 +625,7 @@ impl Heap {
             length,
             received: 0,
             extent: None,
+            other_size: None,
             has_descriptors: false,
             is_control: false,
             first: None,
@@ -640,8 +679,12 @@ impl Heap {
                 start,
                 end: end(start),
             });
-            self.extent =
-                extent.filter(|extent| wanted.is_none_or(|wanted| extent.len() == wanted as u64));
+            let is_wanted =
+                |extent: &Extent| wanted.is_none_or(|wanted| extent.len() == wanted as u64);
+            self.extent = extent.filter(is_wanted);
+            self.other_size = extent
+                .filter(|extent| !is_wanted(extent))
+                .map(|extent| extent.len());
             return;
         }
         let samples = || addressed().filter(|(id, _)| is_sample(*id));
@@ -663,6 +706,10 @@ impl Heap {
                 .flatten()
                 .find(|extent| extent.len() == wanted as u64),
             None => of_largest.or(whole),
+        };
+        self.other_size = match self.extent {
+            None => of_largest.or(whole).map(|extent| extent.len()),
+            Some(_) => None,
         };
     }
 }

@@ -170,6 +170,34 @@ fn heap_longer_than_slot_is_rejected_with_fix() {
 }
 
 #[test]
+fn other_heap_size_than_configured_is_reported() {
+    for (samples, wanted) in [
+        (
+            None,
+            "a heap has 60000 bytes, but `heap` is 50000: set `heap = 60000`",
+        ),
+        (
+            Some(0x1234),
+            "the item 0x1234 of a heap has 60000 bytes, but `heap` is 50000",
+        ),
+        (Some(0x1235), "no heap has the item 0x1235 in its payload"),
+    ] {
+        let mut spead = Spead::detecting(Given {
+            heap: Some(50_000),
+            ..Given::default()
+        });
+        spead.samples = samples.map(SampleItem::Id);
+        let detector = Detector::new(&spead, &Geometry::new(4096, 16), 1);
+        for datagram in (0..6).flat_map(|i| heap(40, i, 0, 60_000, 1472)) {
+            assert_eq!(detector.observe(&datagram), Ok(Progress::Detecting));
+        }
+        assert_eq!(detector.settle(Instant::now(), true), Progress::Refused);
+        let why = detector.restart();
+        assert!(why.contains(wanted), "{why}");
+    }
+}
+
+#[test]
 fn given_keys_are_kept() {
     let given = Given {
         heap: Some(60_000),
