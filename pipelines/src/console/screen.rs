@@ -55,10 +55,11 @@ fn fitted(line: &str, columns: usize) -> String {
     let room = columns.saturating_sub(2);
     let is_end = |i: &usize| all[*i] == ' ';
     let is_column = |i: &usize| {
-        is_end(i) && (all[i + 1] == ' ' || i.checked_sub(1).is_some_and(|i| all[i] == ','))
+        let is_after_comma = i.checked_sub(1).is_some_and(|i| all[i] == ',');
+        is_end(i) && (matches!(all[i + 1], ' ' | '(') || is_after_comma)
     };
-    // The name of the component is at the start of the line.
-    let column = (room / 2..=room).rev().find(is_column);
+    // Shorter lines would omit too much.
+    let column = (room * 3 / 4..=room).rev().find(is_column);
     match column.or_else(|| (1..=room).rev().find(is_end)) {
         Some(end) => {
             let text: String = all[..end].iter().collect();
@@ -107,17 +108,26 @@ mod tests {
 
     #[test]
     fn line_ends_before_a_number_that_does_not_fit() {
-        let line = "source adc   1.5 Gbit/s  187500 packets/s  lost 12 of 345678 packets, epochs 2";
+        let line =
+            "source adc  1.5 Gbit/s  188k packets/s  lost 12 of 345678 packets (late 12), epochs 2";
         assert_eq!(fitted(line, 100), line);
-        assert_eq!(
-            fitted(line, 72),
-            "source adc   1.5 Gbit/s  187500 packets/s  lost 12 of 345678 packets …"
-        );
-        assert_eq!(
-            fitted(line, 60),
-            "source adc   1.5 Gbit/s  187500 packets/s …"
-        );
-        assert_eq!(fitted(line, 30), "source adc   1.5 Gbit/s …");
+        for (columns, shown) in [
+            (
+                80,
+                "source adc  1.5 Gbit/s  188k packets/s  lost 12 of 345678 packets (late 12) …",
+            ),
+            (
+                70,
+                "source adc  1.5 Gbit/s  188k packets/s  lost 12 of 345678 packets …",
+            ),
+            (
+                62,
+                "source adc  1.5 Gbit/s  188k packets/s  lost 12 of 345678 …",
+            ),
+            (50, "source adc  1.5 Gbit/s  188k packets/s …"),
+        ] {
+            assert_eq!(fitted(line, columns), shown);
+        }
         assert_eq!(fitted("one two three", 9), "one two …");
         assert_eq!(fitted("123456789", 4), "1234");
         assert_eq!(fitted("ab", 0), "");

@@ -17,7 +17,10 @@ pub fn ledger(report: &Report) -> String {
         lines.push(source(name, report));
         for (part, counts) in &report.parts {
             let counts = others(counts.counters(), &[]);
-            let counts = counts.trim_start_matches(", ");
+            let counts = match counts.trim_start_matches(", ") {
+                "" => "no packets",
+                counts => counts,
+            };
             lines.push(format!("part {part} of source {name}: {counts}"));
         }
     }

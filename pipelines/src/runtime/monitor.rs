@@ -153,7 +153,7 @@ impl Source {
             return Vec::new();
         };
         // While the whole source is silent, no part differs from the others.
-        let is_active = now.saturating_duration_since(self.moved) < limit;
+        let is_active = now.saturating_duration_since(self.moved) < limit / 2;
         let mut changes = Vec::new();
         for (name, counts) in &report.parts {
             let part = self.parts.entry(name.clone()).or_insert(Part {
@@ -197,7 +197,7 @@ impl Source {
         let control = counts.control.saturating_sub(self.control);
         if counts.rejected > self.rejected {
             format!(
-                "packets arrive, but are rejected{}",
+                "packets arrive, but all are rejected{}",
                 self.why_rejected(counts.rejected)
             )
         } else if control > 0 {
@@ -338,6 +338,7 @@ fn observe(
             Change::Silent(quiet) => {
                 let limit = source.watched.silent_after.unwrap_or_default();
                 let rejected = counts.rejected.saturating_sub(source.rejected);
+                source.is_rejection_logged |= rejected > 0;
                 let also = match rejected {
                     0 => String::new(),
                     count => format!(" (rejected: {})", counted(count, "packet")),
