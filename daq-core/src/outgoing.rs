@@ -4,6 +4,7 @@
 //! ([`Registry::outgoing_formats`](crate::entry::Registry::outgoing_formats)), and uses them only through these traits.
 
 use crate::config::{Diagnostics, Problem, Section};
+use crate::frame::Timestamp;
 use crate::layout::Layout;
 use schemars::{Schema, SchemaGenerator};
 use std::ops::Range;
@@ -49,9 +50,9 @@ pub trait PacketBuilder: Send {
     /// Returns the byte range of the frame that is the payload of `packet`.
     fn payload(&self, packet: u32) -> Range<usize>;
 
-    /// Appends the header of `packet` of the frame with the number `frame` to `out`. `time_ns` is the time of the first sample
-    /// of the packet in nanoseconds, if it is known.
-    fn append_header(&self, frame: u64, packet: u32, time_ns: Option<u64>, out: &mut Vec<u8>);
+    /// Appends the header of `packet` of the frame with the number `frame` to `out`. `time` is the time of the first sample of
+    /// the packet. A time in another scale than that of the packets counts as unknown.
+    fn append_header(&self, frame: u64, packet: u32, time: Timestamp, out: &mut Vec<u8>);
 
     /// Returns the number of zero bytes after the payload of every packet.
     fn trailer_len(&self) -> usize {
@@ -59,10 +60,10 @@ pub trait PacketBuilder: Send {
     }
 
     /// Writes the packets that describe the stream to `packets`. They are sent before the frame with the number `frame`, whose
-    /// first sample has the time `time_ns` in nanoseconds, if it is known. `packets` contains the packets of the previous call; it
+    /// first sample has the time `time`. `packets` contains the packets of the previous call; it
     /// is empty before the first frame. Only the first call may allocate memory.
-    fn describe(&self, frame: u64, time_ns: Option<u64>, packets: &mut Vec<Vec<u8>>) {
-        let _ = (frame, time_ns, packets);
+    fn describe(&self, frame: u64, time: Timestamp, packets: &mut Vec<Vec<u8>>) {
+        let _ = (frame, time, packets);
     }
 
     /// Returns the packets that end the stream. `next` is the number of the frame after the last one.

@@ -10,6 +10,7 @@ pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, S
 }
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registered, Registry};
+use daq_core::frame::{Clock, Timestamp};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFormatEntry, OutgoingFrames, PacketBuilder};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
@@ -97,17 +98,18 @@ impl PacketBuilder for TestBuilder {
         start..(start + self.payload).min(self.frame)
     }
 
-    fn append_header(&self, frame: u64, packet: u32, time_ns: Option<u64>, out: &mut Vec<u8>) {
+    fn append_header(&self, frame: u64, packet: u32, time: Timestamp, out: &mut Vec<u8>) {
         out.extend_from_slice(&frame.to_be_bytes());
         out.extend_from_slice(&packet.to_be_bytes());
-        out.extend_from_slice(&time_ns.unwrap_or(u64::MAX).to_be_bytes());
+        let ns = (time.clock != Clock::None).then_some(time.ns);
+        out.extend_from_slice(&ns.unwrap_or(u64::MAX).to_be_bytes());
     }
 
     fn trailer_len(&self) -> usize {
         1
     }
 
-    fn describe(&self, _: u64, _: Option<u64>, packets: &mut Vec<Vec<u8>>) {
+    fn describe(&self, _: u64, _: Timestamp, packets: &mut Vec<Vec<u8>>) {
         *packets = vec![b"description".to_vec()];
     }
 

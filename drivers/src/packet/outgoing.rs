@@ -2,6 +2,7 @@
 
 use super::{Format, Numbering, PacketLayout};
 use daq_core::config::Problem;
+use daq_core::frame::{Clock, Timestamp};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
 use daq_core::reorder::PacketId;
 use daq_core::units::ByteSize;
@@ -84,12 +85,15 @@ impl Builder {
         self.numbering.after(0, ahead)
     }
 
-    /// Returns a time in the unit of the format's timestamps.
-    fn ticks(&self, time_ns: Option<u64>) -> Option<u64> {
-        let scale = self.format.time_scale();
-        scale
-            .zip(time_ns)
-            .map(|(scale, time_ns)| scale.ticks_at(time_ns))
+    /// Returns a time in the unit of the format's timestamps, or `None` if it is unknown. If the timestamps are UTC, a time that
+    /// is not UTC would be wrong.
+    fn ticks(&self, time: Timestamp) -> Option<u64> {
+        let scale = self.format.time_scale()?;
+        let is_known = match scale.origin_ns {
+            Some(_) => time.clock.is_utc(),
+            None => time.clock != Clock::None,
+        };
+        is_known.then(|| scale.ticks_at(time.ns))
     }
 }
 
@@ -104,19 +108,19 @@ impl PacketBuilder for Builder {
         part + range.start..part + range.end
     }
 
-    fn append_header(&self, frame: u64, packet: u32, time_ns: Option<u64>, out: &mut Vec<u8>) {
+    fn append_header(&self, frame: u64, packet: u32, time: Timestamp, out: &mut Vec<u8>) {
         let id = self.id(frame, packet);
         let payload = self.layout.range(packet % self.packets_per_part).len();
         self.format
-            .build_header(id.unit, id.sub, self.ticks(time_ns), payload, out);
+            .build_header(id.unit, id.sub, self.ticks(time), payload, out);
     }
 
     fn trailer_len(&self) -> usize {
         self.format.trailer_len()
     }
 
-    fn describe(&self, frame: u64, time_ns: Option<u64>, packets: &mut Vec<Vec<u8>>) {
-        let (unit, ticks) = (self.id(frame, 0).unit, self.ticks(time_ns));
+    fn describe(&self, frame: u64, time: Timestamp, packets: &mut Vec<Vec<u8>>) {
+        let (unit, ticks) = (self.id(frame, 0).unit, self.ticks(time));
         self.format.describe(&self.frames, unit, ticks, packets);
     }
 
@@ -130,6 +134,11 @@ mod tests {
     use super::super::{Parsed, RawConfig, spead::SpeadConfig};
     use super::*;
     use daq_core::layout::Samples;
+
+    const TIME: Timestamp = Timestamp {
+        ns: 5_000_000_123,
+        clock: Clock::Host,
+    };
 
     fn frames(frame_bytes: usize) -> OutgoingFrames {
         OutgoingFrames {
@@ -167,7 +176,7 @@ mod tests {
         let first = numbering.after(0, frame * u64::from(builder.packets()));
         for i in 0..builder.packets() {
             let mut packet = Vec::new();
-            builder.append_header(frame, i, Some(5_000_000_123), &mut packet);
+            builder.append_header(frame, i, TIME, &mut packet);
             packet.extend_from_slice(&bytes[builder.payload(i)]);
             packet.resize(packet.len() + builder.trailer_len(), 0);
             let Ok(Parsed::Data(data)) = parser.parse(&packet) else {
@@ -221,7 +230,7 @@ mod tests {
         let builder = format.builder(&frames(100_000)).unwrap();
         let size = |i: u32| {
             let mut header = Vec::new();
-            builder.append_header(3, i, Some(0), &mut header);
+            builder.append_header(3, i, TIME, &mut header);
             header.len() + builder.payload(i).len()
         };
         assert_eq!((size(0), size(1), size(2)), (1472, 1472, 1472));

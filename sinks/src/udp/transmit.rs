@@ -3,7 +3,7 @@
 use super::pacer::Pacer;
 use super::share::Share;
 use super::{Udp, headers};
-use daq_core::frame::{Clock, FrameMeta, PacketSizes, Present};
+use daq_core::frame::{Clock, FrameMeta, PacketSizes, Present, Timestamp};
 use daq_core::layout::{Layout, Order};
 use daq_core::ledger::{Counter, SinkLedger};
 use daq_core::log_limit::LogLimit;
@@ -156,7 +156,12 @@ impl Transmitter {
         let trailer = builder.trailer_len();
         let size = |packet: u32| {
             let mut header = Vec::new();
-            builder.append_header(0, packet, Some(0), &mut header);
+            // A header with a time is the longest.
+            let time = Timestamp {
+                ns: 0,
+                clock: Clock::Host,
+            };
+            builder.append_header(0, packet, time, &mut header);
             header.len() + builder.payload(packet).len() + trailer
         };
         let largest = [0, 1.min(packets - 1), packets - 1].map(size);
@@ -264,7 +269,7 @@ impl Transmitter {
         let packets = &mut stream.description;
         stream
             .builder
-            .describe(stream.share.number(meta), start_ns(meta), packets);
+            .describe(stream.share.number(meta), meta.timestamp, packets);
         for receiver in &mut self.receivers {
             send_control(receiver, &stream.description, &self.ledger);
         }
@@ -342,18 +347,19 @@ impl Transmitter {
             0
         };
         let max = self.pacer.map_or(CHUNK, |pacer| pacer.burst());
-        let start_ns = start_ns(meta);
         let (mut packet, mut bytes) = (next, 0);
         while packet < stream.packets && self.chunk.len() < PACKETS && (bytes < max || bytes == 0) {
             let payload = stream.builder.payload(packet);
             if input.has(&stream.share.in_frame(share, payload.clone())) {
-                let time_ns = start_ns.map(|start| {
-                    let ns_per_byte = stream.ns_per_byte.unwrap_or(0.0);
-                    start.saturating_add(whole(payload.start as f64 * ns_per_byte))
-                });
+                let ns_per_byte = stream.ns_per_byte.unwrap_or(0.0);
+                let after = whole(payload.start as f64 * ns_per_byte);
+                let time = Timestamp {
+                    ns: meta.timestamp.ns.saturating_add(after),
+                    clock: meta.timestamp.clock,
+                };
                 let begin = self.headers.len();
                 let out = &mut self.headers;
-                stream.builder.append_header(number, packet, time_ns, out);
+                stream.builder.append_header(number, packet, time, out);
                 let header = begin..out.len();
                 out.resize(header.end + stream.trailer, 0);
                 let built = Packet {
@@ -505,11 +511,6 @@ fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], ledger: &SinkLedge
             }
         }
     }
-}
-
-/// Returns the time of the first sample of a frame in nanoseconds, if it is known.
-fn start_ns(meta: &FrameMeta) -> Option<u64> {
-    (meta.timestamp.clock != Clock::None).then_some(meta.timestamp.ns)
 }
 
 /// Returns the size in bytes of one point of all channels, at least 1.

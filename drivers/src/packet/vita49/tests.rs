@@ -440,7 +440,7 @@ fn for_sending(format: &Format, rate: Option<f64>, scalar: Scalar) -> Result<For
 
 #[test]
 fn sent_packets_have_the_header_of_difi() {
-    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int16).unwrap();
+    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int8).unwrap();
     let ns = 1_700_000_000_250_000_001;
     let mut bytes = Vec::new();
     sender.build(0x12d, 0, Some(ns), &[7; 64], &mut bytes);
@@ -453,11 +453,12 @@ fn sent_packets_have_the_header_of_difi() {
         .chain(fraction.to_be_bytes())
         .collect();
     assert_eq!(bytes[..28], header);
-    // The next packet is 16 samples later, whatever the time of its frame is.
+    // The next packet is 32 samples later, whatever the time of its frame is.
     bytes.clear();
     sender.build(0x12e, 0, Some(ns + 17_777), &[7; 64], &mut bytes);
-    assert_eq!(bytes[20..28], (fraction + 16_000_000).to_be_bytes());
-    let other = for_sending(&format("", None), Some(1e6), Scalar::Float32).unwrap();
+    assert_eq!(bytes[20..28], (fraction + 32_000_000).to_be_bytes());
+    // DIFI's numbers of 16 bits are big-endian.
+    let other = for_sending(&format("", None), Some(1e6), Scalar::Int16).unwrap();
     bytes.clear();
     other.build(0, 0, Some(ns), &[7; 64], &mut bytes);
     let prologue = Prologue::parse(&bytes).unwrap();
@@ -481,7 +482,7 @@ fn describe(sender: &Format, unit: u64, ns: u64, packets: &mut Vec<Vec<u8>>) -> 
 
 #[test]
 fn sent_context_has_the_fields_of_difi() {
-    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int16).unwrap();
+    let sender = for_sending(&format("stream_id = 0x51", None), Some(1e6), Scalar::Int8).unwrap();
     let (ns, mut packets) = (1_700_000_000_250_000_000, Vec::new());
     let words = describe(&sender, 4, ns, &mut packets);
     let fraction = 250_000_000_000_u64;
@@ -516,15 +517,15 @@ fn sent_context_has_the_fields_of_difi() {
         0,
         0,
         0,
-        // Without unused bits, complex, signed integers of 16 bits in 16 bits, one channel.
-        0xa000_03cf,
+        // Without unused bits, complex, signed integers of 8 bits in 8 bits, one channel.
+        0xa000_01c7,
         0,
     ];
     assert_eq!(words, wanted);
-    // 16 samples later, the second packet has the next count, and states no change.
+    // 32 samples later, the second packet has the next count, and states no change.
     let later = describe(&sender, 5, ns, &mut packets);
     wanted[0] += 1 << 16;
-    wanted[6] += 16_000_000;
+    wanted[6] += 32_000_000;
     wanted[7] &= !(1 << 31);
     assert_eq!(later, wanted);
     let Ok(Parsed::Control(_)) = sender.clone().parse(&packets[0]) else {
@@ -536,6 +537,7 @@ fn sent_context_has_the_fields_of_difi() {
 fn sent_context_describes_all_types_of_the_standard() {
     for (scalar, item) in [
         (Scalar::Int8, 0x2000_01c7),
+        (Scalar::Int16, 0x2000_03cf),
         (Scalar::Uint16, 0x3000_03cf),
         (Scalar::Int64, 0x2000_0fff),
         (Scalar::Float16, 0x2d00_03cf),
