@@ -7,7 +7,8 @@
 //! - Most of the parts that are alive have reached the frames that are open afterwards, except the oldest quarter of them. This
 //!   quarter remains for packets that are out of order.
 //! - Since the last complete frame, the sender of the packet has filled at least half of its packet slots from the oldest open
-//!   frame to the packet. So the sender is steady, and the other senders are silent or far behind.
+//!   frame to the packet, or it has filled all its packet slots of the open frames. So the sender is steady, and the other senders
+//!   are silent or far behind.
 //!
 //! Any other packet is treated as far from the window: it is kept aside until most parts confirm its position.
 //!
@@ -16,6 +17,7 @@
 
 use super::shared::Shared;
 use crate::sync::Ordering;
+use std::ops::Range;
 
 impl Shared {
     /// Returns whether a packet of `part` in `frame`, which is after the open frames, may advance the window to its frame. `base`
@@ -75,13 +77,15 @@ impl Shared {
         }
     }
 
-    /// Returns whether `part` has filled at least half of its packet slots from the frame `base` to the frame before `frame`, without
-    /// packets that were early when the last complete frame was closed.
+    /// Returns whether `part` has filled all its packet slots of the open frames, or at least half of those from the frame `base` to
+    /// the frame before `frame`, without packets that were early when the last complete frame was closed.
     fn is_steady(&self, base: u64, frame: u64, part: u32) -> bool {
         let end = base + self.geometry.window as u64;
         let start = base.max(self.ahead.load(Ordering::Acquire) + 1);
-        let present: u64 = (start..end).map(|open| self.present(open, part)).sum();
-        2 * present >= (frame - base) * u64::from(self.geometry.packets_per_part())
+        let per_part = u64::from(self.geometry.packets_per_part());
+        let present = |frames: Range<u64>| frames.map(|open| self.present(open, part)).sum::<u64>();
+        2 * present(start..end) >= (frame - base) * per_part
+            || present(base..end) == (end - base) * per_part
     }
 
     /// Returns the number of packets of `part` that have arrived in the open frame `frame`.

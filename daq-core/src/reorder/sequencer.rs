@@ -191,7 +191,9 @@ impl Sequencer {
             if !complete {
                 return;
             }
-            shared.note_complete();
+            if has_all {
+                shared.note_complete();
+            }
             self.advance(shared, writer, base + 1);
         }
     }

@@ -74,6 +74,22 @@ fn silent_part_delays_no_packet_of_the_other() {
 }
 
 #[test]
+fn part_that_is_ahead_continues_when_the_other_ends() {
+    for ahead in 1..WINDOW {
+        let (mut windows, ledger, _ring) = window(2, 1, 8);
+        let window = &mut windows[0];
+        for frame in 1000..1100 {
+            put(window, 0, frame);
+            if (1000..1040).contains(&(frame - ahead)) {
+                put(window, 1, frame - ahead);
+            }
+        }
+        windows[0].finish();
+        assert_whole(&SourceReport::of(&ledger), "0", 200);
+    }
+}
+
+#[test]
 fn all_parts_continue_after_a_pause_longer_than_the_window() {
     let (mut windows, ledger, _ring) = window(3, 1, 8);
     for frame in (1000..1020).chain(1032..1060) {
