@@ -17,29 +17,43 @@ impl Sequencer {
         epoch: Epoch,
         unit: u64,
     ) {
-        if epoch.number == 0 {
+        // Before the first packet, it is unknown whether the numbering starts before or after the unit.
+        if epoch.number == 0 || shared.horizon.load(Ordering::Acquire) == 0 {
             return;
         }
-        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.wait_grace_period(writer, BLOCKED);
         let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         let position = shared
             .geometry
             .numbering
             .packets_between(epoch.unit, PacketId::of(unit))
             .and_then(|distance| epoch.position.checked_add_signed(distance));
-        // Before the first packet, it is unknown whether the numbering starts before or after the unit.
-        if let Some(frame) = position.map(|position| position / packets_per_frame)
-            && shared.horizon.load(Ordering::Acquire) > 0
-        {
-            let end = base + shared.geometry.window as u64;
-            if frame < base {
-                self.skip_closed(shared, frame);
-            } else if frame < end {
-                self.skip_open(shared, frame, end);
-            }
+        let Some(frame) = position.map(|position| position / packets_per_frame) else {
+            return;
+        };
+        self.pass_skipped(shared, writer, frame);
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.wait_grace_period(writer, BLOCKED);
+        let end = base + shared.geometry.window as u64;
+        if frame < base {
+            self.skip_closed(shared, frame);
+        } else if frame < end {
+            self.skip_open(shared, frame, end);
         }
         shared.base.store(base, Ordering::SeqCst);
+    }
+
+    /// Moves the window so that it contains `frame`, if all frames that it passes are skipped.
+    fn pass_skipped(&mut self, shared: &Shared, writer: usize, frame: u64) {
+        let base = shared.base.load(Ordering::Relaxed);
+        let window = shared.geometry.window as u64;
+        let front = (frame + 1).saturating_sub(window);
+        let is_skipped = |frame| {
+            let state = shared.record(frame).state.load(Ordering::Acquire);
+            matches!(state, state::SKIP_REQUESTED | state::SKIPPED)
+        };
+        if (base + 1..=base + window).contains(&front) && (base..front).all(is_skipped) {
+            self.advance(shared, writer, front);
+        }
     }
 
     /// Requests to skip a frame before `end`, the end of the open frames.

@@ -54,6 +54,25 @@ fn packet_for_skipped_unit_is_rejected() {
     assert_eq!(bench.ring_ledger.ring_full.get(), 0);
 }
 
+#[test]
+fn more_skipped_units_than_the_window_are_not_lost() {
+    let mut bench = bench(8, geometry());
+    for sub in 0..PACKETS_PER_FRAME {
+        put(&mut bench, 10, sub);
+    }
+    for unit in 11..40 {
+        bench.window.skip(unit);
+    }
+    for sub in 0..PACKETS_PER_FRAME {
+        assert_eq!(put(&mut bench, 40, sub), Outcome::Placed);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    let counts = (report.expected, report.delivered, report.lost_total());
+    assert_eq!(counts, (8, 8, 0));
+    assert_eq!(bench.read().len(), 2);
+}
+
 /// One packet that states another heap length must not cause the loss of that heap's packets.
 #[test]
 fn payload_overrides_earlier_skip() {
