@@ -339,7 +339,7 @@ impl Receiver {
             .map(|memory| u64::from(memory.drops))
             .sum();
         let before = self.stack.as_ref().map_or(0, |stack| stack.dropped_before);
-        window.note_drops((of_queue + of_stack).wrapping_sub(before));
+        window.note_drops((of_queue + of_stack).saturating_sub(before));
     }
 
     /// Waits until a packet arrives, at most `timeout`.
