@@ -104,6 +104,8 @@ pub struct MetaBuilder {
     last: Option<Record>,
     /// Whether no frame of this segment was written yet.
     fresh: bool,
+    /// Whether a frame of this segment has another size than the recording states.
+    has_other_sizes: bool,
 }
 
 impl MetaBuilder {
@@ -142,6 +144,7 @@ impl MetaBuilder {
             missing_end: 0,
             last: None,
             fresh: true,
+            has_other_sizes: false,
         }
     }
 
@@ -164,6 +167,7 @@ impl MetaBuilder {
         self.missing_frames = 0;
         self.missing_end = 0;
         self.fresh = true;
+        self.has_other_sizes = false;
     }
 
     /// Returns the number of bytes of a short frame that can be written: the largest part of `bytes` that consists of
@@ -251,6 +255,7 @@ impl MetaBuilder {
                 self.note(kind, start + from, to - from, cause);
             }
         }
+        self.has_other_sizes |= record.bytes != self.recording.frame_bytes;
         self.bytes += record.bytes;
         self.frames += 1;
         self.fresh = false;
@@ -266,9 +271,10 @@ impl MetaBuilder {
         }
     }
 
-    /// Returns whether the segment must end, because its metadata may have no room for the kept fields of another frame.
+    /// Returns whether the segment must end, because its metadata may have no room for the kept fields of another frame, or for
+    /// the beginning of a frame that only its capture shows, because frames differ in size.
     pub fn is_full(&self) -> bool {
-        self.kept.is_full()
+        self.kept.is_full() || self.has_other_sizes && self.runs.len() == self.max_runs
     }
 
     /// Sets the packet sizes from the first frame.
