@@ -1,8 +1,8 @@
 """Sends heaps of different sizes with PyPI's spead2 and its default settings.
 
-Argument: a JSON object with `port`, `heaps` (their number), `max` (bytes of the largest heap), `file` (the samples of all heaps
-without descriptors, one after the other) and `descriptors`: `default` (the first heap contains descriptors and samples) or `own`
-(a heap of its own contains the descriptors).
+Argument: a JSON object with `port`, `heaps` (their number), `max` (bytes of the largest heap), `alike` (number of first heaps of
+that size), `file` (the samples of all heaps without descriptors, one after the other) and `descriptors`: `default` (the first
+heap contains descriptors and samples) or `own` (a heap of its own contains the descriptors).
 """
 
 import json
@@ -16,7 +16,7 @@ import spead2.send
 job = json.loads(sys.argv[1])
 source = np.random.default_rng(11)
 sizes = source.integers(1, job["max"], job["heaps"], endpoint=True)
-sizes[:3] = job["max"]
+sizes[: job["alike"]] = job["max"]
 stream = spead2.send.UdpStream(spead2.ThreadPool(), [("127.0.0.1", job["port"])])
 items = spead2.send.ItemGroup()
 items.add_item(0x1600, "timestamp", "sample number", shape=(), format=[("u", 40)], value=0)

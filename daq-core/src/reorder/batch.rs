@@ -112,15 +112,16 @@ impl<'a> Batch<'a> {
     /// Copies `payload` to the packet slot of packet `id`.
     #[inline]
     pub fn place(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {
-        self.place_in(id, payload, None, time)
+        self.place_sized(id, payload, None, time)
     }
 
     /// Copies `payload` to the packet slot of packet `id`. If frames differ in size, `frame` is the number of payload bytes
     /// of the packet's frame. A packet that disagrees with the first packet of its frame is rejected.
     ///
-    /// Only frames of one part may differ in size. A frame without any packet counts with the packets of the largest frame.
+    /// Only frames of one part may differ in size, and then each packet of the window must state the size of its frame. A frame
+    /// without any packet counts with the packets of the largest frame.
     #[inline]
-    pub fn place_in(
+    pub fn place_sized(
         &mut self,
         id: PacketId,
         payload: &[u8],
@@ -268,7 +269,8 @@ impl<'a> Batch<'a> {
                 self.place_bad(kept.id);
             } else {
                 let frame = size.and_then(|size| size.frame);
-                let outcome = self.place_in(kept.id, candidates.payload(&kept), frame, kept.time);
+                let outcome =
+                    self.place_sized(kept.id, candidates.payload(&kept), frame, kept.time);
                 self.keep_fields(outcome, || kept.fields);
             }
         }
@@ -434,7 +436,7 @@ impl<'a> Batch<'a> {
         size: Option<PacketSize>,
     ) -> Outcome {
         let record = self.shared.record(frame);
-        if size.is_some_and(|size| !record.admits(size)) {
+        if size.is_some_and(|size| !record.matches(size)) {
             return self.reject(id);
         }
         if record.is_present(index) {

@@ -90,7 +90,13 @@ impl Record {
         }
     }
 
-    /// Returns whether a packet of `size` can belong to the frame. The first packet that states the size of the frame sets
+    /// Returns whether a packet of `size` can belong to the closed frame.
+    pub(super) fn matches(&self, size: PacketSize) -> bool {
+        let known = self.bytes.load(Ordering::Acquire);
+        known == 0 || size.frame.is_none_or(|bytes| bytes == known)
+    }
+
+    /// Returns whether a packet of `size` can belong to the open frame. The first packet that states the size of the frame sets
     /// it.
     #[inline]
     pub(super) fn admits(&self, size: PacketSize) -> bool {

@@ -163,6 +163,11 @@ pub trait PacketFormat: Debug + Send + Sync {
         false
     }
 
+    /// Returns whether units differ in size, so that each packet with payload is [`Parsed::Sized`].
+    fn has_sized_units(&self) -> bool {
+        false
+    }
+
     /// Returns what is known about sizes that are detected at run time, or `None` if all sizes are known. While sizes
     /// are unknown, packets cannot be parsed.
     fn unknown_sizes(&self) -> Option<UnknownSizes> {

@@ -123,8 +123,9 @@ pub struct Fragment {
 pub enum Parsed {
     /// The packet contains the payload of one packet slot.
     Data(Packet),
-    /// The same, in a unit of its own size. Each unit is a frame, and no unit is larger than
-    /// [`PacketFormat::packet_layout`] states.
+    /// The packet contains the payload of one packet slot, in a unit whose size differs from that of other units. Each unit is a
+    /// frame, and no unit is larger than [`PacketFormat::packet_layout`] states. Only for formats with
+    /// [`PacketFormat::has_sized_units`].
     Sized {
         /// The packet.
         packet: Packet,

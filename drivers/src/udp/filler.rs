@@ -149,6 +149,7 @@ impl Receiver {
         let packets = MAX_BATCH_PACKETS.min(HEADERS / (header + trailer).max(1));
         if self.exclusive
             && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD
+            && !format.has_sized_units()
             && !self.is_by_sender()
         {
             self.scatter = Some(Scatter::new(MESSAGES, packets, header, trailer));

@@ -487,8 +487,10 @@ fn record(daq: &Daq, filter: &str) -> Result<Recording, String> {
     let tcpdump = program("tcpdump").ok_or("tcpdump is not installed")?;
     let mut command = Command::new(tcpdump);
     let path = daq.path("capture.pcap");
+    // Without immediate mode, packets wait for up to a second in a block that is lost at the end.
     command
-        .args(["-i", "lo", "-U", "-Z", "root", "-B", "65536", "-w"])
+        .args(["-i", "lo", "-U", "-Z", "root", "-B", "65536"])
+        .args(["--immediate-mode", "-w"])
         .arg(&path);
     command.args(filter.split(' ')).stderr(Stdio::null());
     let mut recording = Recording(command.spawn().unwrap());
@@ -738,4 +740,33 @@ fn missing_permission_is_reported_with_alternatives() {
     ));
     assert_eq!(code, Some(1), "{text}");
     assert_contains!(text => "so a UDP socket receives");
+}
+
+#[test]
+fn heaps_of_spead2_that_differ_in_size_are_frames_of_their_own_size() {
+    let python: Python = python!("spead2", "numpy");
+    let daq = Daq::new("");
+    let port = free_udp_port();
+    let recording = match record(&daq, &format!("udp port {port}")) {
+        Ok(recording) => recording,
+        Err(why) => skip!("{why}"),
+    };
+    let job = serde_json::json!({
+        "port": port, "file": daq.path("sent"), "heaps": 100, "max": 20_000, "alike": 3, "descriptors": "own"
+    });
+    python.run(
+        include_str!("../../python/spead2_sizes.py"),
+        &[job.to_string()],
+    );
+    finish(&daq, recording);
+    let text = inspect(&daq).ok().stdout;
+    fits_terminal(&text);
+    assert_contains!(text => "max_heap = 20000", "packet = 1432", "first  = 1416", !"heap   =");
+    let outcome = replay(&daq);
+    let counts = ["rejected", "duplicates", "lost.wire_gap", "epochs"]
+        .map(|name| outcome.count(&format!("sources.instrument.{name}")));
+    assert_eq!(counts, [0, 0, 0, 1], "{text}\n{:#}", outcome.report);
+    assert_eq!(outcome.count("rings.instrument.published"), 100, "{text}");
+    let sent = std::fs::metadata(daq.path("sent")).unwrap().len();
+    assert_eq!(outcome.count("sources.instrument.bytes"), sent, "{text}");
 }

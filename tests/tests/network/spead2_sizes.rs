@@ -21,7 +21,7 @@ fn receive(format: &str, descriptors: &str) {
     let mut live = daq.spawn(&[]);
     live.wait_ready();
     let file = daq.path("sent");
-    let job = json!({ "port": port, "file": file, "heaps": HEAPS, "max": MAX, "descriptors": descriptors });
+    let job = json!({ "port": port, "file": file, "heaps": HEAPS, "max": MAX, "alike": 3, "descriptors": descriptors });
     python.run(
         include_str!("../../python/spead2_sizes.py"),
         &[job.to_string()],
@@ -59,4 +59,26 @@ fn packet_sizes_of_heaps_that_differ_in_size_are_detected() {
 #[test]
 fn heap_with_samples_and_descriptors_is_control() {
     receive("", "default");
+}
+
+#[test]
+fn heaps_that_differ_in_size_are_reported_without_max_heap() {
+    let python = python!("spead2", "numpy");
+    let port = free_udp_port();
+    let daq = Daq::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.detector]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n\
+         [source.detector.format]\nkind = \"spead\"\n\
+         [ring.raw]\nslot = \"32 KiB\"\nslots = 64\n",
+    ));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    let job = json!({ "port": port, "file": daq.path("sent"), "heaps": HEAPS, "max": MAX, "alike": 1, "descriptors": "own" });
+    python.run(
+        include_str!("../../python/spead2_sizes.py"),
+        &[job.to_string()],
+    );
+    let outcome = live.stop();
+    assert_contains!(outcome.stderr => "different sizes of up to 20000 bytes: set `max_heap`");
+    assert_counts!(outcome, "sources.detector" => delivered: 0);
 }

@@ -35,7 +35,7 @@ impl Bench {
         let payload = vec![byte(unit); bytes];
         let id = PacketId { unit, sub };
         self.window
-            .with_batch(|batch| batch.place_in(id, &payload, Some(frame), Timestamp::default()))
+            .with_batch(|batch| batch.place_sized(id, &payload, Some(frame), Timestamp::default()))
     }
 
     /// Places the packets of frame `unit` for which `arrives` is true.

@@ -25,6 +25,12 @@ const UNEXPECTED_FRAGMENT: Reject = Reject::Other {
     message: "the packet covers packet slots only partly, but `has_fragments` of the packet format returns false: this is an error in the code of the packet format",
 };
 
+/// Packets do not agree with the format about units that differ in size.
+const UNEXPECTED_SIZE: Reject = Reject::Other {
+    name: "unexpected_size",
+    message: "the packet is `Sized`, but `has_sized_units` of the packet format returns false, or the reverse: this is an error in the code of the packet format",
+};
+
 /// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
 pub struct Depacketizer {
@@ -35,15 +41,23 @@ pub struct Depacketizer {
     flow: Option<Flow>,
     /// Whether the format contains timestamps.
     has_time: bool,
+    /// Whether units differ in size.
+    has_sized_units: bool,
     keeping: Keeping,
     rejections: Rejections,
-    /// Whether a unit of another length was logged. Only the first such unit is logged, because there may be many.
-    is_other_unit_logged: bool,
-    /// Whether a missing timestamp was logged.
-    is_missing_time_logged: bool,
+    logged: Logged,
     /// Set while the format is detected, and until the packets stored meanwhile are placed.
     detection: Option<Box<Detection>>,
     reassembly: Option<Box<Reassembly>>,
+}
+
+/// What was logged. Only the first case is logged, because there may be many.
+#[derive(Debug, Default)]
+struct Logged {
+    /// A unit of another length.
+    other_unit: bool,
+    /// A missing timestamp.
+    missing_time: bool,
 }
 
 /// The result of placing a datagram.
@@ -66,12 +80,12 @@ impl Depacketizer {
             detection: Detection::new(&format).map(Box::new),
             reassembly: Reassembly::of(&format),
             has_time: format.time_scale().is_some(),
+            has_sized_units: format.has_sized_units(),
             keeping: Keeping::of(&format),
             format,
             flow: None,
             rejections: Rejections::default(),
-            is_other_unit_logged: false,
-            is_missing_time_logged: false,
+            logged: Logged::default(),
         }
     }
 
@@ -201,7 +215,7 @@ impl Depacketizer {
             Control::Beside => return,
             Control::EndOfStream { unit } => unit,
             Control::OtherUnit { unit, bytes } => {
-                if bytes > 0 && !self.is_other_unit_logged {
+                if bytes > 0 && !self.logged.other_unit {
                     self.log_other_unit(bytes);
                 }
                 unit
@@ -267,16 +281,19 @@ impl Depacketizer {
         holds: bool,
     ) -> Put {
         match parsed {
-            Ok(Parsed::Data(packet)) => {
+            Ok(Parsed::Data(packet)) if !self.has_sized_units => {
                 self.put_packet(batch, packet, None, bytes, received, holds)
             }
-            Ok(Parsed::Sized { packet, unit_bytes }) => {
+            Ok(Parsed::Sized { packet, unit_bytes }) if self.has_sized_units => {
                 self.put_packet(batch, packet, Some(unit_bytes), bytes, received, holds)
             }
             Ok(Parsed::Fragment(fragment)) => {
                 self.put_fragment(batch, &fragment, bytes, received, holds)
             }
             Ok(Parsed::Control(control)) => Put::Control(control),
+            Ok(Parsed::Data(_) | Parsed::Sized { .. }) => {
+                self.reject(batch, &UNEXPECTED_SIZE, bytes)
+            }
             Err(reject) => self.reject(batch, &reject, bytes),
         }
     }
@@ -308,7 +325,7 @@ impl Depacketizer {
             self.log_missing_time(bytes);
         }
         let time = self.format.time(packet.timestamp, received);
-        let outcome = batch.place_in(id, payload, frame, time);
+        let outcome = batch.place_sized(id, payload, frame, time);
         if self.keeping.is_active() {
             self.keep_fields(batch, outcome, id.sub, bytes);
         }
@@ -384,14 +401,14 @@ impl Depacketizer {
 
     #[cold]
     fn log_other_unit(&mut self, bytes: u64) {
-        self.is_other_unit_logged = true;
+        self.logged.other_unit = true;
         let note = self.format.other_unit_note(bytes);
         tracing::info!("source {}: {note}", self.name);
     }
 
     #[cold]
     fn log_missing_time(&mut self, bytes: &[u8]) {
-        if !std::mem::replace(&mut self.is_missing_time_logged, true)
+        if !std::mem::replace(&mut self.logged.missing_time, true)
             && let Some(why) = self.format.why_no_time(bytes)
         {
             tracing::warn!(

@@ -359,9 +359,11 @@ impl Spead {
     fn sized_extent(&mut self, words: &[u8], counter: u64, heap: u64) -> Option<Extent> {
         if has_descriptor(words, self.address_bits) {
             self.last_described = Some(counter);
+        } else if self.last_described != Some(counter) {
+            // A later heap may have the same counter if the sender restarts.
+            self.last_described = None;
         }
-        let is_frame =
-            heap <= self.layout.unit_bytes as u64 && self.last_described != Some(counter);
+        let is_frame = heap <= self.layout.unit_bytes as u64 && self.last_described.is_none();
         is_frame.then(|| Extent::whole(heap))
     }
 
@@ -599,12 +601,17 @@ impl PacketFormat for Spead {
             "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
              heaps are counted as `control`, like the packets of descriptors. If it is the first heap of a sender, and contains \
              samples and descriptors (as with spead2), set `samples` to the item with the samples and remove `packet` and `first`, \
-             so that daq finds them. If all heaps have this size, set `heap = {bytes}`"
+             so that daq finds them. If all heaps have this size, set `heap = {bytes}`. If heaps differ in size, replace `heap` \
+             with `max_heap`, the size of the largest heap"
         )
     }
 
     fn has_fragments(&self) -> bool {
         self.described.is_some()
+    }
+
+    fn has_sized_units(&self) -> bool {
+        self.is_sized
     }
 
     fn unknown_sizes(&self) -> Option<UnknownSizes> {

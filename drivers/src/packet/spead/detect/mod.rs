@@ -46,6 +46,9 @@ const MAX_NAME: usize = 64;
 /// Minimum size of the largest item, in sixteenths of the payload, for which that item is the frame.
 const SIXTEENTHS: u64 = 15;
 
+/// Minimum number of different sizes of heaps, none of which has half of the bytes, for which the heaps have no common size.
+const MIN_SIZES: usize = 4;
+
 /// Configured values, which are not detected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Given {
@@ -510,6 +513,16 @@ impl State {
         else {
             return Ok(None);
         };
+        let all: u64 = bytes_of.values().sum();
+        if given.heap.is_none() && bytes_of.len() >= MIN_SIZES && 2 * bytes_of[&frame] < all {
+            let largest = bytes_of.keys().next_back().copied().unwrap_or(frame);
+            return Err(format!(
+                "{} have {} different sizes of up to {largest} bytes: set `max_heap` to the size of the largest heap that the \
+                 sender can send, or set `heap` if only heaps of one size contain samples",
+                counted(data().count(), "heap"),
+                bytes_of.len(),
+            ));
+        }
         let frame_bytes = usize::try_from(frame).unwrap_or(usize::MAX);
         if frame_bytes > detector.max_heap {
             let heaps = match detector.parts {

@@ -16,6 +16,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 /// Minimum share in percent of packets that must be SPEAD.
 const MIN_SHARE: u8 = 90;
+/// Minimum number of different sizes of heaps, none of which has half of the packets, for which each heap is a frame of its own
+/// size.
+const MIN_SIZES: usize = 4;
 
 /// The items of one packet.
 #[derive(Clone, Debug)]
@@ -134,7 +137,10 @@ pub(in crate::inspect) fn packet_len(bytes: &[u8]) -> Option<usize> {
 /// The sizes of a heap with samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
+    /// The size of a heap, or of the largest heap.
     heap: u64,
+    /// Whether heaps differ in size.
+    differs: bool,
     first: u64,
     rest: u64,
 }
@@ -142,9 +148,21 @@ struct Sizes {
 impl Sizes {
     /// Returns the most frequent sizes.
     fn of(heaps: &[&Heap]) -> Option<Self> {
-        let (heap, _) = mode(heaps.iter().map(|packet| packet.length))?;
-        let inside = || heaps.iter().filter(move |packet| packet.length == heap);
-        let at_start = inside().filter(|packet| packet.offset == 0);
+        let (common, count) = mode(heaps.iter().map(|packet| packet.length))?;
+        let lengths: BTreeSet<u64> = heaps.iter().map(|packet| packet.length).collect();
+        let differs = lengths.len() >= MIN_SIZES && 2 * count < heaps.len();
+        let heap = lengths
+            .last()
+            .copied()
+            .filter(|_| differs)
+            .unwrap_or(common);
+        let inside = || {
+            heaps
+                .iter()
+                .filter(move |packet| differs || packet.length == heap)
+        };
+        let at_start = inside()
+            .filter(|packet| packet.offset == 0 && (!differs || packet.payload < packet.length));
         let (first, _) = mode(at_start.map(|packet| packet.payload))
             .or_else(|| mode(inside().map(|packet| packet.payload)))?;
         let is_middle =
@@ -154,7 +172,12 @@ impl Sizes {
             Some((rest, _)) => rest,
             None => inside().map(|packet| packet.payload).max()?,
         };
-        (heap > 0 && first > 0 && rest > 0).then_some(Self { heap, first, rest })
+        (heap > 0 && first > 0 && rest > 0).then_some(Self {
+            heap,
+            differs,
+            first,
+            rest,
+        })
     }
 
     fn packets(&self) -> u64 {
@@ -187,9 +210,10 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let is_data = |heap: &Heap| !heap.is_message && !described.contains(&heap.key());
     let data: Vec<&Heap> = all.iter().copied().filter(|heap| is_data(heap)).collect();
     let sizes = Sizes::of(&data)?;
+    let is_frame = |heap: &Heap| is_data(heap) && (sizes.differs || heap.length == sizes.heap);
     let mut counters: Vec<u64> = data
         .iter()
-        .filter(|heap| heap.length == sizes.heap)
+        .filter(|heap| is_frame(heap))
         .map(|heap| heap.counter)
         .collect();
     counters.dedup();
@@ -197,11 +221,17 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .windows(2)
         .map(|pair| pair[1].wrapping_sub(pair[0]));
     let step = mode(steps.filter(|step| (1..1 << 40).contains(step))).map_or(1, |(step, _)| step);
-    let is_frame = |heap: &Heap| is_data(heap) && heap.length == sizes.heap;
     let own = own_items(data.iter().copied().filter(|heap| is_frame(heap)));
-    let frame = FrameItems::find(&own);
+    let frame = FrameItems::find(&own).filter(|_| !sizes.differs);
     let place = |heap: &Option<Heap>| {
         let heap = heap.as_ref()?;
+        if sizes.differs {
+            return (is_frame(heap) && heap.offset == 0).then_some(Place {
+                frame: heap.counter,
+                packet: 0,
+                part: 0,
+            });
+        }
         if let Some(frame) = &frame {
             let (frame, part) = frame.place(own.get(&heap.key())?)?;
             return is_frame(heap).then(|| Place {
@@ -235,7 +265,13 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .map(|heap| heap.length)
         .collect();
     let mut ambiguous = Vec::new();
-    if !others.is_empty() {
+    if sizes.differs {
+        ambiguous.push(format!(
+            "heaps have {} different sizes; the largest heap may not have been among them. Loss is counted in heaps, by their first \
+             packets: the other packets are counted as without samples",
+            others.len() + 1
+        ));
+    } else if !others.is_empty() {
         let list: Vec<_> = others.iter().take(6).map(u64::to_string).collect();
         ambiguous.push(format!(
             "there are also heaps of {} B; they are not frames of this source",
@@ -255,9 +291,12 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     why.extend(items.list());
     let has_several = items.has_several_in_payload();
     let largest = data.iter().filter(|heap| is_frame(heap));
-    let samples = mode(largest.filter_map(|heap| heap.largest())).filter(|_| has_several);
+    let samples = mode(largest.filter_map(|heap| heap.largest()));
+    let samples = samples.filter(|_| has_several && !sizes.differs);
     let samples = samples.map(|(item, _)| item);
-    let obstacle = if has_several {
+    let obstacle = if sizes.differs {
+        None
+    } else if has_several {
         Some("heaps contain several items")
     } else if !described.is_empty() {
         Some("heaps with descriptors have other packet boundaries")
@@ -283,7 +322,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         numbering: Numbering {
             bits: address_bits,
             step: frame.as_ref().map_or(step, |frame| frame.step),
-            packets: sizes.packets(),
+            packets: if sizes.differs { 1 } else { sizes.packets() },
         },
         places: parsed.iter().map(place).collect(),
         layout: format!("spead {address_bits} {sizes:?}"),
@@ -318,7 +357,11 @@ fn keys(
     obstacle: Option<&str>,
 ) -> Vec<Key> {
     let mut keys = Vec::new();
-    if let Some((item, bytes)) = samples {
+    if sizes.differs {
+        let why =
+            "the largest heap so far; set the size of the largest heap that the sender can send:";
+        keys.push(Key::new(format!("max_heap = {}", sizes.heap), why));
+    } else if let Some((item, bytes)) = samples {
         let why = "the largest item of a heap, and its size:";
         keys.push(Key::new(format!("samples = {item:#06x}"), why));
         keys.push(Key::new(format!("heap    = {bytes}"), ""));
