@@ -150,22 +150,24 @@ pub enum Split {
     },
 }
 
-/// Identifiers of items that a packet does not contain; at most four are stored.
+/// Identifiers of SPEAD items that a packet does not contain; at most four are stored. They are small, because each parsed packet
+/// returns the space of a [`Reject`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MissingItems([Option<u64>; 4]);
+pub struct MissingItems([u32; 4]);
 
 impl MissingItems {
-    /// Adds an item, unless four are stored.
+    /// Adds an item, unless four are stored. The identifier 0 does not exist.
     pub(crate) fn add(&mut self, item: u64) {
-        if let Some(free) = self.0.iter_mut().find(|item| item.is_none()) {
-            *free = Some(item);
+        if let Some(free) = self.0.iter_mut().find(|item| **item == 0) {
+            // Identifiers have at most 23 bits.
+            *free = u32::try_from(item).unwrap_or(u32::MAX);
         }
     }
 }
 
 impl fmt::Display for MissingItems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, item) in self.0.iter().flatten().enumerate() {
+        for (i, item) in self.0.iter().filter(|item| **item != 0).enumerate() {
             write!(f, "{} {item:#x}", if i == 0 { "item" } else { ", item" })?;
         }
         Ok(())
