@@ -228,7 +228,7 @@ fn page_shows_copies_and_gpus() {
 fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
     let server = serve(ANY, running()).unwrap();
     let status: Value = serde_json::from_str(&ask(&server, "GET", "/status").2).unwrap();
-    let text = "lost 40 of 1000 frames (late 3, wire_gap 37), 5 duplicates, 6 rejected, 8 skipped, 9 frames incomplete";
+    let text = "lost 40 of 1000 frames (late 3, wire_gap 37; part 50001: 10), 5 duplicates, 6 rejected, 8 skipped, 9 frames incomplete";
     let loss = serde_json::json!({ "text": text, "is_loss": true });
     assert_eq!(status["loss"]["adc"], loss);
     let mut clean = status.clone();
@@ -243,7 +243,7 @@ fn status_and_page_show_duplicates_and_rejected_packets_as_loss() {
     };
     let sentence = format!("source adc: {text}!");
     assert!(lines.contains(&sentence), "{lines:#?}");
-    let row = "adc | 1,000 | 900 | 60 | late 3, wire_gap 37! | 9! | 921,600 | 5! | 6! | length 6 | 7 | 2 | 8! | 2023-11-14T22:13:20.500Z | true!";
+    let row = "adc | 1,000 | 900 | 60 | late 3, wire_gap 37! | 9! | 921,600 | 5! | 6! | length 6 | 7 | 14 | 2 | 8! | 2023-11-14T22:13:20.500Z | true!";
     assert!(lines.iter().any(|line| line.starts_with(row)), "{lines:#?}");
     let lines = shown(&[clean]).unwrap();
     let sentence = "source adc: no loss in 3 frames".to_owned();

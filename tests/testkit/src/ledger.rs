@@ -199,7 +199,7 @@ mod tests {
     fn report() -> Value {
         json!({
             "sources": { "s": { "expected": 6, "delivered": 4, "pending": 1, "lost": { "late": 1 }, "bytes": 1,
-                                "incomplete": 0, "duplicates": 0, "rejected": 0, "control": 0, "epochs": 1, "skipped": 0 } },
+                                "incomplete": 0, "duplicates": 0, "rejected": 0, "before_start": 0, "control": 0, "epochs": 1, "skipped": 0 } },
             "rings": { "r@host": { "capacity": 4, "high_water": 4, "produced": 4, "published": 4, "ring_full": 0 },
                        "r": { "capacity": 2, "high_water": 2, "produced": 3, "published": 2, "ring_full": 1 } },
             "readers": { "copy to r": { "ring": "r@host", "published": 4, "read": 3, "overrun": 0, "discarded": 0, "dropped_incomplete": 0,
