@@ -27,15 +27,18 @@ mod producer;
 mod reader;
 mod scratch;
 mod slot;
+mod tap;
 mod work;
 
 pub use completion::Completion;
 pub use lease::{Frame, Lease};
 pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
+pub use tap::{Tap, TapFrame};
 pub use work::WorkInFlight;
 
 use crate::frame::MAX_KEPT_FIELDS;
+use crate::gpu::driver::CudaError;
 use crate::ledger::{ReaderLedger, RingLedger};
 use crate::notify::Notifier;
 use crate::region::{Placement, Region};
@@ -414,6 +417,14 @@ impl Ring {
         ))
     }
 
+    /// Creates a tap, which copies the newest frames without attaching a reader.
+    ///
+    /// # Errors
+    /// If the ring is on a GPU that cannot be opened.
+    pub fn tap(&self) -> Result<Tap, CudaError> {
+        Tap::new(self.shared.clone())
+    }
+
     /// Returns the options that the ring was created with.
     pub fn options(&self) -> &RingOptions {
         &self.shared.options
@@ -507,6 +518,15 @@ impl Shared {
         // `Ring::new` has checked that all slots are inside the region. The pointer may be a GPU address, which is not
         // dereferenced.
         self.region.address().as_ptr().wrapping_add(offset)
+    }
+
+    /// Whether the producer had not claimed the slot of frame `index` again before the caller's last read of the slot.
+    fn is_intact(&self, index: u64) -> bool {
+        // Pairs with the fence in `Producer::claim`: if the caller had read a byte of the new frame, this load would see
+        // the claim that was stored before the byte.
+        fence(Ordering::Acquire);
+        let reserved = self.reserved.load(Ordering::Relaxed);
+        index + (self.options.slots as u64) >= reserved
     }
 
     /// Returns the lowest bound of all readers, which the producer must not pass, and the index of this reader's cell.

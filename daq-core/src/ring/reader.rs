@@ -403,12 +403,7 @@ impl Reader {
             }
             let mut kept = 0;
             for index in self.position..self.position + count {
-                scratch.take(&self.shared, kept, index);
-                // Pairs with the fence in `Producer::claim`: if the copy had read a byte of the new frame, this load
-                // would see the claim that was stored before the byte.
-                fence(Ordering::Acquire);
-                let reserved = self.shared.reserved.load(Ordering::Relaxed);
-                if index + (self.shared.options.slots as u64) < reserved {
+                if !scratch.take(&self.shared, kept, index) {
                     break;
                 }
                 kept += 1;

@@ -32,9 +32,19 @@ impl Scratch {
         }
     }
 
-    /// Copies frame `index` of the ring to copy `i`. The copy may be torn, because the producer may write the slot
-    /// meanwhile.
-    pub(super) fn take(&mut self, shared: &Shared, i: usize, index: u64) {
+    /// Copies frame `index` of a ring in host memory to copy `i`. Returns false if the copy may be torn, because the
+    /// producer may have written the slot meanwhile.
+    pub(super) fn take(&mut self, shared: &Shared, i: usize, index: u64) -> bool {
+        let target = self.take_record(shared, i, index);
+        // SAFETY: the source is at most `slot_bytes` bytes of a slot inside the region that `shared` keeps alive.
+        // The producer may write the slot at the same time, so it is read with volatile loads and no reference to it is
+        // created.
+        unsafe { copy::volatile(shared.address_of(index).cast_const(), target) };
+        shared.is_intact(index)
+    }
+
+    /// Copies the record of frame `index` to copy `i`. Returns the memory of the copy for the payload.
+    pub(super) fn take_record(&mut self, shared: &Shared, i: usize, index: u64) -> &mut [u8] {
         let slot = shared.slot_of(index);
         let meta = shared.slots.read(slot);
         let length = meta.length.min(shared.options.slot_bytes);
@@ -45,11 +55,7 @@ impl Scratch {
         {
             *word = source.load(Ordering::Relaxed);
         }
-        let target = &mut self.bytes[i * self.stride..][..length];
-        // SAFETY: the source is `length <= slot_bytes` bytes of a slot inside the region that `shared` keeps alive.
-        // The producer may write the slot at the same time, so it is read with volatile loads and no reference to it is
-        // created.
-        unsafe { copy::volatile(shared.address_of(index).cast_const(), target) };
+        &mut self.bytes[i * self.stride..][..length]
     }
 
     /// Returns the metadata of copy `i`.

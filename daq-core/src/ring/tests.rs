@@ -506,3 +506,46 @@ fn incomplete_frames_are_dropped_and_counted() {
         assert!(reader.is_finished());
     }
 }
+
+#[test]
+fn tap_returns_newest_frame_once_without_backpressure() {
+    let (ring, mut producer, _) = ring(4, true);
+    let mut tap = ring.tap().unwrap();
+    assert!(tap.newest().unwrap().is_none());
+    for sequence in 0..10 {
+        assert!(make(&mut producer, sequence));
+    }
+    let frame = tap.newest().unwrap().unwrap();
+    assert_eq!((frame.index(), frame.meta().sequence), (9, 9));
+    assert_eq!(frame.bytes(), 9_u64.to_le_bytes());
+    assert!(tap.newest().unwrap().is_none());
+    // A claimed slot may be overwritten at any time, so the frames in all slots are no longer intact.
+    assert_eq!(producer.claim(4), 4);
+    let mut late = ring.tap().unwrap();
+    assert!(late.newest().unwrap().is_none());
+}
+
+#[test]
+fn tap_beside_fast_producer_returns_only_intact_frames() {
+    let (ring, mut producer, _) = ring(4, false);
+    let mut tap = ring.tap().unwrap();
+    let is_over = std::sync::Arc::new(AtomicBool::new(false));
+    let end = is_over.clone();
+    let thread = std::thread::spawn(move || {
+        let mut sequence = 0;
+        while !end.load(std::sync::atomic::Ordering::Relaxed) {
+            sequence += u64::from(make(&mut producer, sequence));
+        }
+    });
+    let mut last = None;
+    while last.is_none_or(|last| last < 100_000) {
+        if let Some(frame) = tap.newest().unwrap() {
+            assert_eq!(frame.bytes(), frame.meta().sequence.to_le_bytes());
+            assert_eq!(frame.meta().sequence, frame.index());
+            assert!(last.is_none_or(|last| last < frame.index()));
+            last = Some(frame.index());
+        }
+    }
+    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    thread.join().unwrap();
+}
