@@ -5,8 +5,10 @@
 //! ```
 //! A region is shared by `Arc`. It is freed when the last ring, reader or device that uses it is dropped.
 
+mod share;
 mod shared_words;
 
+pub use share::{ShareError, SharedMemory};
 pub use shared_words::SharedWords;
 
 use crate::gpu::bar_mapping::{BarMapping, Unmappable};
@@ -71,8 +73,7 @@ pub struct HostOptions {
     pub lock: bool,
     /// Use huge pages: Linux's pool if it has enough, transparent huge pages otherwise.
     pub huge: bool,
-    /// Back the region by a file in memory ([`Region::file`]), so that another process can also map the region. Such a
-    /// region does not use the huge page pool.
+    /// Back the region by a file in memory ([`Region::file`]), so that another process can also map the region.
     pub shared: bool,
 }
 
@@ -156,23 +157,16 @@ impl Region {
         };
         let wants_huge = options.huge && bytes >= HUGE_PAGE;
         let length = bytes.next_multiple_of(if wants_huge { HUGE_PAGE } else { PAGE });
-        let file = options.shared.then(|| memory::file(length)).transpose();
-        let file = file.map_err(|source| MapError {
-            bytes: length,
-            source,
-        })?;
-        let pool = (wants_huge && file.is_none())
-            .then(|| Mapping::anonymous(length, true))
-            .and_then(Result::ok);
+        let pool = wants_huge.then(|| Self::map(length, options.shared, true));
+        let pool = pool.and_then(Result::ok);
         let is_pool = pool.is_some();
-        let mapping = match (pool, &file) {
-            (Some(mapping), _) => {
-                granted.pages = "hugetlb";
-                mapping
-            }
-            (None, Some(file)) => Mapping::of_file(file, length)?,
-            (None, None) => Mapping::anonymous(length, false)?,
+        let (mapping, file) = match pool {
+            Some(mapped) => mapped,
+            None => Self::map(length, options.shared, false)?,
         };
+        if is_pool {
+            granted.pages = "hugetlb";
+        }
         let address = mapping.address();
         if wants_huge && !is_pool {
             match memory::advise_huge(address, length) {
@@ -211,6 +205,16 @@ impl Region {
             backing: Backing::Host(Some(mapping), file),
             registrations: Mutex::new(Vec::new()),
         }))
+    }
+
+    /// Maps `bytes` zeroed bytes. With `shared`, the memory is that of the returned file. `huge` requests pages of the
+    /// huge page pool.
+    fn map(bytes: usize, shared: bool, huge: bool) -> Result<(Mapping, Option<OwnedFd>), MapError> {
+        if !shared {
+            return Ok((Mapping::anonymous(bytes, huge)?, None));
+        }
+        let file = memory::file(bytes, huge).map_err(|source| MapError { bytes, source })?;
+        Ok((Mapping::of_file(&file, bytes)?, Some(file)))
     }
 
     /// Allocates a zeroed region of at least `bytes` in GPU memory.

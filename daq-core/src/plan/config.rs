@@ -3,7 +3,7 @@
 //! References between sections, such as the ring that a source fills, are checked later by
 //! [`resolve`](super::resolve()).
 
-use super::KnownKeys;
+use super::{AttachKey, KnownKeys};
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
@@ -155,6 +155,9 @@ pub struct RingKeys {
     pub lock: bool,
     /// Use huge pages where available.
     pub huge: bool,
+    /// Whether other processes of the same user can read the ring without a copy: `true`, `false`, or a table such as
+    /// `{ guarantee = true, hold = "2 s" }`, which also permits readers that the producer waits for. Default: `true`.
+    pub attach: AttachKey,
 }
 
 impl Default for RingKeys {
@@ -167,6 +170,7 @@ impl Default for RingKeys {
             node: None,
             lock: true,
             huge: true,
+            attach: AttachKey::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Planning is a pure function. It opens no files or devices, so a plan can be printed and tested on any machine.
 
+mod attach;
 mod check;
 mod config;
 mod dma;
@@ -18,6 +19,7 @@ use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::staging::Direction;
 use crate::topology::DataPath;
+pub use attach::{Attach, AttachKey, MAX_GUARANTEED_PROCESSES};
 pub use config::{
     Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
     Memory, ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
@@ -147,6 +149,9 @@ pub struct PlannedRing {
     pub lock: bool,
     /// Whether to use huge pages.
     pub huge: bool,
+    /// How other processes may attach to the ring; `None` if they cannot.
+    #[serde(skip)]
+    pub attach: Option<Attach>,
     /// The layout of a frame.
     #[serde(serialize_with = "display")]
     pub layout: Layout,
@@ -163,6 +168,17 @@ pub struct PlannedRing {
 }
 
 impl PlannedRing {
+    /// Returns the maximum number of readers that are attached at a time.
+    fn max_readers(&self) -> usize {
+        let has_guarantee = self.attach.is_some_and(|attach| attach.guarantee);
+        let processes = if has_guarantee {
+            MAX_GUARANTEED_PROCESSES
+        } else {
+            0
+        };
+        self.readers.len() + SPARE_READERS + processes
+    }
+
     /// Returns the options for [`Ring::new`](crate::ring::Ring::new).
     pub fn options(&self) -> RingOptions {
         RingOptions {
@@ -172,7 +188,7 @@ impl PlannedRing {
             packets_per_frame: self.packets_per_frame,
             kept: self.kept.clone(),
             supports_backpressure: self.supports_backpressure,
-            readers: self.readers.len() + SPARE_READERS,
+            readers: self.max_readers(),
             fill: self.fill,
             notifiers: Vec::new(),
             single_threaded: false,

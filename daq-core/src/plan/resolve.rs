@@ -283,6 +283,7 @@ impl Resolver<'_> {
             node: ring.keys.node,
             lock: ring.keys.lock,
             huge: ring.keys.huge,
+            attach: ring.keys.attach.0,
             layout: layout.clone(),
             is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
             producer: producer.to_owned(),

@@ -1,18 +1,14 @@
 //! Totals of a plan: memory and threads.
 
-use super::{Plan, SPARE_READERS};
+use super::Plan;
 use crate::kernel::Side;
 use crate::region::Placement;
-use crate::ring::RingOptions;
 use std::collections::BTreeSet;
 
 /// Computes the size of each ring and the totals of memory and threads, and stores them in `plan`.
 pub(super) fn add(plan: &mut Plan) {
     for ring in &mut plan.rings {
-        let options = RingOptions {
-            readers: ring.readers.len() + SPARE_READERS,
-            ..ring.options()
-        };
+        let options = ring.options();
         (ring.region_bytes, ring.metadata_bytes) =
             (options.region_bytes(), options.metadata_bytes());
     }

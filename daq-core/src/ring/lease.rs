@@ -75,11 +75,11 @@ impl Lease<'_> {
         }
         let index = self.reader.position - self.count + i as u64;
         let slot = shared.slot_of(index);
-        let meta = shared.slots.read(slot);
+        let meta = shared.state.slots.read(slot);
         #[cfg(loom)]
         // SAFETY: the frame is leased; loom checks that no write is concurrent.
         shared.canary[slot].with(|canary| assert_eq!(unsafe { *canary }, meta.sequence));
-        let bitmap = shared.slots.bitmap(slot);
+        let bitmap = shared.state.slots.bitmap(slot);
         // SAFETY: `AtomicU64` has the layout of `u64`. The frame is published and leased, and its slot is protected
         // from the producer, so the words do not change while the lease exists.
         let words =
@@ -131,7 +131,11 @@ impl Lease<'_> {
             return scratch.frame(i, shared.options.slot_bytes).meta().length;
         }
         let slot = shared.slot_of(self.reader.position - self.count + i as u64);
-        shared.slots.length(slot).min(shared.options.slot_bytes)
+        shared
+            .state
+            .slots
+            .length(slot)
+            .min(shared.options.slot_bytes)
     }
 
     /// Returns the payload lengths of the frames from frame `first` on, for a lease over [slots](Self::slice). This is
@@ -140,7 +144,13 @@ impl Lease<'_> {
         debug_assert!(!matches!(self.reader.protection, Protection::Copy(_)));
         let shared = &*self.reader.shared;
         let slots = shared.around(self.reader.position - self.count + first as u64);
-        let lengths = slots.map(|slot| shared.slots.length(slot).min(shared.options.slot_bytes));
+        let lengths = slots.map(|slot| {
+            shared
+                .state
+                .slots
+                .length(slot)
+                .min(shared.options.slot_bytes)
+        });
         lengths.take(self.len() - first)
     }
 
@@ -152,7 +162,8 @@ impl Lease<'_> {
         slots: impl Iterator<Item = usize>,
     ) {
         let shared = &*self.reader.shared;
-        if matches!(self.reader.protection, Protection::Copy(_)) || !to.has_shape_of(&shared.slots)
+        if matches!(self.reader.protection, Protection::Copy(_))
+            || !to.has_shape_of(&shared.state.slots)
         {
             for (i, slot) in (0..frames).zip(slots) {
                 let frame = self.frame(i);
@@ -161,7 +172,7 @@ impl Lease<'_> {
         } else {
             let own = shared.around(self.reader.position - self.count);
             for (from, slot) in own.zip(slots).take(frames) {
-                to.copy(slot, &shared.slots, from);
+                to.copy(slot, &shared.state.slots, from);
             }
         }
     }

@@ -26,7 +26,10 @@ mod lease;
 mod producer;
 mod reader;
 mod scratch;
+#[cfg(not(loom))]
+mod share;
 mod slot;
+mod state;
 mod tap;
 mod work;
 
@@ -34,6 +37,8 @@ pub use completion::Completion;
 pub use lease::{Frame, Lease};
 pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
+#[cfg(not(loom))]
+pub use share::SharedRing;
 pub use tap::{Tap, TapFrame};
 pub use work::WorkInFlight;
 
@@ -41,10 +46,10 @@ use crate::frame::MAX_KEPT_FIELDS;
 use crate::gpu::driver::CudaError;
 use crate::ledger::{ReaderLedger, RingLedger};
 use crate::notify::Notifier;
-use crate::region::{Placement, Region};
+use crate::region::{Placement, Region, RegionError};
 use crate::sync::{Arc, AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
-use slot::Slots;
+use state::State;
 use std::sync::PoisonError;
 
 #[cfg(test)]
@@ -138,7 +143,7 @@ impl RingOptions {
     /// Returns the size in bytes of the host memory outside the region, which contains frame metadata and `present`
     /// bitmaps.
     pub fn metadata_bytes(&self) -> usize {
-        Slots::bytes(self.slots, self.packets_per_frame, self.kept_fields())
+        State::bytes(self.slots, self.packets_per_frame, self.kept_fields())
     }
 
     /// Returns the number of fields that each frame can keep.
@@ -172,6 +177,9 @@ pub enum RingError {
         /// Actual size of the region in bytes.
         have: usize,
     },
+    /// The memory for positions and metadata could not be allocated.
+    #[error(transparent)]
+    Memory(#[from] RegionError),
     /// A reader would have to copy frames out of memory that the CPU cannot read.
     #[error(
         "cannot attach a reader without `guarantee` to ring `{name}`: the ring's producer does not support backpressure, so frames must be copied, but the CPU cannot read memory on {placement}; set `guarantee = true` for this reader"
@@ -250,18 +258,13 @@ struct Cell {
 struct Shared {
     options: RingOptions,
     region: std::sync::Arc<Region>,
-    /// Frames before this one can be read.
-    published: CachePadded<AtomicU64>,
-    /// Frames before this one are being, or have been, written.
-    reserved: CachePadded<AtomicU64>,
-    /// 1 after the producer was dropped.
-    closed: AtomicU64,
+    /// The positions of the producer, and the metadata of the frames.
+    state: State,
     /// 1 after a reader was detached whose device may still use its slots.
     leaked: AtomicU64,
     cells: Box<[CachePadded<Cell>]>,
     /// The ledgers of the attached readers, by index of the reader's cell.
     readers: std::sync::Mutex<Vec<Option<ReaderLedger>>>,
-    slots: Slots,
     ledger: RingLedger,
     /// Notified when frames are published.
     filled: Notifier,
@@ -329,9 +332,11 @@ impl Ring {
         }
         ledger.capacity.set(options.slots as u64);
         let shared = Arc::new(Shared {
-            published: CachePadded::new(AtomicU64::new(0)),
-            reserved: CachePadded::new(AtomicU64::new(0)),
-            closed: AtomicU64::new(0),
+            state: State::new(
+                options.slots,
+                options.packets_per_frame,
+                options.kept_fields(),
+            )?,
             leaked: AtomicU64::new(0),
             cells: (0..options.readers)
                 .map(|_| {
@@ -342,11 +347,6 @@ impl Ring {
                 })
                 .collect(),
             readers: std::sync::Mutex::new(vec![None; options.readers]),
-            slots: Slots::new(
-                options.slots,
-                options.packets_per_frame,
-                options.kept_fields(),
-            ),
             ledger,
             filled: Notifier::default(),
             freed: Notifier::default(),
@@ -394,14 +394,14 @@ impl Ring {
         };
         readers[index] = Some(ledger.clone());
         let cell = &shared.cells[index];
-        let first = shared.published.load(Ordering::Acquire);
+        let first = shared.state.published.load(Ordering::Acquire);
         cell.retired.store(first, Ordering::Relaxed);
         cell.bound
             .store(if guarantee { first } else { UNBOUND }, Ordering::Relaxed);
         // Pairs with the fence in `Producer::claim`: either the producer's next claim sees this bound, or the
         // position read below is one that the claim did not overwrite.
         fence(Ordering::SeqCst);
-        let position = shared.published.load(Ordering::Acquire);
+        let position = shared.state.published.load(Ordering::Acquire);
         cell.retired.store(position, Ordering::Release);
         if guarantee {
             cell.bound.store(position, Ordering::Release);
@@ -442,12 +442,12 @@ impl Ring {
 
     /// Returns the number of frames published so far.
     pub fn published(&self) -> u64 {
-        self.shared.published.load(Ordering::Acquire)
+        self.shared.state.published.load(Ordering::Acquire)
     }
 
     /// Whether the producer is dropped, so that no more frames will be published.
     pub fn is_closed(&self) -> bool {
-        self.shared.closed.load(Ordering::Acquire) != 0
+        self.shared.state.closed.load(Ordering::Acquire) != 0
     }
 }
 
@@ -525,7 +525,7 @@ impl Shared {
         // Pairs with the fence in `Producer::claim`: if the caller had read a byte of the new frame, this load would see
         // the claim that was stored before the byte.
         fence(Ordering::Acquire);
-        let reserved = self.reserved.load(Ordering::Relaxed);
+        let reserved = self.state.reserved.load(Ordering::Relaxed);
         index + (self.options.slots as u64) >= reserved
     }
 

@@ -73,14 +73,20 @@ impl Producer {
         if reserved > self.reserved {
             // Stored before the slots are touched, so that a reader without a guarantee can detect that the producer
             // may have overwritten what it read.
-            self.shared.reserved.store(reserved, Ordering::Release);
+            self.shared
+                .state
+                .reserved
+                .store(reserved, Ordering::Release);
             // Pairs with the fence in `Reader::protect` and `Ring::attach`: either this thread sees the reader's new
             // bound below, or the reader sees this claim and leaves the slots alone.
             fence(Ordering::SeqCst);
             let late = self.shared.bound().0.saturating_add(slots);
             if late < reserved {
                 reserved = late.max(self.reserved);
-                self.shared.reserved.store(reserved, Ordering::Release);
+                self.shared
+                    .state
+                    .reserved
+                    .store(reserved, Ordering::Release);
             }
         }
         let got = reserved - self.reserved;
@@ -244,7 +250,7 @@ impl Producer {
         debug_assert!(i < self.open());
         debug_assert!(meta.length <= self.shared.options.slot_bytes);
         let slot = self.shared.slot_of(self.published + i);
-        self.shared.slots.write(slot, meta, present);
+        self.shared.state.slots.write(slot, meta, present);
         #[cfg(loom)]
         // SAFETY: only the producer writes the canary of an open slot; loom checks that this is true.
         self.shared.canary[slot].with_mut(|canary| unsafe { *canary = meta.sequence });
@@ -268,6 +274,7 @@ impl Producer {
         // Update the ledger first, so that a reader never counts a frame that the ring has not counted yet.
         self.shared.ledger.published.set(self.published);
         self.shared
+            .state
             .published
             .store(self.published, Ordering::Release);
         let occupancy = self.shared.occupancy(self.published);
@@ -281,7 +288,7 @@ impl Producer {
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        self.shared.closed.store(1, Ordering::Release);
+        self.shared.state.closed.store(1, Ordering::Release);
         self.shared.notify_filled();
     }
 }
@@ -356,7 +363,7 @@ impl SlotsMut<'_> {
         );
         let shared = &self.producer.shared;
         let first = self.producer.published + self.first + self.filled as u64;
-        burst.copy_records(frames, &shared.slots, shared.around(first));
+        burst.copy_records(frames, &shared.state.slots, shared.around(first));
         self.filled += frames;
     }
 

@@ -109,7 +109,7 @@ impl Reader {
             return None;
         }
         let count = loop {
-            let published = self.shared.published.load(Ordering::Acquire);
+            let published = self.shared.state.published.load(Ordering::Acquire);
             let count = match &self.protection {
                 Protection::Guarantee => (published - self.position).min(max as u64),
                 Protection::WhileLeased => self.protect(published, max),
@@ -151,6 +151,7 @@ impl Reader {
             Protection::Copy(scratch) => scratch.meta(i),
             _ => self
                 .shared
+                .state
                 .slots
                 .read(self.shared.slot_of(self.position + i)),
         });
@@ -178,9 +179,10 @@ impl Reader {
     /// flight, or about `limit` has passed. Returns whether a frame can be leased.
     pub fn wait(&self, policy: Wait, limit: Duration) -> bool {
         let is_busy = !self.in_flight.is_empty() && matches!(self.protection, Protection::Copy(_));
-        let is_ready = || !is_busy && self.shared.published.load(Ordering::Acquire) > self.position;
+        let is_ready =
+            || !is_busy && self.shared.state.published.load(Ordering::Acquire) > self.position;
         if self.in_flight.is_empty() {
-            let is_over = || self.shared.closed.load(Ordering::Acquire) != 0;
+            let is_over = || self.shared.state.closed.load(Ordering::Acquire) != 0;
             let ready = || is_ready() || is_over();
             self.shared.filled.wait(policy, limit, ready);
         } else {
@@ -206,14 +208,14 @@ impl Reader {
     /// Whether the producer has closed the ring and every frame has been leased and retired.
     pub fn is_finished(&self) -> bool {
         // `closed` is read first, so that all frames published before it was set are visible.
-        self.shared.closed.load(Ordering::Acquire) != 0
-            && self.shared.published.load(Ordering::Acquire) == self.position
+        self.shared.state.closed.load(Ordering::Acquire) != 0
+            && self.shared.state.published.load(Ordering::Acquire) == self.position
             && self.retired == self.position
     }
 
     /// Returns the number of frames published and not leased yet.
     pub fn pending(&self) -> u64 {
-        self.shared.published.load(Ordering::Acquire) - self.position
+        self.shared.state.published.load(Ordering::Acquire) - self.position
     }
 
     /// Returns the number of frames leased and not yet retired.
@@ -267,7 +269,7 @@ impl Reader {
     pub fn discard_pending(&mut self) -> u64 {
         let mut discarded = 0;
         // The end is read once, because the producer may be faster than this loop.
-        let end = self.shared.published.load(Ordering::Acquire);
+        let end = self.shared.state.published.load(Ordering::Acquire);
         while self.position < end
             && let Some(lease) = self.poll(usize::MAX)
         {
@@ -365,7 +367,7 @@ impl Reader {
             // Pairs with the fence in `Producer::claim`: either the claim's second check sees this bound, or this
             // thread sees the claim.
             self.announce((published - self.position).min(max as u64));
-            let reserved = self.shared.reserved.load(Ordering::Acquire);
+            let reserved = self.shared.state.reserved.load(Ordering::Acquire);
             match self.oldest_safe(reserved, published) {
                 None => return (published - self.position).min(max as u64),
                 Some(position) => {
@@ -388,7 +390,7 @@ impl Reader {
                 return 0;
             }
             self.announce(available);
-            let reserved = self.shared.reserved.load(Ordering::Acquire);
+            let reserved = self.shared.state.reserved.load(Ordering::Acquire);
             if let Some(position) = self.oldest_safe(reserved, published) {
                 self.skip_to(position);
             }

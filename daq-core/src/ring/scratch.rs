@@ -21,7 +21,7 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn new(shared: &Shared, frames: usize) -> Self {
         let stride = shared.options.stride();
-        let bitmap = shared.slots.bitmap_len();
+        let bitmap = shared.state.slots.bitmap_len();
         Self {
             frames,
             bytes: vec![0; frames * stride].into(),
@@ -46,12 +46,12 @@ impl Scratch {
     /// Copies the record of frame `index` to copy `i`. Returns the memory of the copy for the payload.
     pub(super) fn take_record(&mut self, shared: &Shared, i: usize, index: u64) -> &mut [u8] {
         let slot = shared.slot_of(index);
-        let meta = shared.slots.read(slot);
+        let meta = shared.state.slots.read(slot);
         let length = meta.length.min(shared.options.slot_bytes);
         self.metas[i] = FrameMeta { length, ..meta };
         for (word, source) in self.bitmaps[i * self.bitmap..][..self.bitmap]
             .iter_mut()
-            .zip(shared.slots.bitmap(slot))
+            .zip(shared.state.slots.bitmap(slot))
         {
             *word = source.load(Ordering::Relaxed);
         }

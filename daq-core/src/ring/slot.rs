@@ -1,5 +1,6 @@
 //! Frame metadata and `present` bitmaps of all slots, in host memory regardless of where the payload is.
 
+use super::state::Records;
 use crate::frame::{Clock, Flags, FrameMeta, KeptFields, PacketSizes, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +18,7 @@ const LINE: usize = 8;
 /// overrun can read words while they are written. It detects this afterwards.
 #[derive(Debug)]
 pub(super) struct Slots {
-    words: Box<[AtomicU64]>,
+    words: Records,
     stride: usize,
     bitmap: usize,
     /// Number of kept fields.
@@ -25,17 +26,17 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(slots: usize, packets_per_frame: u32, kept: usize) -> Self {
-        let bitmap = Self::bitmap_words(packets_per_frame);
-        let stride = Self::stride_words(packets_per_frame, kept);
+    /// Uses `words`, which are zero and have [`Slots::bytes`] bytes.
+    pub(super) const fn new(words: Records, packets_per_frame: u32, kept: usize) -> Self {
         Self {
-            words: (0..slots * stride).map(|_| AtomicU64::new(0)).collect(),
-            stride,
-            bitmap,
+            words,
+            stride: Self::stride_words(packets_per_frame, kept),
+            bitmap: Self::bitmap_words(packets_per_frame),
             kept,
         }
     }
 
+    /// Returns the size of `slots` records in bytes.
     pub(super) const fn bytes(slots: usize, packets_per_frame: u32, kept: usize) -> usize {
         slots * Self::stride_words(packets_per_frame, kept) * 8
     }
@@ -162,6 +163,11 @@ impl Slots {
         &self.words[slot * self.stride + HEAD..][..self.bitmap]
     }
 
+    /// Returns the distance between the starts of neighbouring records in bytes.
+    pub(super) const fn stride_bytes(&self) -> usize {
+        self.stride * 8
+    }
+
     /// Returns the number of words in a bitmap.
     pub(super) fn bitmap_len(&self) -> usize {
         self.bitmap
@@ -170,11 +176,16 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
+    use super::super::state::State;
     use super::*;
+
+    fn slots(slots: usize, packets_per_frame: u32, kept: usize) -> Slots {
+        State::new(slots, packets_per_frame, kept).unwrap().slots
+    }
 
     #[test]
     fn slot_records_round_trip() {
-        let slots = Slots::new(3, 70, 2);
+        let slots = self::slots(3, 70, 2);
         let meta = FrameMeta {
             sequence: u64::MAX,
             epoch: 7,
@@ -202,18 +213,18 @@ mod tests {
             .map(|word| word.load(Ordering::Relaxed))
             .collect();
         assert_eq!(bitmap, [u64::MAX, 0x1f]);
-        let copies = Slots::new(2, 128, 2);
+        let copies = self::slots(2, 128, 2);
         assert!(copies.has_shape_of(&slots));
         copies.copy(0, &slots, 1);
         assert_eq!(copies.read(0), meta);
-        assert!(!Slots::new(2, 70, 0).has_shape_of(&slots));
+        assert!(!self::slots(2, 70, 0).has_shape_of(&slots));
     }
 
     #[test]
     fn kept_fields_use_no_memory_in_rings_without_them() {
         assert_eq!(Slots::bytes(1, 64, 0), 64);
         assert_eq!(Slots::bytes(1, 64, 1), 128);
-        let slots = Slots::new(1, 1, 0);
+        let slots = self::slots(1, 1, 0);
         let meta = FrameMeta {
             kept: KeptFields::default().with(0, 1),
             ..FrameMeta::default()

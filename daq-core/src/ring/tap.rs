@@ -46,7 +46,7 @@ impl Tap {
     /// If the GPU fails.
     pub fn newest(&mut self) -> Result<Option<TapFrame<'_>>, CudaError> {
         for _ in 0..MAX_ATTEMPTS {
-            let published = self.shared.published.load(Ordering::Acquire);
+            let published = self.shared.state.published.load(Ordering::Acquire);
             if published <= self.next {
                 return Ok(None);
             }

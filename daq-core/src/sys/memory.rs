@@ -1,9 +1,9 @@
 //! Memory mappings: creating, placing on NUMA nodes, locking and unmapping.
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 /// The NUMA policy "prefer this node, fall back to others" (`linux/mempolicy.h`).
@@ -83,14 +83,25 @@ impl Drop for Mapping {
     }
 }
 
-/// Creates a file of `bytes` zeroes that exists only in memory. It is sealed against shrinking, so its users can rely
-/// on its pages.
-pub(crate) fn file(bytes: usize) -> Result<OwnedFd, Errno> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+/// Creates a file of `bytes` zeroes that exists only in memory; `huge` requests pages of the huge page pool. The file is
+/// sealed against shrinking, so its users can rely on its pages.
+pub(crate) fn file(bytes: usize, huge: bool) -> Result<OwnedFd, Errno> {
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    }
     let file = rustix::fs::memfd_create("daq", flags)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
     Ok(file)
+}
+
+/// Returns a descriptor of the file behind `file` that allows only reading. From now on, no process can write the file or map
+/// it for writing; existing mappings are not affected.
+pub(crate) fn read_only(file: &impl AsFd) -> Result<OwnedFd, Errno> {
+    rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE | SealFlags::GROW)?;
+    let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Requests transparent huge pages for a mapping.

@@ -158,11 +158,12 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 node: planned.node,
                 lock: planned.lock,
                 huge: planned.huge,
-                // The device may be emulated by another process, so the memory must be shared.
-                shared: plan
-                    .sources
-                    .iter()
-                    .any(|source| source.engine.is_some() && source.ring == planned.name),
+                // The device may be emulated by another process, so its memory must be shared, too.
+                shared: planned.attach.is_some()
+                    || plan
+                        .sources
+                        .iter()
+                        .any(|source| source.engine.is_some() && source.ring == planned.name),
             };
             let region = Region::host(bytes, host)?;
             let copies = &mut plan.copies.iter();

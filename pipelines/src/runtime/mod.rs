@@ -208,6 +208,11 @@ impl Pipeline {
         }
     }
 
+    /// Returns the rings by name.
+    pub const fn rings(&self) -> &BTreeMap<String, Ring> {
+        &self.rings
+    }
+
     /// Returns the number of frames published in `ring`; `None` if the pipeline has no ring of this name.
     pub fn published(&self, ring: &str) -> Option<u64> {
         Some(self.rings.get(ring)?.published())
