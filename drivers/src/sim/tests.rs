@@ -289,6 +289,10 @@ fn predict(config: &SimConfig, geometry: &Geometry) -> Option<SourceReport> {
             return None;
         }
         if frame < *floor.get_or_insert(frame) {
+            if frame + window <= front {
+                // The number is so far behind that it may announce a restart of the sender.
+                return None;
+            }
             report.before_start += 1;
         } else if frame + window <= front {
             if present.contains(&sequence) {
