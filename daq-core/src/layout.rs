@@ -7,7 +7,8 @@ use std::fmt;
 
 /// The type of a real sample, or of each component of a complex sample, in a frame.
 ///
-/// Types of whole bytes are little-endian and have the names of NumPy's types. Packed types have no unused bits between
+/// Types of whole bytes have the names of NumPy's types. They are little-endian, or big-endian if their names end in `be`.
+/// Packed types have no unused bits between
 /// their numbers; their names end in `p` or `pmsb` as in the GenICam Pixel Format Naming Convention (PFNC):
 ///
 /// ```text
@@ -39,6 +40,16 @@ pub enum Scalar {
     Float32,
     /// IEEE 754 binary64.
     Float64,
+    /// 16-bit signed integer, big-endian.
+    Int16be,
+    /// 16-bit unsigned integer, big-endian.
+    Uint16be,
+    /// 32-bit signed integer, big-endian.
+    Int32be,
+    /// 32-bit unsigned integer, big-endian.
+    Uint32be,
+    /// IEEE 754 binary32, big-endian.
+    Float32be,
     /// 4-bit signed integer, first number in the low bits.
     Int4p,
     /// 4-bit unsigned integer, first number in the low bits.
@@ -94,7 +105,7 @@ impl Packing {
 
 impl Scalar {
     /// All types.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 28] = [
         Self::Int8,
         Self::Uint8,
         Self::Int16,
@@ -106,6 +117,11 @@ impl Scalar {
         Self::Bfloat16,
         Self::Float32,
         Self::Float64,
+        Self::Int16be,
+        Self::Uint16be,
+        Self::Int32be,
+        Self::Uint32be,
+        Self::Float32be,
         Self::Int4p,
         Self::Uint4p,
         Self::Int10p,
@@ -139,16 +155,34 @@ impl Scalar {
         })
     }
 
+    /// Returns the little-endian type of the same numbers; `self` for types that are not big-endian.
+    #[must_use]
+    pub const fn little_endian(self) -> Self {
+        match self {
+            Self::Int16be => Self::Int16,
+            Self::Uint16be => Self::Uint16,
+            Self::Int32be => Self::Int32,
+            Self::Uint32be => Self::Uint32,
+            Self::Float32be => Self::Float32,
+            _ => self,
+        }
+    }
+
+    /// Returns whether the first byte of a number has its high bits. False for packed types.
+    pub fn is_big_endian(self) -> bool {
+        self != self.little_endian()
+    }
+
     /// Returns the size of one number in bits.
     pub const fn bits(self) -> usize {
-        match self {
+        match self.little_endian() {
             Self::Int8 | Self::Uint8 => 8,
             Self::Int16 | Self::Uint16 | Self::Float16 | Self::Bfloat16 => 16,
             Self::Int32 | Self::Uint32 | Self::Float32 => 32,
             Self::Int64 | Self::Float64 => 64,
             Self::Int4p | Self::Uint4p | Self::Int4pmsb | Self::Uint4pmsb => 4,
             Self::Int10p | Self::Uint10p | Self::Int10pmsb | Self::Uint10pmsb => 10,
-            Self::Int12p | Self::Uint12p | Self::Int12pmsb | Self::Uint12pmsb => 12,
+            _ => 12,
         }
     }
 
@@ -162,7 +196,7 @@ impl Scalar {
 
     /// Returns the lowest and the highest value of an integer type; `None` for floats.
     pub const fn range(self) -> Option<(i64, i64)> {
-        let signed = match self {
+        let signed = match self.little_endian() {
             Self::Float16 | Self::Bfloat16 | Self::Float32 | Self::Float64 => return None,
             Self::Uint8 | Self::Uint16 | Self::Uint32 => false,
             _ => match self.packing() {
@@ -198,6 +232,11 @@ impl Scalar {
             Self::Bfloat16 => "bfloat16",
             Self::Float32 => "float32",
             Self::Float64 => "float64",
+            Self::Int16be => "int16be",
+            Self::Uint16be => "uint16be",
+            Self::Int32be => "int32be",
+            Self::Uint32be => "uint32be",
+            Self::Float32be => "float32be",
             Self::Int4p => "int4p",
             Self::Uint4p => "uint4p",
             Self::Int10p => "int10p",

@@ -93,8 +93,8 @@ fn sink_examples_are_valid_and_show_every_key() {
 #[test]
 fn sinks_accept_types_or_name_the_fix() {
     for (name, keys, accepted) in [
-        ("file", "path = \"out\"", 8),
-        ("zarr", "path = \"out\"", 10),
+        ("file", "path = \"out\"", 13),
+        ("zarr", "path = \"out\"", 15),
         ("null", "", Scalar::ALL.len()),
     ] {
         let spec = spec(name, "n", keys).unwrap();

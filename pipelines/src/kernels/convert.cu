@@ -64,6 +64,31 @@ template <class N> struct Whole {
     __device__ Four<N> four(u64 i) const { return ((const Four<N>*)from)[i]; }
 };
 
+__device__ inline u16 swap_bytes(u16 x) { return (u16)__byte_perm(x, 0, 0x4401); }
+__device__ inline u32 swap_bytes(u32 x) { return __byte_perm(x, 0, 0x0123); }
+
+// Big-endian numbers of the size of BITS.
+template <class N, class BITS> struct BigEndian {
+    Whole<BITS> source;
+
+    __device__ BigEndian(const u8* from, u32 sign) : source(from, sign) {}
+    __device__ static N number(BITS x) {
+        x = swap_bytes(x);
+        return *(const N*)&x;
+    }
+    __device__ N at(u64 i) const { return number(source.at(i)); }
+    __device__ Four<N> four(u64 i) const {
+        Four<BITS> x = source.four(i);
+        return {number(x.x[0]), number(x.x[1]), number(x.x[2]), number(x.x[3])};
+    }
+};
+
+typedef BigEndian<short, u16> Int16Be;
+typedef BigEndian<u16, u16> Uint16Be;
+typedef BigEndian<int, u32> Int32Be;
+typedef BigEndian<u32, u32> Uint32Be;
+typedef BigEndian<float, u32> Float32Be;
+
 // Packed numbers of BITS bits, with the first number in the low bits or, if MSB, in the high bits. `sign` is the sign bit
 // of signed numbers, otherwise 0.
 template <u32 BITS, bool MSB> struct Packed {
@@ -126,6 +151,11 @@ typedef Packed<12, true> Packed12Msb;
     case PACKED12: CALL(Packed12); break;        \
     case PACKED4_MSB: CALL(Packed4Msb); break;   \
     case PACKED10_MSB: CALL(Packed10Msb); break; \
+    case INT16_BE: CALL(Int16Be); break;         \
+    case UINT16_BE: CALL(Uint16Be); break;       \
+    case INT32_BE: CALL(Int32Be); break;         \
+    case UINT32_BE: CALL(Uint32Be); break;       \
+    case FLOAT32_BE: CALL(Float32Be); break;     \
     default: CALL(Packed12Msb); break;           \
     }
 

@@ -355,6 +355,11 @@ pub(super) const fn code_of(scalar: Scalar) -> u32 {
         Scalar::Int4pmsb | Scalar::Uint4pmsb => 14,
         Scalar::Int10pmsb | Scalar::Uint10pmsb => 15,
         Scalar::Int12pmsb | Scalar::Uint12pmsb => 16,
+        Scalar::Int16be => 17,
+        Scalar::Uint16be => 18,
+        Scalar::Int32be => 19,
+        Scalar::Uint32be => 20,
+        Scalar::Float32be => 21,
     }
 }
 

@@ -30,6 +30,11 @@ enum Scalar : u32 {
     PACKED4_MSB,
     PACKED10_MSB,
     PACKED12_MSB,
+    INT16_BE,
+    UINT16_BE,
+    INT32_BE,
+    UINT32_BE,
+    FLOAT32_BE,
 };
 
 // Offset of a field in bytes. NVRTC has no other expression for it.

@@ -7,8 +7,9 @@
 //! ```
 
 use daq_core::layout::{Layout, Order, Scalar};
+use std::marker::PhantomData;
 
-/// A type of number in a frame, stored as little-endian.
+/// A type of number in a frame.
 pub(super) trait Number: 'static {
     /// Byte representation of a number.
     type Raw: Copy + Send + Sync;
@@ -21,14 +22,14 @@ pub(super) trait Number: 'static {
     fn f32(raw: Self::Raw) -> f32;
     /// Returns the value as float64. Only values of `i64` can be rounded.
     fn f64(raw: Self::Raw) -> f64;
-    /// Returns the lowest byte. For 8-bit types, this byte is the whole number.
+    /// Returns the first byte. For 8-bit types, this byte is the whole number.
     fn code(raw: Self::Raw) -> u8;
-    /// Returns the value of a number whose lowest byte is `code` and whose other bytes are 0.
+    /// Returns the value of a number whose first byte is `code` and whose other bytes are 0.
     fn value(code: u8) -> f64;
 }
 
 macro_rules! number {
-    ($($type:ident, $bytes:literal, $exact:literal, $raw:ident => $value:expr;)*) => {$(
+    ($($type:ty, $bytes:literal, $exact:literal, $raw:ident => $value:expr;)*) => {$(
         impl Number for $type {
             type Raw = [u8; $bytes];
             const EXACT_IN_F32: bool = $exact;
@@ -75,6 +76,8 @@ macro_rules! number {
 pub(super) enum F16 {}
 /// The number type `bfloat16`.
 pub(super) enum Bf16 {}
+/// The big-endian number type of a type.
+pub(super) struct Be<N>(PhantomData<N>);
 
 number! {
     i8, 1, true, raw => i8::from_le_bytes(raw);
@@ -88,6 +91,11 @@ number! {
     Bf16, 2, true, raw => f32::from_bits(u32::from(u16::from_le_bytes(raw)) << 16);
     f32, 4, true, raw => f32::from_le_bytes(raw);
     f64, 8, false, raw => f64::from_le_bytes(raw);
+    Be<i16>, 2, true, raw => i16::from_be_bytes(raw);
+    Be<u16>, 2, true, raw => u16::from_be_bytes(raw);
+    Be<i32>, 4, false, raw => i32::from_be_bytes(raw);
+    Be<u32>, 4, false, raw => u32::from_be_bytes(raw);
+    Be<f32>, 4, true, raw => f32::from_be_bytes(raw);
 }
 
 /// Returns the value of a binary16. NaNs keep their sign and payload.

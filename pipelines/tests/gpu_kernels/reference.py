@@ -12,7 +12,7 @@ def numbers_of(name, data):
     if name == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
     if not packing:
-        return np.frombuffer(data, np.dtype(name).newbyteorder("<"))
+        return np.frombuffer(data, np.dtype(name.removesuffix("be")).newbyteorder(">" if name.endswith("be") else "<"))
     unsigned, width, msb = packing[1], int(packing[2]), packing[3]
     bits = np.unpackbits(np.frombuffer(data, "u1"), bitorder="big" if msb else "little").reshape(-1, width)
     values = bits.astype(int) @ (1 << (np.arange(width)[::-1] if msb else np.arange(width)))

@@ -16,7 +16,11 @@ pub(super) fn recording(
     let table = table(layout);
     Recording {
         // `check` of the sink accepts only types with a name in SigMF.
-        datatype: Datatype::little(number(layout.scalar).unwrap_or(Number::U8), layout.complex),
+        datatype: Datatype {
+            number: number(layout.scalar).unwrap_or(Number::U8),
+            complex: layout.complex,
+            big_endian: layout.scalar.is_big_endian(),
+        },
         channels: if table.is_some() { 1 } else { layout.channels },
         sample_rate: if table.is_some() {
             None
@@ -52,7 +56,7 @@ fn table(layout: &Layout) -> Option<Table> {
 
 /// Returns the SigMF type of a number; `None` if SigMF has no such type.
 pub(super) const fn number(scalar: Scalar) -> Option<Number> {
-    Some(match scalar {
+    Some(match scalar.little_endian() {
         Scalar::Int8 => Number::I8,
         Scalar::Uint8 => Number::U8,
         Scalar::Int16 => Number::I16,

@@ -85,16 +85,20 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
         Flags::TRUNCATED.0.to_string(): "truncated",
         Flags::SUSPECT.0.to_string(): "suspect",
     });
+    let mut frames = column(
+        FRAMES_NAME,
+        kind,
+        layout.frame_bytes(),
+        rows,
+        &dims,
+        &names,
+        &frame_attributes(layout),
+    )?;
+    if layout.scalar.is_big_endian() {
+        frames.metadata["codecs"][0]["configuration"]["endian"] = json!("big");
+    }
     let mut columns = vec![
-        column(
-            FRAMES_NAME,
-            kind,
-            layout.frame_bytes(),
-            rows,
-            &dims,
-            &names,
-            &frame_attributes(layout),
-        )?,
+        frames,
         plain("sequence", "uint64", 8, json!({}))?,
         plain("epoch", "uint32", 4, json!({}))?,
         plain("timestamp_ns", "uint64", 8, json!({ "units": "ns" }))?,
@@ -148,7 +152,7 @@ fn elements(layout: &Layout) -> (&'static str, Vec<u64>, Vec<&'static str>) {
         Order::Interleaved => vec![points, channels],
         Order::Planar => vec![channels, points],
     };
-    let kind = match (layout.scalar, layout.complex) {
+    let kind = match (layout.scalar.little_endian(), layout.complex) {
         (Scalar::Float32, true) => "complex64",
         (Scalar::Float64, true) => "complex128",
         (scalar, complex) => {
@@ -167,7 +171,7 @@ pub(super) const fn number(scalar: Scalar) -> Option<&'static str> {
     match scalar {
         Scalar::Bfloat16 => None,
         _ if scalar.packing().is_some() => None,
-        _ => Some(scalar.name()),
+        _ => Some(scalar.little_endian().name()),
     }
 }
 

@@ -19,6 +19,10 @@ for path in sys.argv[1:]:
     arrays = {}
     for name, array in group.arrays():
         values = np.ascontiguousarray(array[...])
+        # zarr returns numbers in the byte order of this machine.
+        endian = getattr(array.metadata.codecs[0], "endian", None)
+        if endian is not None and endian.value == "big":
+            values = values.astype(values.dtype.newbyteorder(">"))
         values.tofile(f"{path}.{name}.bin")
         arrays[name] = {
             "dtype": values.dtype.str,

@@ -71,6 +71,9 @@ fn zarr_python_reads_every_layout() {
         (Scalar::Float16, "<f2", "<f2"),
         (Scalar::Float32, "<f4", "<c8"),
         (Scalar::Float64, "<f8", "<c16"),
+        (Scalar::Int16be, ">i2", ">i2"),
+        (Scalar::Uint32be, ">u4", ">u4"),
+        (Scalar::Float32be, ">f4", ">c8"),
     ] {
         for (complex, channels, order, packets_per_frame) in [
             (false, 2, Order::Planar, 0),

@@ -401,7 +401,7 @@ fn context_that_contradicts_the_samples_is_logged_once() {
     let end = wrong.len();
     wrong[end - 6..end - 4].copy_from_slice(&[0x03, 0xcf]);
     send(port, &[radio(0), wrong.clone(), wrong, radio(1)]);
-    live.wait_log("set `samples = { type = \"int16\", complex = false }`");
+    live.wait_log("set `samples = { type = \"int16be\", complex = false }`");
     let outcome = live.stop().ok();
     let log = &outcome.stderr;
     assert_eq!(

@@ -142,8 +142,11 @@ fn field(code: u8, bits: u32, address_bits: u32) -> Vec<u8> {
 /// bytes.
 fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
     // NumPy has no complex numbers of two halves.
-    let is_complex_float =
-        layout.complex && matches!(layout.scalar, Scalar::Float32 | Scalar::Float64);
+    let is_complex_float = layout.complex
+        && matches!(
+            layout.scalar.little_endian(),
+            Scalar::Float32 | Scalar::Float64
+        );
     let channels = layout.channels as usize;
     let mut shape = match (channels, layout.order) {
         (0 | 1, _) => vec![layout.points],
@@ -160,7 +163,11 @@ fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
             } else {
                 (kind, layout.scalar.bits() / 8)
             };
-            let order = if bytes == 1 { '|' } else { '<' };
+            let order = match (bytes, layout.scalar.is_big_endian()) {
+                (1, _) => '|',
+                (_, true) => '>',
+                (_, false) => '<',
+            };
             (format!("{order}{kind}{bytes}"), shape)
         }
         _ => ("|u1".to_owned(), vec![frame_bytes]),
@@ -169,7 +176,7 @@ fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
 
 /// Returns the letter of a NumPy type, or `None` if NumPy does not have the type.
 fn kind(scalar: Scalar) -> Option<char> {
-    let (name, bits) = (scalar.name(), scalar.bits());
+    let (name, bits) = (scalar.little_endian().name(), scalar.bits());
     let kinds = [("int", 'i'), ("uint", 'u'), ("float", 'f')];
     let found = kinds
         .into_iter()

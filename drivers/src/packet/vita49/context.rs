@@ -231,13 +231,14 @@ fn device(packet: &[u8], at: usize) -> Option<(u32, u16)> {
 }
 
 impl PayloadFormat {
-    /// Returns the type of the samples of `layout`, or `None` if VITA 49 does not define it.
+    /// Returns the type of the samples of `layout`, or `None` if VITA 49 does not define it. Its numbers are big-endian.
     pub(super) fn of(layout: &Layout) -> Option<Self> {
         let scalar = layout.scalar;
-        let code = match scalar {
-            Scalar::Float16 => 0x0d,
+        if scalar.bits() > 8 && !scalar.is_big_endian() {
+            return None;
+        }
+        let code = match scalar.little_endian() {
             Scalar::Float32 => 0x0e,
-            Scalar::Float64 => 0x0f,
             _ if scalar.is_float() || scalar.packing().is_some() => return None,
             _ if scalar.name().starts_with('u') => 0x10,
             _ => 0,
@@ -282,12 +283,12 @@ impl PayloadFormat {
             code => return format!("type code {code:#04x}"),
         };
         // Numbers that are not whole bytes follow each other without unused bits, from the most significant bit.
-        let packed = if self.packing_bits.is_multiple_of(8) {
-            ""
-        } else {
-            "pmsb"
+        let order = match self.packing_bits {
+            8 => "",
+            bits if bits.is_multiple_of(8) => "be",
+            _ => "pmsb",
         };
-        format!("{kind}{}{packed}", self.packing_bits)
+        format!("{kind}{}{order}", self.packing_bits)
     }
 
     /// Returns whether the payload contains samples of the type in `layout`, whose numbers have `bits` bits.
@@ -300,7 +301,12 @@ impl PayloadFormat {
             }),
             _ => true,
         };
-        self.is_complex == layout.complex && is_type && self.packing_bits as usize == bits
+        let is_order =
+            bits <= 8 || layout.scalar.bytes().is_none() || layout.scalar.is_big_endian();
+        self.is_complex == layout.complex
+            && is_type
+            && is_order
+            && self.packing_bits as usize == bits
     }
 
     /// Returns the TOML text that declares the samples.

@@ -42,8 +42,9 @@ impl Sending {
     /// Returns the times of packets with `layout`, of which 1,000,000 s contain `per_million_seconds` samples per channel.
     pub(super) fn new(layout: &Layout, per_million_seconds: u64) -> Self {
         let samples = layout.points as u64;
-        // Numbers of DIFI are big-endian, those of rings are little-endian.
-        let is_difi = layout.complex && layout.channels == 1 && layout.scalar == Scalar::Int8;
+        let is_difi = layout.complex
+            && layout.channels == 1
+            && matches!(layout.scalar, Scalar::Int8 | Scalar::Int16be);
         Self {
             period: (
                 i128::from(samples) * SECOND * 1_000_000,

@@ -395,8 +395,10 @@ impl Signal {
 }
 
 /// Returns whether a signal can be generated in numbers of type `scalar`. Other types only have a counter in each byte.
-pub(super) const fn can_encode(scalar: Scalar) -> bool {
-    scalar.packing().is_none() && !matches!(scalar, Scalar::Float16 | Scalar::Bfloat16)
+pub(super) fn can_encode(scalar: Scalar) -> bool {
+    scalar.packing().is_none()
+        && !scalar.is_big_endian()
+        && !matches!(scalar, Scalar::Float16 | Scalar::Bfloat16)
 }
 
 /// Returns the size of a number of a type for which [`can_encode`] returns true.

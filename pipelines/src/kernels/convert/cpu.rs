@@ -1,7 +1,7 @@
 //! The CPU implementation of `convert`.
 
 use super::super::account::Account;
-use super::super::samples::{Bf16, F16, Number, Walk, with_number};
+use super::super::samples::{Be, Bf16, F16, Number, Walk, with_number};
 use super::super::{emit, whole};
 use super::packed::Unpacker;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
@@ -42,7 +42,8 @@ pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -
         // Packed numbers become `i16` first.
         _ => converter!(i16),
         Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Uint32 u32, Int64 i64,
-        Float16 F16, Bfloat16 Bf16, Float32 f32, Float64 f64
+        Float16 F16, Bfloat16 Bf16, Float32 f32, Float64 f64,
+        Int16be Be<i16>, Uint16be Be<u16>, Int32be Be<i32>, Uint32be Be<u32>, Float32be Be<f32>
     )
 }
 

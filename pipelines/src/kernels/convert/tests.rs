@@ -18,7 +18,7 @@ fn samples(scalar: Scalar, complex: bool, channels: u32, order: Order) -> Sample
 /// Returns the numbers of a type, each assembled bit by bit.
 fn numbers(bytes: &[u8], scalar: Scalar) -> Vec<f64> {
     let width = scalar.bits();
-    let msb = scalar.packing().is_some_and(|packing| packing.msb_first);
+    let msb = scalar.is_big_endian() || scalar.packing().is_some_and(|packing| packing.msb_first);
     let bit = |i: usize| u64::from(bytes[i / 8] >> if msb { 7 - i % 8 } else { i % 8 } & 1);
     (0..bytes.len() * 8 / width)
         .map(|n| {
@@ -32,7 +32,7 @@ fn numbers(bytes: &[u8], scalar: Scalar) -> Vec<f64> {
 /// Returns the value of the number with the bits `code`.
 #[expect(clippy::cast_possible_truncation, reason = "the type has these bits")]
 fn number(code: u64, scalar: Scalar) -> f64 {
-    match scalar {
+    match scalar.little_endian() {
         Scalar::Float16 => {
             let (exponent, fraction) = ((code >> 10 & 31) as i32, (code & 1023) as f64);
             let magnitude = match exponent {
@@ -87,6 +87,9 @@ proptest! {
         let bytes: Vec<u8> = match scalar {
             Scalar::Float32 => (0..input.numbers())
                 .flat_map(|_| (random() as f32 / 1e6 - 1000.0).to_le_bytes())
+                .collect(),
+            Scalar::Float32be => (0..input.numbers())
+                .flat_map(|_| (random() as f32 / 1e6 - 1000.0).to_be_bytes())
                 .collect(),
             Scalar::Float64 => (0..input.numbers())
                 .flat_map(|_| (f64::from(random()) / 1e6 - 1000.0).to_le_bytes())
