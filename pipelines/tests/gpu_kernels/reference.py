@@ -31,7 +31,7 @@ def frames_of(keys, data):
 
 
 def convert(keys, frames):
-    wide = keys["type"] in ("int32", "uint32", "int64", "float64")
+    wide = keys["type"].removesuffix("be") in ("int32", "uint32", "int64", "float64")
     work = np.float64 if wide else np.float32
     for x in frames:
         y = (x.astype(work) * work(keys["scale"]) + work(keys["offset"])).astype("float32")

@@ -168,6 +168,9 @@ impl Noise {
         clippy::cast_possible_wrap
     )]
     pub fn numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
+        if scalar.is_big_endian() {
+            return reversed(scalar, self.numbers(scalar.little_endian(), count));
+        }
         if scalar.packing().is_some() {
             let bytes = count * scalar.bits() / 8;
             return (0..bytes).map(|_| self.below(256) as u8).collect();
@@ -211,6 +214,9 @@ impl Noise {
     /// Returns numbers as `numbers` does. For float types, some are quiet or signalling NaNs, infinities, zeros or a
     /// denormal number.
     pub fn odd_numbers(&mut self, scalar: Scalar, count: usize) -> Vec<u8> {
+        if scalar.is_big_endian() {
+            return reversed(scalar, self.odd_numbers(scalar.little_endian(), count));
+        }
         let mut bytes = self.numbers(scalar, count);
         let width = scalar.bytes().unwrap_or(1);
         for place in bytes.chunks_exact_mut(width) {
@@ -252,6 +258,13 @@ impl Noise {
         }
         bytes
     }
+}
+
+/// Reverses the bytes of each number.
+fn reversed(scalar: Scalar, mut bytes: Vec<u8>) -> Vec<u8> {
+    let numbers = bytes.chunks_exact_mut(scalar.bits() / 8);
+    numbers.for_each(<[u8]>::reverse);
+    bytes
 }
 
 /// Returns the layout of frames with `points` points, rounded up to whole groups of a packed type.
