@@ -5,6 +5,8 @@
 //! | [`runtime`] | runs a plan: threads, ledgers, shutdown |
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
+//! | [`attach`] | other processes that read rings |
+//! | [`npy`], [`numbers`] | frames as NumPy arrays, and as numbers |
 //! | [`report`] | the final ledger, the live block and the status line as text |
 //! | [`clock`] | the state of the clocks that timestamps refer to |
 //! | [`console`] | output to the terminal while a pipeline runs |
@@ -20,10 +22,13 @@
     )
 )]
 
+pub mod attach;
 pub mod clock;
 pub mod console;
 pub mod http;
 pub mod kernels;
+pub mod npy;
+pub mod numbers;
 pub mod report;
 pub mod runtime;
 mod sys;

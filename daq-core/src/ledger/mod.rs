@@ -8,6 +8,7 @@
 
 #[macro_use]
 mod macros;
+mod clients;
 mod copy;
 mod counter_file;
 mod counts;
@@ -24,6 +25,7 @@ mod sink;
 mod source;
 mod stored;
 
+pub use clients::{ClientsLedger, ClientsReport};
 pub use copy::{CopyLedger, CopyReport, CopySizes};
 pub use counter_file::{Counter, CounterFile, CounterFileError, LastRun};
 pub use counts::Counts;

@@ -17,6 +17,9 @@ ledger! {
     report ReaderReport ["reader", "ring"] {
         /// The ring that the reader reads.
         ring: String,
+        /// The process ID of a client in another process; `None` for a kernel, a sink or a copy.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        process: Option<u32>,
         /// Frames published since the reader attached.
         published: u64, counter "daq_reader_published_frames_total" {
             meaning: "Always the sum of read, overrun, discarded, dropped as incomplete and pending.",

@@ -2,8 +2,8 @@
 
 use super::stored::Balanced;
 use super::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, MetricText, PartReport, ReaderReport,
-    RingReport, SinkReport, SourceReport,
+    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, MetricText, PartReport,
+    ReaderReport, RingReport, SinkReport, SourceReport,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -16,8 +16,10 @@ pub struct Report {
     pub sources: BTreeMap<String, SourceReport>,
     /// Ring ledgers, by name of the ring.
     pub rings: BTreeMap<String, RingReport>,
-    /// Reader ledgers, by name of the kernel, sink or copy that reads.
+    /// Reader ledgers, by name of the kernel, sink, copy or process that reads.
     pub readers: BTreeMap<String, ReaderReport>,
+    /// Ledgers of readers in other processes, by name of the ring; only rings that had such readers.
+    pub clients: BTreeMap<String, ClientsReport>,
     /// Copy ledgers, by name of the ring that the copy fills.
     pub copies: BTreeMap<String, CopyReport>,
     /// Kernel ledgers, by name of the kernel.
@@ -87,11 +89,12 @@ impl Table {
 
 impl Report {
     /// Returns the tables of a report, from the sources to the sinks.
-    pub fn tables() -> [Table; 6] {
+    pub fn tables() -> [Table; 7] {
         [
             Table::of::<SourceReport>("sources", "source"),
             Table::of::<RingReport>("rings", "ring"),
             Table::of::<ReaderReport>("readers", "reader"),
+            Table::of::<ClientsReport>("clients", "clients of"),
             Table::of::<CopyReport>("copies", "copy to"),
             Table::of::<KernelReport>("kernels", "kernel"),
             Table::of::<SinkReport>("sinks", "sink"),
@@ -106,6 +109,7 @@ impl Report {
         all.extend(EngineReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(RingReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(ReaderReport::METRICS.iter().map(|metric| &metric.text));
+        all.extend(ClientsReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(CopyReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(KernelReport::METRICS.iter().map(|metric| &metric.text));
         all.extend(DeviceReport::METRICS.iter().map(|metric| &metric.text));
@@ -122,6 +126,7 @@ impl Report {
         }
         check("ring", &self.rings, &mut found);
         check("reader", &self.readers, &mut found);
+        check("clients of", &self.clients, &mut found);
         check("copy to", &self.copies, &mut found);
         check("kernel", &self.kernels, &mut found);
         check("sink", &self.sinks, &mut found);

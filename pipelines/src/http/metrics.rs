@@ -3,8 +3,8 @@
 use super::process::{self, Process};
 use super::table::{self, PIPELINE, PROCESS};
 use daq_core::ledger::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, Metric, MetricKind, MetricText,
-    PartReport, ReaderReport, Report, RingReport, Sample, SinkReport, SourceReport,
+    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, Metric, MetricKind,
+    MetricText, PartReport, ReaderReport, Report, RingReport, Sample, SinkReport, SourceReport,
 };
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, Bucket, LabelPair, MetricFamily, MetricType};
@@ -154,9 +154,14 @@ impl Collector for Ledgers {
             RingReport::METRICS,
             rings.map(|(name, ring)| (vec![name.as_str()], ring)),
         );
+        // The names of clients in other processes change, so only their sums are exported.
         let readers = report.readers.iter();
+        let readers = readers.filter(|(_, reader)| reader.process.is_none());
         let readers = readers.map(|(name, reader)| (vec![name.as_str(), &reader.ring], reader));
         add(&mut all, ReaderReport::METRICS, readers);
+        let clients = report.clients.iter();
+        let clients = clients.map(|(ring, clients)| (vec![ring.as_str()], clients));
+        add(&mut all, ClientsReport::METRICS, clients);
         let copies = report.copies.values();
         let copies = copies.map(|copy| (vec![copy.from.as_str(), &copy.to], copy));
         add(&mut all, CopyReport::METRICS, copies);

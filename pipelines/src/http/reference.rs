@@ -10,8 +10,9 @@ pub fn reference() -> String {
     let tables = Report::tables();
     let equations = tables.iter().filter_map(|table| {
         let equation = table.equation?;
-        // The component of a copy is `copy to`, which the name of the ring follows in other texts.
-        let component = table.component.trim_end_matches(" to");
+        // The component of a copy is `copy to`, and of clients `clients of`, which the name of the ring follows in other
+        // texts.
+        let component = table.component.split(' ').next().unwrap_or_default();
         Some(format!("{component:<9}{equation}\n"))
     });
     let mut page = format!(

@@ -17,7 +17,7 @@
 
 mod cpu;
 mod cuda;
-mod packed;
+pub(crate) mod packed;
 #[cfg(test)]
 mod tests;
 

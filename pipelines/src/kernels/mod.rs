@@ -32,7 +32,7 @@ mod grouping;
 mod launcher;
 pub mod parameters;
 pub mod power_spectrum;
-mod samples;
+pub(crate) mod samples;
 pub mod select;
 pub mod stats;
 #[cfg(test)]

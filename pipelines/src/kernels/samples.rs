@@ -10,7 +10,7 @@ use daq_core::layout::{Layout, Order, Scalar};
 use std::marker::PhantomData;
 
 /// A type of number in a frame.
-pub(super) trait Number: 'static {
+pub(crate) trait Number: 'static {
     /// Byte representation of a number.
     type Raw: Copy + Send + Sync;
     /// Whether float32 can represent every value of this type exactly.
@@ -73,11 +73,11 @@ macro_rules! number {
 }
 
 /// The number type `float16`.
-pub(super) enum F16 {}
+pub(crate) enum F16 {}
 /// The number type `bfloat16`.
-pub(super) enum Bf16 {}
+pub(crate) enum Bf16 {}
 /// The big-endian number type of a type.
-pub(super) struct Be<N>(PhantomData<N>);
+pub(crate) struct Be<N>(PhantomData<N>);
 
 number! {
     i8, 1, true, raw => i8::from_le_bytes(raw);
@@ -133,24 +133,24 @@ macro_rules! with_number {
         }
     };
 }
-pub(super) use with_number;
+pub(crate) use with_number;
 
 /// Returns whether all kernels support numbers of type `scalar`, not only `convert`.
-pub(super) fn is_common(scalar: Scalar) -> bool {
+pub(crate) fn is_common(scalar: Scalar) -> bool {
     with_number!(scalar, N => size_of::<<N as Number>::Raw>() > 0, _ => false)
 }
 
 /// Locates the samples of a channel in a frame, counted in samples (a complex sample counts once).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Walk {
+pub(crate) struct Walk {
     /// Distance between the samples of two channels at the same point.
-    pub(super) channel: usize,
+    pub(crate) channel: usize,
     /// Distance between two successive points.
-    pub(super) point: usize,
+    pub(crate) point: usize,
 }
 
 impl Walk {
-    pub(super) const fn of(order: Order, channels: usize, points: usize) -> Self {
+    pub(crate) const fn of(order: Order, channels: usize, points: usize) -> Self {
         match order {
             Order::Interleaved => Self {
                 channel: 1,
@@ -163,7 +163,7 @@ impl Walk {
         }
     }
 
-    pub(super) const fn through(layout: &Layout) -> Self {
+    pub(crate) const fn through(layout: &Layout) -> Self {
         Self::of(layout.order, layout.channels as usize, layout.points)
     }
 
@@ -171,7 +171,7 @@ impl Walk {
     ///
     /// Contiguous samples use a separate loop, which the compiler can vectorise.
     #[inline]
-    pub(super) fn gather<T: Copy, U>(
+    pub(crate) fn gather<T: Copy, U>(
         self,
         frame: &[T],
         channel: usize,

@@ -34,7 +34,8 @@ pub fn block(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
         );
     }
     for (name, report) in &now.rings {
-        let readers = now.readers.values().filter(|reader| reader.ring == *name);
+        let readers = now.readers.values();
+        let readers = readers.filter(|r| r.ring == *name && r.process.is_none());
         let waiting = readers.map(|reader| reader.pending).max().unwrap_or(0);
         add("ring", name, ring(report, waiting.min(report.capacity)));
     }

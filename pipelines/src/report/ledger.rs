@@ -4,8 +4,8 @@
 use super::{above_zero, mean_size, percent, shown_rate};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, ReaderReport, Report, RingReport,
-    SinkReport, SourceReport,
+    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, ReaderReport, Report,
+    RingReport, SinkReport, SourceReport,
 };
 use daq_core::units::counted;
 use std::collections::BTreeMap;
@@ -28,7 +28,11 @@ pub fn ledger(report: &Report) -> String {
     lines.extend(report.copies.iter().map(|(name, c)| copy(name, c)));
     let kernels = report.kernels.iter();
     lines.extend(kernels.map(|(name, k)| kernel(name, k, report.seconds)));
-    lines.extend(report.readers.iter().map(|(name, r)| reader(name, r)));
+    // There can be hundreds of clients, so only their sums are shown.
+    let readers = report.readers.iter();
+    let readers = readers.filter(|(_, reader)| reader.process.is_none());
+    lines.extend(readers.map(|(name, r)| reader(name, r)));
+    lines.extend(report.clients.iter().map(|(name, c)| clients(name, c)));
     lines.extend(report.sinks.iter().map(|(name, s)| sink(name, s)));
     lines.push(format!("{:.3} seconds\n", report.seconds));
     lines.join("\n")
@@ -196,6 +200,32 @@ fn reader(name: &str, reader: &ReaderReport) -> String {
         above_zero(", ", [("dropped as incomplete", reader.dropped_incomplete)]),
         reader.pending,
         others(reader.counters(), &shown)
+    )
+}
+
+fn clients(ring: &str, clients: &ClientsReport) -> String {
+    let shown = [
+        "total",
+        "revoked",
+        "published",
+        "read",
+        "overrun",
+        "discarded",
+        "unread",
+    ];
+    format!(
+        "clients of {ring}: total {}, attached {}{}; published {}, read {}, overrun {}, discarded {}, unread {}, \
+         pending {}{}",
+        clients.total,
+        clients.attached,
+        above_zero(", ", [("revoked", clients.revoked)]),
+        clients.published,
+        clients.read,
+        clients.overrun,
+        clients.discarded,
+        clients.unread,
+        clients.pending,
+        others(clients.counters(), &shown)
     )
 }
 

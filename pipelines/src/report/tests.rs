@@ -3,8 +3,8 @@
 use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
-    CopyReport, DeviceReport, EngineReport, KernelReport, PartReport, PathState, ReaderReport,
-    RingReport, SinkReport, SourceReport,
+    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, PartReport, PathState,
+    ReaderReport, RingReport, SinkReport, SourceReport,
 };
 use std::time::Duration;
 
@@ -70,6 +70,7 @@ pub(crate) fn sample_report() -> Report {
         .insert("raw@host".to_owned(), RingReport::default());
     let reader = ReaderReport {
         ring: "raw".to_owned(),
+        process: None,
         published: 99,
         read: 70,
         overrun: 9,
@@ -79,6 +80,18 @@ pub(crate) fn sample_report() -> Report {
         blocked: 11,
     };
     report.readers.insert("spectrum".to_owned(), reader);
+    let clients = ClientsReport {
+        attached: 2,
+        total: 103,
+        revoked: 5,
+        published: 1000,
+        read: 600,
+        overrun: 200,
+        discarded: 107,
+        unread: 51,
+        pending: 42,
+    };
+    report.clients.insert("raw".to_owned(), clients);
     let kernel = KernelReport {
         input: 80,
         consumed: 64,
@@ -172,6 +185,8 @@ fn ledger_shows_every_counter() {
             "kernel trigger: in 0, consumed 0, accumulating 0, failed 0, pending 0; produced 0; persistent, \
              occupancy 12.5 %",
             "reader spectrum of raw: published 99, read 70, overrun 9, discarded 4, pending 16, blocked 11 frames",
+            "clients of raw: total 103, attached 2, revoked 5; published 1000, read 600, overrun 200, discarded 107, \
+             unread 51, pending 42",
             "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19, packets 50, \
              sent packets 20, absent packets 9, refused queue full 8, refused unreachable 7, refused other 4, \
              control packets 21, undeliverable 22",

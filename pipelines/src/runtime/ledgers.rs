@@ -1,6 +1,7 @@
 //! All ledgers of a pipeline.
 
 use super::monitor::Activity;
+use crate::attach::Clients;
 use daq_core::gpu::Backend;
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
@@ -10,7 +11,7 @@ use daq_core::ledger::{
 };
 use daq_core::plan::Plan;
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// The counters of every component, by the component's name.
@@ -30,6 +31,7 @@ pub struct Ledgers {
     /// For each kernel: its dispatch method (`None` for a kernel on the CPU), and its ledger.
     kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
     sinks: BTreeMap<String, SinkLedger>,
+    clients: Arc<Clients>,
     activity: Activity,
     start: Instant,
 }
@@ -45,6 +47,7 @@ impl Ledgers {
             copies: BTreeMap::new(),
             kernels: BTreeMap::new(),
             sinks: BTreeMap::new(),
+            clients: Arc::default(),
             activity: Activity::default(),
             start: Instant::now(),
         };
@@ -129,6 +132,11 @@ impl Ledgers {
         self.sources[name].1.clone().unwrap_or_default()
     }
 
+    /// Returns the clients of all rings.
+    pub(super) fn clients(&self) -> &Arc<Clients> {
+        &self.clients
+    }
+
     pub(super) fn ring(&self, name: &str) -> RingLedger {
         self.rings[name].0.clone()
     }
@@ -179,6 +187,8 @@ impl Ledgers {
             .iter()
             .map(|(to, (from, ledger))| (to.clone(), CopyReport::of(ledger, from, to)))
             .collect();
+        let mut report = Report::default();
+        self.clients.add_to(&mut report);
         let readers = self
             .readers
             .iter()
@@ -188,7 +198,8 @@ impl Ledgers {
                     ReaderReport::of(ledger, ring, &self.rings[ring].0),
                 )
             })
-            .collect();
+            .collect::<BTreeMap<_, _>>();
+        report.readers.extend(readers);
         let rings = self
             .rings
             .iter()
@@ -214,15 +225,12 @@ impl Ledgers {
                 (name.clone(), report)
             })
             .collect();
-        let mut report = Report {
-            sources,
-            rings,
-            readers,
-            copies,
-            kernels,
-            sinks,
-            seconds: self.start.elapsed().as_secs_f64(),
-        };
+        report.sources = sources;
+        report.rings = rings;
+        report.copies = copies;
+        report.kernels = kernels;
+        report.sinks = sinks;
+        report.seconds = self.start.elapsed().as_secs_f64();
         self.activity.add_to(&mut report);
         report
     }

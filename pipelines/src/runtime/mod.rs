@@ -20,6 +20,7 @@ mod staging;
 
 pub use ledgers::Ledgers;
 
+use crate::attach::{Offer, OfferedRing};
 use crate::http::Health;
 use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
@@ -33,6 +34,7 @@ use daq_core::source::SourceError;
 use daq_core::staging::Profile;
 use monitor::Monitor;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -216,6 +218,24 @@ impl Pipeline {
     /// Returns the number of frames published in `ring`; `None` if the pipeline has no ring of this name.
     pub fn published(&self, ring: &str) -> Option<u64> {
         Some(self.rings.get(ring)?.published())
+    }
+
+    /// Returns what the attach server offers to other processes. `http` is the address of the HTTP server.
+    pub fn offer(&self, plan: &Plan, http: Option<SocketAddr>) -> Offer {
+        let rings = plan.rings.iter().filter_map(|planned| {
+            let offered = OfferedRing {
+                ring: self.rings.get(&planned.name)?.clone(),
+                planned: planned.clone(),
+                ledger: self.ledgers.ring(&planned.name),
+            };
+            Some((planned.name.clone(), offered))
+        });
+        Offer {
+            pipeline: plan.name.clone(),
+            http,
+            rings: rings.collect(),
+            clients: self.ledgers.clients().clone(),
+        }
     }
 
     /// Requests the sources to stop; the other threads then drain their rings.

@@ -2,4 +2,5 @@
 
 pub(crate) mod clock;
 pub(crate) mod device_code;
+pub(crate) mod peer;
 pub(crate) mod terminal;

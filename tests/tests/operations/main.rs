@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+mod attach;
 mod faults;
 mod files;
 mod interruptions;

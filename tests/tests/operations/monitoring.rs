@@ -400,6 +400,10 @@ fn grows(before: &Value, after: &Value) {
             &["published", "read", "overrun", "discarded", "blocked"],
         ),
         (
+            "clients",
+            &["total", "published", "read", "overrun", "discarded"],
+        ),
+        (
             "copies",
             &["started", "frames", "failed", "copies", "bytes", "busy_ns"],
         ),

@@ -10,11 +10,13 @@ mod inspect;
 mod list;
 mod live;
 mod load;
+mod ls;
 mod new;
 mod reference;
 mod run;
 mod selftest;
 mod state;
+mod tap;
 mod topo;
 mod tune;
 
@@ -77,6 +79,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List the running pipelines of this user, and their rings.
+    Ls(ls::Args),
     /// List sources, packet formats, DMA engines, kernels, sinks and emulated devices.
     List,
     /// Print a valid, commented configuration as a starting point.
@@ -112,6 +116,8 @@ enum Command {
     Bench(bench::Args),
     /// Verify that CPU, GPU and network cards can exchange data on this machine.
     Selftest(selftest::Args),
+    /// Print the newest frames of a ring of a running pipeline.
+    Tap(tap::Args),
     /// Emulate a device for a source in another process.
     #[command(subcommand)]
     Emulate(emulate::Device),
@@ -164,6 +170,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
             topology,
             json,
         } => plan(registry, &sources, no_hardware, topology.as_deref(), json),
+        Command::Ls(args) => ls::ls(&args),
         Command::List => show(&list::list(registry)),
         Command::New { parts } => new(registry, &parts),
         Command::Graph { sources, format } => graph::graph(
@@ -179,6 +186,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Bench(args) => bench::bench(registry, &args),
         Command::Selftest(args) => selftest::selftest(registry, &args),
+        Command::Tap(args) => tap::tap(&args),
         Command::Emulate(device) => emulate::emulate(&device, registry),
         Command::Tune(args) => tune::tune(&args),
         Command::Reference { page } => show(&reference::page(registry, page)),

@@ -11,6 +11,7 @@ use daq_core::plan::Plan;
 use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
+use daq_pipelines::attach;
 use daq_pipelines::console::{self, Stderr, print_error};
 use daq_pipelines::http::{self, HttpState, Server};
 use daq_pipelines::report;
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -172,7 +174,13 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
             };
         }
     };
-    let side = match Side::start(&loaded, listener, &pipeline, last_run.as_ref()) {
+    let side = match Side::start(
+        &loaded,
+        listener,
+        &pipeline,
+        last_run.as_ref(),
+        directory.as_deref(),
+    ) {
         Ok(side) => side,
         Err(error) => {
             pipeline.stop();
@@ -312,6 +320,8 @@ impl Signal {
 
 /// The services that run in parallel with the data threads, for example the HTTP server.
 struct Side {
+    /// Stopped first: its clients read the pipeline's memory.
+    attach: Option<attach::Server>,
     server: Option<Server>,
     watchdog: Option<Watchdog>,
 }
@@ -322,6 +332,7 @@ impl Side {
         listener: Option<TcpListener>,
         pipeline: &Pipeline,
         last: Option<&daq_core::ledger::LastRun>,
+        state: Option<&Path>,
     ) -> Result<Self, http::HttpError> {
         let health: http::HealthFn = Arc::new(pipeline.health());
         let server = match listener {
@@ -345,13 +356,22 @@ impl Side {
             }
             None => None,
         };
+        let offer = pipeline.offer(&loaded.plan, server.as_ref().map(Server::address));
+        // Recording data is more important than a client.
+        let attach = attach::Server::start(offer, &attach::directories(state))
+            .inspect(|server| tracing::debug!("serving {}", server.path().display()))
+            .inspect_err(|error| tracing::warn!("{error}"));
         Ok(Self {
+            attach: attach.ok(),
             server,
             watchdog: Watchdog::start(health),
         })
     }
 
     fn stop(self) {
+        if let Some(attach) = self.attach {
+            attach.stop();
+        }
         if let Some(server) = self.server {
             server.stop();
         }

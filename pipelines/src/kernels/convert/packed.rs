@@ -3,7 +3,7 @@
 use daq_core::layout::Packing;
 
 /// Unpacks numbers into little-endian 16-bit integers, which hold every value of signed and of unsigned types.
-pub(super) struct Unpacker {
+pub(crate) struct Unpacker {
     packing: Packing,
     unpack: fn(&[u8], &mut [[u8; 2]], u16),
     numbers: Box<[[u8; 2]]>,
@@ -11,7 +11,7 @@ pub(super) struct Unpacker {
 
 impl Unpacker {
     /// Creates an unpacker that unpacks at most `numbers` numbers at a time, rounded up to a whole group.
-    pub(super) fn new(packing: Packing, numbers: usize) -> Self {
+    pub(crate) fn new(packing: Packing, numbers: usize) -> Self {
         let (group, _) = packing.group();
         Self {
             packing,
@@ -28,12 +28,12 @@ impl Unpacker {
     }
 
     /// Returns the number of bytes that the unpacker allocates.
-    pub(super) fn memory(&self) -> usize {
+    pub(crate) fn memory(&self) -> usize {
         size_of_val(&*self.numbers)
     }
 
     /// Unpacks as many numbers as there is space for, and returns their bytes.
-    pub(super) fn unpack(&mut self, bytes: &[u8]) -> &[u8] {
+    pub(crate) fn unpack(&mut self, bytes: &[u8]) -> &[u8] {
         let (group, packed) = self.packing.group();
         let count = (bytes.len() / packed * group).min(self.numbers.len());
         let sign = if self.packing.signed {
@@ -47,7 +47,7 @@ impl Unpacker {
     }
 
     /// Unpacks all numbers in pieces. Calls `piece` with the index of the first number and the bytes of the numbers.
-    pub(super) fn each_piece(&mut self, bytes: &[u8], mut piece: impl FnMut(usize, &[u8])) {
+    pub(crate) fn each_piece(&mut self, bytes: &[u8], mut piece: impl FnMut(usize, &[u8])) {
         let (group, packed) = self.packing.group();
         let at_once = self.numbers.len();
         let pieces = bytes.chunks(at_once / group * packed);

@@ -1,0 +1,282 @@
+//! The Unix socket: its path, its permissions, and packets with file descriptors.
+
+use super::AttachError;
+use rustix::cmsg_space;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::fs::DirBuilder;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+/// Maximum size of a packet in bytes.
+pub(crate) const MAX_PACKET: usize = 65536;
+/// End of the names of socket files.
+const SUFFIX: &str = ".attach";
+/// Maximum length of a socket's path in bytes (`sun_path` without the final zero).
+const MAX_PATH: usize = 107;
+/// Number of connections that wait to be accepted.
+const BACKLOG: i32 = 256;
+
+/// Returns the directories that can contain sockets: the state directory, and `daq` in `$XDG_RUNTIME_DIR`.
+pub fn directories(state: Option<&Path>) -> Vec<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
+    let runtime = runtime.map(|path| PathBuf::from(path).join("daq"));
+    state
+        .map(Path::to_owned)
+        .into_iter()
+        .chain(runtime)
+        .collect()
+}
+
+/// Returns the sockets in `directories`, sorted by path, each once.
+pub fn sockets(directories: &[PathBuf]) -> Vec<PathBuf> {
+    let entries = directories.iter().filter_map(|path| path.read_dir().ok());
+    let entries = entries.flatten().filter_map(Result::ok);
+    let sockets = entries.filter(|entry| {
+        let is_named = entry.file_name().as_bytes().ends_with(SUFFIX.as_bytes());
+        is_named && entry.file_type().is_ok_and(|kind| kind.is_socket())
+    });
+    let mut paths: Vec<_> = sockets.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+/// Returns the path of the socket of `pipeline`: in the first of `directories` in which the path is not too long.
+pub(super) fn path(directories: &[PathBuf], pipeline: &str) -> Result<PathBuf, AttachError> {
+    let paths = directories
+        .iter()
+        .map(|directory| directory.join(format!("{pipeline}{SUFFIX}")));
+    let mut too_long = None;
+    for path in paths {
+        if path.as_os_str().len() <= MAX_PATH {
+            return Ok(path);
+        }
+        too_long = Some(path);
+    }
+    Err(match too_long {
+        Some(path) => AttachError::PathTooLong { path },
+        None => AttachError::NoDirectory,
+    })
+}
+
+/// The file of a socket, which is removed when this value is dropped.
+#[derive(Debug)]
+pub(super) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // If the file is already gone, nothing is left to do.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Creates the listening socket at `path`. Replaces the file of a daemon that was killed.
+pub(super) fn listen(path: &Path) -> Result<(OwnedFd, SocketFile), AttachError> {
+    let fail = |source: Errno| AttachError::Socket {
+        path: path.to_owned(),
+        source: source.into(),
+    };
+    if let Some(directory) = path.parent() {
+        // The directory in `$XDG_RUNTIME_DIR` does not exist yet.
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+        made.map_err(|source| AttachError::Socket {
+            path: path.to_owned(),
+            source,
+        })?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(fail)?;
+    match connect_to(&address, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Err(Errno::NOENT) => {}
+        // The process that created the file has ended.
+        Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(fail)?,
+        Ok(_) | Err(Errno::AGAIN | Errno::ACCESS) => {
+            return Err(AttachError::InUse {
+                path: path.to_owned(),
+            });
+        }
+        Err(error) => return Err(fail(error)),
+    }
+    let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map_err(fail)?;
+    rustix::net::bind(&socket, &address).map_err(fail)?;
+    let file = SocketFile(path.to_owned());
+    // No process can connect before `listen`, so no process connects while the mode is more permissive.
+    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(fail)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
+    Ok((socket, file))
+}
+
+fn new_socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn connect_to(address: &SocketAddrUnix, flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    let socket = new_socket(flags)?;
+    rustix::net::connect(&socket, address)?;
+    Ok(socket)
+}
+
+/// Connects to the socket at `path`. The returned socket blocks.
+pub(super) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
+    connect_to(&SocketAddrUnix::new(path)?, SocketFlags::CLOEXEC)
+}
+
+/// A process at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    /// The process ID; 0 if the process is in another PID namespace.
+    pub(super) process: u32,
+    /// The name of the program.
+    pub(super) program: String,
+}
+
+/// Returns the process that has connected, if it may attach: it has the user of this process or of root. Otherwise
+/// returns its user.
+pub(super) fn peer(socket: impl AsFd) -> Result<Peer, u32> {
+    let (process, user) = crate::sys::peer::credentials(socket.as_fd()).unwrap_or((0, u32::MAX));
+    if user != 0 && user != rustix::process::geteuid().as_raw() {
+        return Err(user);
+    }
+    let program = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let program: String = program
+        .trim_end()
+        .chars()
+        .map(|letter| match letter {
+            '[' | ']' => '_',
+            letter if letter.is_control() => '_',
+            letter => letter,
+        })
+        .collect();
+    let program = if program.is_empty() {
+        "process".to_owned()
+    } else {
+        program
+    };
+    Ok(Peer { process, program })
+}
+
+/// A packet that was received.
+#[derive(Debug)]
+pub(super) struct Received {
+    /// Number of bytes; 0 if the other end has closed the connection.
+    pub(super) length: usize,
+    /// Whether the packet is longer than the buffer.
+    pub(super) is_truncated: bool,
+    /// Descriptors that came with the packet; further ones were closed.
+    pub(super) files: Vec<OwnedFd>,
+}
+
+/// Receives a packet into `buffer`.
+pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = loop {
+        match rustix::net::recvmsg(&socket, &mut parts, &mut control, flags) {
+            Err(Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    let mut files = Vec::new();
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+            files.extend(descriptors);
+        }
+    }
+    Ok(Received {
+        length: message.bytes,
+        is_truncated: message.flags.contains(ReturnFlags::TRUNC),
+        files,
+    })
+}
+
+/// Sends a packet with descriptors, at most 2. Does not wait if `waits` is false.
+pub(super) fn send(
+    socket: impl AsFd,
+    packet: &[u8],
+    files: &[BorrowedFd<'_>],
+    waits: bool,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::INVAL);
+    }
+    let mut flags = SendFlags::NOSIGNAL;
+    if !waits {
+        flags |= SendFlags::DONTWAIT;
+    }
+    loop {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(packet)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            result => return result.map(|_| ()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_of_killed_daemon_is_replaced_and_live_one_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = path(&[directory.path().to_owned()], "telescope").unwrap();
+        let (socket, file) = listen(&path).unwrap();
+        let error = listen(&path).unwrap_err();
+        assert!(matches!(error, AttachError::InUse { .. }), "{error}");
+        // A killed process leaves its file behind.
+        drop(socket);
+        let (_socket, replaced) = listen(&path).unwrap();
+        assert_eq!(sockets(&[directory.path().to_owned()]), [&*path]);
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(replaced);
+        assert!(!path.exists());
+        drop(file);
+    }
+
+    #[test]
+    fn long_paths_use_the_next_directory() {
+        let long = PathBuf::from("/").join("x".repeat(100));
+        let short = PathBuf::from("/run/user/1000/daq");
+        let found = path(&[long.clone(), short.clone()], "telescope").unwrap();
+        assert_eq!(found, short.join("telescope.attach"));
+        let error = path(&[long], "telescope").unwrap_err();
+        assert!(matches!(error, AttachError::PathTooLong { .. }), "{error}");
+        let error = path(&[], "telescope").unwrap_err();
+        assert!(matches!(error, AttachError::NoDirectory), "{error}");
+    }
+
+    #[test]
+    fn packets_carry_descriptors() {
+        let (left, right) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        send(&left, b"hello", &[left.as_fd(), right.as_fd()], true).unwrap();
+        let mut buffer = [0; 3];
+        let received = receive(&right, &mut buffer).unwrap();
+        assert_eq!((received.length, received.is_truncated), (3, true));
+        assert_eq!(received.files.len(), 2);
+        drop(received);
+        drop(left);
+        assert_eq!(receive(&right, &mut buffer).unwrap().length, 0);
+    }
+}

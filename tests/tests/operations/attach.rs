@@ -1,0 +1,399 @@
+//! Tests processes that attach to a running pipeline: what they can read, and that they cannot harm the pipeline.
+
+use daq_drivers::sim::verify;
+use daq_testkit::{Daq, Live, Outcome, Python, assert_contains, ledger, python, skip, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+const CLIENT: &str = include_str!("../../python/attach_client.py");
+/// Bytes per frame.
+const FRAME: u64 = 8192;
+
+/// A source that waits for slots and is paced, so that every lost frame is the fault of a reader.
+const PIPELINE: &str = r#"
+[source.adc]
+driver = "sim"
+ring = "raw"
+samples = { type = "int16", channels = 2, rate = "1 MHz" }
+pattern = "counter"
+packet = 1024
+pace = "80 Mbit/s"
+backpressure = true
+
+[ring.raw]
+memory = "host"
+slot = 8192
+slots = 256
+
+[sink.drain]
+driver = "null"
+input = "raw"
+
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+/// Returns a running pipeline that has published frames, and the path of its socket.
+fn start(daq: &Daq) -> (Live, String) {
+    let mut live = daq.spawn(&[]);
+    live.wait_count("rings.raw.published", 10);
+    let socket = daq.path("state/daq/daq.attach");
+    (live, socket.to_str().unwrap().to_owned())
+}
+
+/// A client in another process.
+struct Client {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Client {
+    /// Starts a client that keeps its connection until it is stopped.
+    fn start(python: &Python, arguments: &[&str]) -> Self {
+        let mut child = Command::new(python.path())
+            .args(["-c", CLIENT])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// Returns the next value that the client prints.
+    fn next(&mut self) -> Value {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Closes the standard input of the client, which then leaves.
+    fn leave(mut self) {
+        drop(self.child.stdin.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until no client is attached to `raw`.
+fn wait_detached(live: &mut Live) -> Value {
+    wait_for("clients that leave", || {
+        let report = live.report();
+        (ledger::count(&report, "clients.raw.attached") == 0).then_some(report)
+    })
+}
+
+/// Panics unless the pipeline has lost nothing.
+fn assert_nothing_lost(outcome: &Outcome) {
+    assert_eq!(
+        ledger::lost(&outcome.report, "adc"),
+        0,
+        "{:#}",
+        outcome.report
+    );
+    assert_eq!(outcome.count("rings.raw.ring_full"), 0);
+    assert_eq!(
+        outcome.count("readers.drain.read"),
+        outcome.count("rings.raw.published")
+    );
+}
+
+#[test]
+fn ls_lists_pipelines_and_rings() {
+    let daq = Daq::new(PIPELINE);
+    let none = daq.cli_line("ls").ok();
+    assert_contains!(none.stderr => "no pipeline runs", "state/daq");
+    let (mut live, socket) = start(&daq);
+    let address = live.address().to_string();
+    let pipelines = daq.cli_line("ls --json").ok().json();
+    let pipeline = &pipelines[0];
+    assert_eq!(pipeline["pipeline"], "daq");
+    assert_eq!(pipeline["pid"], live.pid());
+    assert_eq!(pipeline["http"], address);
+    assert_eq!(pipeline["socket"], socket);
+    let ring = &pipeline["rings"][0];
+    assert_eq!(
+        (&ring["name"], &ring["memory"]),
+        (&json!("raw"), &json!("host"))
+    );
+    assert_eq!(
+        (&ring["attachable"], &ring["clients"]),
+        (&json!(true), &json!(0))
+    );
+    assert_eq!(ring["layout"]["shape"], json!([2048, 2]));
+    let table = daq.cli_line("ls").ok().stdout;
+    assert_contains!(table => "pipeline daq: process", "RING", "raw", "host", "256", "8 KiB", "int16 [2048, 2]", "yes");
+
+    // A killed daemon leaves its socket behind, and the next run replaces it.
+    live.kill();
+    let killed = daq.cli_line("ls").ok();
+    assert_contains!(killed.stderr => "daq.attach", "was killed");
+    let (live, _) = start(&daq);
+    assert_eq!(daq.cli_line("ls --json").ok().json()[0]["pid"], live.pid());
+    // A second run with the same name records data, but no process can attach to it.
+    let second = daq
+        .run(&["--frames", "raw=10", "--set", "daq.name=daq"])
+        .ok();
+    assert_contains!(second.stderr => "another run serves", "daq.attach", "`name` in [daq]");
+    assert_eq!(daq.cli_line("ls --json").ok().json()[0]["pid"], live.pid());
+    assert_nothing_lost(&live.stop().ok());
+    assert!(!Path::new(&socket).exists());
+}
+
+#[test]
+fn tap_prints_frames_that_numpy_reads() {
+    let python = python!("numpy");
+    let daq = Daq::new(PIPELINE);
+    let (live, _) = start(&daq);
+    let shell = |command: &str| {
+        let binary = daq_testkit::binary();
+        let mut sh = Command::new("sh");
+        daq.prepare(&mut sh)
+            .env("DAQ", binary)
+            .args(["-c", command]);
+        let output = sh.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{command}: {errors}");
+        (String::from_utf8(output.stdout).unwrap(), errors)
+    };
+    shell("$DAQ tap raw --format npy --every 100ms --count 2 > frames.npy");
+    let read = "import numpy, sys\n\
+                file = open(sys.argv[1], 'rb')\n\
+                for _ in range(2):\n\
+                \x20   frame = numpy.load(file)\n\
+                \x20   words = frame.ravel().view('<u8')\n\
+                \x20   assert frame.shape == (2048, 2) and frame.dtype == '<i2', frame\n\
+                \x20   assert (numpy.diff(words) == 1).all() and words[0] % 1024 == 0, words\n\
+                assert not file.read()";
+    python.run(read, &[daq.path("frames.npy")]);
+    shell("$DAQ tap raw --format raw --count 1 > frame.raw");
+    let raw = std::fs::read(daq.path("frame.raw")).unwrap();
+    let first = u64::from_le_bytes(raw[..8].try_into().unwrap()) * 8;
+    assert_eq!((raw.len() as u64, verify(&raw, first)), (FRAME, None));
+
+    let json = daq.cli_line("tap raw --count 1").ok().json();
+    assert_eq!(
+        (&json["ring"], &json["length"]),
+        (&json!("raw"), &json!(FRAME))
+    );
+    assert_eq!((&json["missing"], &json["flags"]), (&json!([]), &json!([])));
+    assert_eq!(json["samples"].as_array().unwrap().len(), 2048);
+    let csv = daq.cli_line("tap raw --format csv --count 1").ok().stdout;
+    let lines: Vec<_> = csv.lines().collect();
+    assert_eq!((lines[0], lines.len()), ("frame,time_ns,point,c0,c1", 2049));
+    assert_eq!(lines[1].split(',').count(), 5);
+
+    // A closed pipe is not an error.
+    let (first, errors) = shell("$DAQ tap raw --format csv --every 1ms | head -n 1");
+    assert_eq!(
+        (first.trim_end(), &*errors),
+        ("frame,time_ns,point,c0,c1", "")
+    );
+    let wrong = daq.cli_line("tap rwa --count 1");
+    assert_eq!(wrong.code, 69);
+    assert_contains!(wrong.stderr => "no ring `rwa`", "raw of pipeline `daq`");
+    let wrong = daq.cli_line("tap raw --pipeline other");
+    assert_contains!(wrong.stderr => "no ring `raw` of pipeline `other`");
+    assert_nothing_lost(&live.stop().ok());
+    let none = daq.cli_line("tap raw");
+    assert_eq!(none.code, 69);
+    assert_contains!(none.stderr => "no pipeline runs", "daq run");
+}
+
+#[test]
+fn client_reads_ring_without_copy_and_is_counted() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let (mut live, socket) = start(&daq);
+    let mut client = Client::start(&python, &[&socket, "read", "500", "none"]);
+    let counts = client.next();
+    assert_eq!(counts["read"], 500);
+    let name = format!("python3[{}]", client.child.id());
+    let found = wait_for("the client's counts", || {
+        let report = live.report();
+        let readers = report["readers"].as_object().unwrap();
+        let reader = readers
+            .values()
+            .find(|reader| reader["process"] == client.child.id())?;
+        (reader["read"] == 500).then(|| (report.clone(), reader.clone()))
+    });
+    let (report, reader) = found;
+    assert_eq!(
+        (&reader["ring"], &reader["overrun"]),
+        (&json!("raw"), &counts["overrun"])
+    );
+    assert_eq!(ledger::count(&report, "clients.raw.attached"), 1, "{name}");
+    let metrics = live.get("/metrics").body;
+    assert_contains!(metrics => "daq_ring_clients{ring=\"raw\"} 1", "daq_ring_client_read_frames_total{ring=\"raw\"} 500");
+    assert_contains!(metrics => !format!("[{}]", client.child.id()));
+    client.leave();
+    let report = wait_detached(&mut live);
+    assert_eq!(ledger::count(&report, "clients.raw.read"), 500);
+    assert_eq!(ledger::count(&report, "clients.raw.total"), 1);
+    assert_eq!(report["readers"].as_object().unwrap().len(), 1);
+    assert_nothing_lost(&live.stop().ok());
+}
+
+#[test]
+fn guaranteed_client_reads_every_frame_and_is_revoked_if_it_stops() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let guaranteed = "ring.raw.attach={ guarantee = true, hold = \"300 ms\" }";
+    let mut live = daq.spawn(&["--set", guaranteed]);
+    live.wait_count("rings.raw.published", 10);
+    let socket = daq.path("state/daq/daq.attach");
+    let socket = socket.to_str().unwrap();
+    let mut client = Client::start(&python, &[socket, "read", "300", "guarantee"]);
+    let counts = client.next();
+    assert_eq!(
+        (&counts["read"], &counts["overrun"], &counts["gaps"]),
+        (&json!(300), &json!(0), &json!(0))
+    );
+    // The client reads no more frames, so the source waits until the client is revoked.
+    live.wait_count("clients.raw.revoked", 1);
+    drop(client);
+    let mut stopped = Client::start(&python, &[socket, "hold", "guarantee"]);
+    stopped.next();
+    stopped.signal(Signal::STOP);
+    live.wait_count("clients.raw.revoked", 2);
+    stopped.signal(Signal::CONT);
+    assert_contains!(stopped.next()["revoked"].as_str().unwrap() => "has not retired frame", "300 ms");
+    let mut killed = Client::start(&python, &[socket, "hold", "guarantee"]);
+    killed.next();
+    killed.signal(Signal::KILL);
+    let report = wait_detached(&mut live);
+    let published = ledger::count(&report, "rings.raw.published");
+    live.wait_count("rings.raw.published", published + 1000);
+    assert_contains!(live.stderr() => "revoked python", "from ring raw", "`hold` of the ring");
+    assert_nothing_lost(&live.stop().ok());
+}
+
+#[test]
+fn hostile_clients_are_disconnected_and_the_pipeline_loses_nothing() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let (mut live, socket) = start(&daq);
+    let replies = python
+        .json_lines(CLIENT, &[&socket, "hostile", "1"])
+        .remove(0);
+    let error = |name: &str| {
+        replies[name]["error"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    assert_contains!(error("huge") => "at most 65536 bytes");
+    assert_contains!(error("nested") => "not a JSON object");
+    assert_eq!(replies["descriptors"], true);
+    assert_contains!(error("ring") => "no ring `no?such`", "its rings are raw");
+    assert_contains!(error("guarantee") => "attach = { guarantee = true }", "[ring.raw]");
+    assert_contains!(error("early") => "attach to a ring first");
+    assert_eq!(replies["deaf"], "disconnected");
+    let revoked = replies["revoked"].as_array().unwrap();
+    for (reason, expected) in revoked.iter().zip([
+        "frames were published",
+        "1 frames read",
+        "overrun",
+        "invalid value",
+        "invalid type",
+        "another request",
+        "`read` 0 after 1",
+    ]) {
+        assert_contains!(reason.as_str().unwrap() => expected);
+    }
+    let report = wait_detached(&mut live);
+    assert_eq!(ledger::count(&report, "clients.raw.revoked"), 7);
+    assert_nothing_lost(&live.stop().ok());
+}
+
+#[test]
+fn hundreds_of_clients_and_killed_clients_leave_nothing_behind() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let (mut live, socket) = start(&daq);
+    let count = |what: &str, live: &Live| {
+        let path = format!("/proc/{}/{what}", live.pid());
+        std::fs::read_dir(path).unwrap().count()
+    };
+    // The first client starts the thread that wakes clients.
+    let mut first = Client::start(&python, &[&socket, "read", "5", "none"]);
+    first.next();
+    first.leave();
+    wait_detached(&mut live);
+    let before = (count("task", &live), count("fd", &live));
+    let mut many = Client::start(&python, &[&socket, "many", "300"]);
+    assert_eq!(many.next(), 300);
+    let report = live.wait_count("clients.raw.attached", 300);
+    assert!(ledger::count(&report, "clients.raw.read") >= 300);
+    many.signal(Signal::KILL);
+    wait_detached(&mut live);
+    python.run(CLIENT, &[&*socket, "churn", "300"]);
+    let report = wait_detached(&mut live);
+    assert_eq!(ledger::count(&report, "clients.raw.total"), 601);
+    wait_for("freed descriptors and threads", || {
+        ((count("task", &live), count("fd", &live)) <= before).then_some(())
+    });
+    assert_nothing_lost(&live.stop().ok());
+}
+
+#[test]
+fn clients_cannot_write_and_other_users_cannot_attach() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let (mut live, socket) = start(&daq);
+    let succeeded = python.json_lines(CLIENT, &[&socket, "write"]).remove(0);
+    assert_eq!(succeeded, json!([]));
+    let mut private = daq.spawn(&[
+        "--set",
+        "daq.name=private",
+        "--set",
+        "ring.raw.attach=false",
+    ]);
+    private.wait_count("rings.raw.published", 1);
+    let pipelines = daq.cli_line("ls --json").ok().json();
+    let ring = &pipelines[1]["rings"][0];
+    assert_eq!(pipelines[1]["pipeline"], "private");
+    assert_contains!(ring["attachable"].as_str().unwrap() => "attach = false");
+    // A copy of a frame is not the memory of the ring.
+    let tapped = daq
+        .cli_line("tap raw --pipeline private --format csv --count 1")
+        .ok();
+    assert_eq!(tapped.stdout.lines().count(), 2049);
+    assert_nothing_lost(&private.stop().ok());
+    if !rustix::process::geteuid().is_root() {
+        live.interrupt();
+        skip!("only root can start processes of another user");
+    }
+    // Even if the permissions of the file are wrong, the daemon rejects the process.
+    for (mode, expected) in [
+        (0o600, "PermissionError"),
+        (0o666, "only the user who runs"),
+    ] {
+        std::fs::set_permissions(&socket, Permissions::from_mode(mode)).unwrap();
+        for path in Path::new(&socket).ancestors().skip(1).take(3) {
+            std::fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        let error = python.json_lines(CLIENT, &[&*socket, "refused"]).remove(0);
+        assert_contains!(error.as_str().unwrap() => expected);
+    }
+    live.wait_log("rejected a connection of user 65534");
+    assert_eq!(ledger::count(&live.report(), "clients.raw.total"), 1);
+    assert_nothing_lost(&live.stop().ok());
+}
