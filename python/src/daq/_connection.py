@@ -1,0 +1,129 @@
+"""Connections to the socket of a running daemon, and how daemons are found.
+
+The protocol is described in "The attach protocol" of the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ._errors import AttachError
+
+MAX_PACKET = 65536
+SUFFIX = ".attach"
+# The daemon answers at once; a longer silence means that it is stopped.
+_TIMEOUT = 10.0
+_MAX_FDS = 4
+
+
+class Connection:
+    """A connection to a daemon. Raises AttachError if the daemon does not listen, or does not answer."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(_TIMEOUT)
+        try:
+            self._socket.connect(os.fspath(path))
+        except OSError as error:
+            self._socket.close()
+            raise AttachError(f"cannot connect to {path}: {error.strerror or error}") from error
+
+    def request(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+        """Send a request and return the reply with its file descriptors, which the caller closes.
+
+        Raises AttachError with the daemon's message if the daemon refuses the request.
+        """
+        try:
+            if fds:
+                socket.send_fds(self._socket, [_encode(packet)], list(fds))
+            else:
+                self._socket.send(_encode(packet))
+            data, received, _, _ = socket.recv_fds(self._socket, MAX_PACKET, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise AttachError(f"{self.path} does not answer: {error.strerror or error}") from error
+        try:
+            if not data:
+                raise AttachError(f"the daemon closed the connection to {self.path}")
+            reply: dict[str, Any] = json.loads(data)
+            if not reply.get("ok"):
+                raise AttachError(str(reply.get("error") or reply.get("revoked") or "the daemon refused the request"))
+        except (AttachError, ValueError):
+            for fd in received:
+                os.close(fd)
+            raise
+        return reply, received
+
+    def send(self, packet: Mapping[str, Any]) -> bool:
+        """Send a packet without a reply. Returns false if it cannot be sent without waiting, or if the daemon has closed."""
+        self._socket.settimeout(0.0)
+        try:
+            self._socket.send(_encode(packet), socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        finally:
+            self._socket.settimeout(_TIMEOUT)
+        return True
+
+    def receive(self, timeout: float = 0.0) -> dict[str, Any] | None:
+        """Return the next packet of the daemon, or None if there is none within `timeout` seconds.
+
+        After the daemon has closed the connection, the packet is `{"closed": True}`.
+        """
+        self._socket.settimeout(timeout)
+        try:
+            data = self._socket.recv(MAX_PACKET)
+        except (BlockingIOError, socket.timeout):
+            return None
+        except OSError:
+            data = b""
+        finally:
+            self._socket.settimeout(_TIMEOUT)
+        packet: dict[str, Any] = json.loads(data) if data else {"closed": True}
+        return packet
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket; -1 after `close`."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close the connection, which ends the access to a ring."""
+        self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _encode(packet: Mapping[str, Any]) -> bytes:
+    return json.dumps(packet, separators=(",", ":")).encode()
+
+
+def directories(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Return the directories with sockets of daemons: the state directory, and that for long paths."""
+    found = []
+    environment = os.environ.get
+    if state_dir is not None:
+        found.append(Path(state_dir))
+    elif environment("STATE_DIRECTORY"):
+        found.append(Path(environment("STATE_DIRECTORY", "").split(":")[0]))
+    elif os.path.isabs(environment("XDG_STATE_HOME", "")):
+        found.append(Path(environment("XDG_STATE_HOME", "")) / "daq")
+    elif environment("HOME"):
+        found.append(Path(environment("HOME", "")) / ".local/state/daq")
+    if environment("XDG_RUNTIME_DIR"):
+        found.append(Path(environment("XDG_RUNTIME_DIR", "")) / "daq")
+    return found
+
+
+def sockets(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Return the sockets in the directories of `directories`; those of killed daemons refuse connections."""
+    return [path for directory in directories(state_dir) for path in sorted(directory.glob(f"*{SUFFIX}"))]

@@ -1,0 +1,268 @@
+"""Recordings of the sinks `file` and `zarr` as arrays."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _sigmf, _zarr
+from ._errors import RecordingError
+from ._flags import CLOCKS, Flags, to_datetimes
+from ._frame import Frame
+from ._rows import Rows
+from ._samples import Array, Layout
+from ._segment import Gap, Segment, Span
+
+if TYPE_CHECKING:
+    import xarray
+
+_SEGMENT = re.compile(r"(?P<name>.+)-(?P<number>\d{6,})(?P<kind>\.sigmf-meta|\.zarr)")
+
+
+class RecordedFrame(Frame):
+    """One frame of a recording."""
+
+    def __init__(self, recording: Recording, index: int) -> None:
+        self._recording = recording
+        self.layout = recording.layout
+        #: Index of the frame in the recording.
+        self.index = index
+
+    @property
+    def number(self) -> int:
+        return int(self._recording.number[self.index])
+
+    @property
+    def epoch(self) -> int:
+        return int(self._recording.epoch[self.index])
+
+    @property
+    def time_ns(self) -> int:
+        return int(self._recording.time_ns[self.index])
+
+    @property
+    def clock(self) -> str:
+        return str(self._recording.clock[self.index])
+
+    @property
+    def flags(self) -> Flags:
+        return Flags(int(self._recording.flags[self.index]))
+
+    @property
+    def missing(self) -> int:
+        return int(self._recording.missing[self.index])
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_] | None:
+        present = self._recording.present
+        return None if present is None else present[self.index]
+
+    @property
+    def kept(self) -> dict[str, int]:
+        values = {name: column[self.index] for name, column in self._recording.kept.items()}
+        return {name: int(value) for name, value in values.items() if value is not np.ma.masked}
+
+    @property
+    def valid(self) -> bool:
+        """Always true, because a recorded frame does not change."""
+        return True
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        row = self._recording.frames[self.index]
+        raw = np.ascontiguousarray(row).reshape(-1).view(np.uint8)[: int(self._recording.length[self.index])]
+        array = self.layout.array(raw)
+        return np.array(array, dtype=dtype) if copy else np.asarray(array, dtype=dtype)
+
+
+class Recording:
+    """The output of a sink `file` or `zarr` as arrays with one row per frame.
+
+    `path` is the directory of the sink, one `.sigmf-meta` file, or one `.zarr` store. A directory may contain the files of
+    several sinks; `name` then selects one of them. All segments become one recording. Payload is memory-mapped and read only
+    when it is used. Files of a run in progress can be opened: SigMF shows complete segments, Zarr all committed frames.
+
+    Raises RecordingError if there is no such recording.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        self.path = Path(path)
+        paths = _find(self.path, name)
+        self.segments: list[Segment] = [
+            _sigmf.read_segment(path) if path.name.endswith(_sigmf.META) else _zarr.read_store(path) for path in paths
+        ]
+        first = self.segments[0]
+        for segment in self.segments:
+            if (segment.layout.dtype, segment.layout.shape()) != (first.layout.dtype, first.layout.shape()):
+                raise RecordingError(
+                    f"{segment.path.name} and {first.path.name} have frames of different shapes, "
+                    f"{segment.layout.shape()} and {first.layout.shape()}; open them one by one"
+                )
+        #: Type, shape, axis and rates of the frames.
+        self.layout: Layout = first.layout
+        #: The attributes of the first file, such as `core:description`.
+        self.attributes: Mapping[str, Any] = first.attributes
+        self._offsets = np.cumsum([0] + [len(segment) for segment in self.segments]).tolist()
+        pieces = [piece for segment in self.segments for piece in segment.pieces]
+        #: Payload: `[frame, point, channel]`, or `[frame, channel, point]` if planar. Shorter frames end with zeros.
+        self.frames = Rows(pieces, self.layout.shape(), self.layout.dtype)
+        #: Number of each frame in its epoch.
+        self.number: npt.NDArray[np.uint64] = self._join("number")
+        #: Number of times that the frame numbers restarted before each frame.
+        self.epoch: npt.NDArray[np.uint32] = self._join("epoch")
+        #: Nanoseconds of the clock of each frame; 0 where `clock` is `none`.
+        self.time_ns: npt.NDArray[np.uint64] = self._join("time_ns")
+        #: Flags of each frame: bits of `Flags`.
+        self.flags: npt.NDArray[np.uint32] = self._join("flags")
+        #: Valid bytes of each frame.
+        self.length: npt.NDArray[np.uint64] = self._join("length")
+        self._clock: npt.NDArray[np.uint8] = self._join("clock")
+
+    def _join(self, name: str) -> Array:
+        return np.concatenate([getattr(segment, name) for segment in self.segments])
+
+    @staticmethod
+    def names(path: str | os.PathLike[str]) -> list[str]:
+        """Return the names of the recordings in a directory, which are the values for `name`."""
+        return sorted({match["name"] for match in map(_SEGMENT.fullmatch, _entries(Path(path))) if match})
+
+    @property
+    def state(self) -> str:
+        """`complete`, `writing` (a run is writing the last store) or `recovered` (after a killed run)."""
+        return self.segments[-1].state
+
+    @cached_property
+    def time(self) -> npt.NDArray[np.datetime64]:
+        """Time of the first sample of each frame; NaT where it is unknown. See `clock`."""
+        return to_datetimes(self.time_ns, self._clock != 0)
+
+    @cached_property
+    def clock(self) -> npt.NDArray[np.str_]:
+        """Name of the clock of each time. Only `host`, `kernel` and `sensor-utc` are UTC."""
+        return np.array(CLOCKS)[np.minimum(self._join("clock"), len(CLOCKS) - 1)]
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """Whole frames that are not in the recording."""
+        return [
+            replace(gap, index=gap.index + offset)
+            for segment, offset in zip(self.segments, self._offsets)
+            for gap in segment.gaps
+        ]
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Ranges of samples that did not arrive and are filled."""
+        return [
+            replace(span, index=span.index + offset)
+            for segment, offset in zip(self.segments, self._offsets)
+            for span in segment.spans
+        ]
+
+    @cached_property
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Number of samples of each frame that did not arrive and are filled."""
+        missing = np.zeros(len(self), np.int64)
+        for span in self.spans:
+            missing[span.index] += span.samples
+        return missing
+
+    @cached_property
+    def present(self) -> npt.NDArray[np.bool_] | None:
+        """Which packets of each frame arrived: `[frame, packet]`; None if frames do not consist of packets.
+
+        SigMF files do not contain the sizes of packets. There, the columns are equal parts of a frame, as many as a frame has
+        packets, and the value is whether the whole part arrived.
+        """
+        parts = [segment.present for segment in self.segments]
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts) or len({part.shape[1] for part in known}) > 1:
+            return None
+        return np.concatenate(known)
+
+    @cached_property
+    def kept(self) -> dict[str, np.ma.MaskedArray[Any, Any]]:
+        """The kept fields by name, one value per frame; masked where a frame does not have the field."""
+        names = dict.fromkeys(name for segment in self.segments for name in segment.kept)
+        none = np.ma.masked_all
+        return {
+            name: np.ma.concatenate([s.kept[name] if name in s.kept else none(len(s), np.uint64) for s in self.segments])
+            for name in names
+        }
+
+    @cached_property
+    def samples(self) -> Rows:
+        """Samples over time: `[point, channel]`, with the frames one after the other. Gaps are not filled.
+
+        Raises RecordingError if frames are planar, are not samples over time, or differ in size.
+        """
+        layout = self.layout
+        if layout.order == "planar" or layout.axis.get("kind", "time") != "time":
+            raise RecordingError("the frames are not interleaved samples over time; use `frames`")
+        if len(self) and np.any(self.length != self.length[0]):
+            raise RecordingError("frames differ in size; use the frames one by one")
+        shape = layout.shape()[1:]
+        return Rows([piece.reshape(-1, *shape) for piece in self.frames.pieces], shape, layout.dtype)
+
+    def values(self, rows: Any = slice(None)) -> Array:
+        """Return the numbers of `frames[rows]` in a type that NumPy calculates with; see `Layout.values`."""
+        return self.layout.values(self.frames[rows])
+
+    def __len__(self) -> int:
+        return int(self._offsets[-1])
+
+    def __getitem__(self, index: int) -> RecordedFrame:
+        """Return one frame with its metadata."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"frame {index} of {len(self)} frames")
+        return RecordedFrame(self, index % len(self))
+
+    def __iter__(self) -> Iterator[RecordedFrame]:
+        return (RecordedFrame(self, index) for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        shape = " × ".join(map(str, self.frames.shape))
+        return f"<Recording {self.path}: {shape} {self.layout.dtype}, {len(self.gaps)} gaps, {self.state}>"
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return the recording as a dataset with the coordinates `time`, `number`, `epoch` and, if known, `frequency`.
+
+        The variable `frames` is read lazily if the recording is one file, or if dask is installed. Needs xarray.
+        """
+        from ._xarray import dataset  # noqa: PLC0415 - xarray is optional
+
+        return dataset(self)
+
+
+def _entries(path: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _find(path: Path, name: str | None) -> list[Path]:
+    """Return the files and stores of one recording in ascending order."""
+    if path.name.endswith(".sigmf-data"):
+        path = path.with_suffix(_sigmf.META)
+    if path.name.endswith((_sigmf.META, _zarr.SUFFIX)):
+        return [path]
+    found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
+    for match in filter(None, map(_SEGMENT.fullmatch, _entries(path))):
+        if name in (None, match["name"]):
+            key = (match["name"], match["kind"])
+            found.setdefault(key, []).append((int(match["number"]), path / match[0]))
+    if not found:
+        what = f"no recording named {name!r}" if name else "no complete segment of a recording"
+        raise RecordingError(f"{path} contains {what}; names: {', '.join(Recording.names(path)) or 'none'}")
+    if len(found) > 1:
+        names = ", ".join(sorted(f"{name} ({kind})" for name, kind in found))
+        raise RecordingError(f"{path} contains several recordings: {names}; give a `name`, or the path of one file")
+    return [path for _, path in sorted(next(iter(found.values())))]

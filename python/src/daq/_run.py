@@ -1,0 +1,211 @@
+"""Starts and stops pipelines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ._attach import Attachment, attach
+from ._connection import SUFFIX
+from ._errors import AttachError, RunError
+from ._pipelines import Pipeline, pipelines
+
+_MEANINGS = {
+    1: "a check failed",
+    64: "wrong command line",
+    69: "something needed is unavailable",
+    70: "a defect of daq or of a kernel",
+    74: "reading or writing failed",
+    78: "wrong configuration",
+}
+_POLL_INTERVAL = 0.02
+_LOG_LINES = 20
+
+
+def run(
+    *configurations: str | os.PathLike[str],
+    set: Mapping[str, object] | None = None,
+    duration: str | None = None,
+    frames: Mapping[str, int] | None = None,
+    drain: str | None = None,
+    state_dir: str | os.PathLike[str] | None = None,
+    arguments: Sequence[str] = (),
+    cwd: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    log: IO[Any] | None = None,
+    binary: str | os.PathLike[str] | None = None,
+) -> Run:
+    """Start `daq run` with these TOML files. The result is a context manager, which stops the run at the end.
+
+    ```python
+    with daq.run("spectrometer.toml", set={"ring.raw.slots": 128}) as run:
+        for frame in run.attach("spectra"):
+            ...
+    print(run.report["sources"])
+    ```
+
+    `set` overrides values of the configuration. The run ends after `duration`, such as `"10 s"`, or after so many `frames` of a
+    ring; see `daq run --help` for these options, `drain` and `state_dir`. `arguments` are further options.
+
+    `log` is the file for the log, such as `sys.stderr`; default: a temporary file, which `Run.log` returns. `binary` is the
+    program; default: `daq` in the search path. Raises RunError if it does not exist.
+    """
+    program = shutil.which(os.fspath(binary or "daq"), path=(env or os.environ).get("PATH"))
+    if program is None:
+        raise RunError(f"cannot find the program {os.fspath(binary or 'daq')!r}; install daq or give its path as `binary`", 127)
+    command = [program, "run", *(os.fspath(file) for file in configurations), "--report", "json"]
+    for key, value in (set or {}).items():
+        command += ["--set", f"{key}={_toml(value)}"]
+    for ring, count in (frames or {}).items():
+        command += ["--frames", f"{ring}={count}"]
+    for option, text in (("--for", duration), ("--drain", drain), ("--state-dir", state_dir)):
+        if text is not None:
+            command += [option, os.fspath(text)]
+    return Run([*command, *arguments], Path(state_dir) if state_dir is not None else None, cwd, env, log)
+
+
+class Run:
+    """A run of `daq run`. Leaving its context stops the run and raises RunError if it failed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        state_dir: Path | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        log: IO[Any] | None = None,
+    ) -> None:
+        self._state_dir = state_dir if state_dir is None or cwd is None else Path(cwd) / state_dir
+        self._output = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile() if log is None else None
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._log if self._log is not None else log,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process ID."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, 128 + the number of a signal that ended the process, or None while it runs."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def log(self) -> str:
+        """The log so far; empty if it goes to another file."""
+        return "" if self._log is None else _read(self._log)
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """The final ledgers; None while the process runs, or if the pipeline did not start."""
+        text = "" if self.running else _read(self._output)
+        with contextlib.suppress(ValueError):
+            report: dict[str, Any] = json.loads(text)
+            return report
+        return None
+
+    def pipeline(self, timeout: float = 30.0) -> Pipeline:
+        """Return the pipeline of this run as soon as its socket answers.
+
+        Raises RunError if the run ends first, and AttachError after `timeout` seconds.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            for pipeline in pipelines(self._state_dir):
+                if pipeline.pid == self.pid:
+                    return pipeline
+            if not self.running:
+                self._check()
+                raise RunError("the run has ended", self.code or 0, self.log)
+            if time.monotonic() >= end:
+                raise AttachError(f"no socket *{SUFFIX} of process {self.pid} within {timeout} s; {self.log}")
+            time.sleep(_POLL_INTERVAL)
+
+    def attach(self, ring: str, **options: Any) -> Attachment:
+        """Attach to a ring of this run as soon as its socket answers; `options` are those of `daq.attach`."""
+        return attach(ring, socket=self.pipeline().socket, **options)
+
+    def status(self) -> dict[str, Any]:
+        """Return the object that `/status` of the HTTP server returns."""
+        return self.pipeline().status()
+
+    def stop(self, timeout: float | None = None) -> int:
+        """Stop the sources, drain the rings, close the files, and return the exit code.
+
+        If that takes longer than `timeout` seconds, the process is ended at once; its files remain valid.
+        """
+        if self.running:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            return self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the run ends, and return the exit code. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        self._process.wait(timeout)
+        return self.code or 0
+
+    def kill(self) -> None:
+        """End the process at once. The files of its sinks remain valid."""
+        self._process.kill()
+
+    def _check(self) -> None:
+        code = self.code
+        if code:
+            log = "\n".join(self.log.splitlines()[-_LOG_LINES:])
+            meaning = _MEANINGS.get(code, "ended by a signal" if code > 128 else "failed")
+            raise RunError(f"daq run exited with {code} ({meaning})" + (f":\n{log}" if log else ""), code, log)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        if kind is None:
+            self._check()
+
+    def __del__(self) -> None:
+        process = getattr(self, "_process", None)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.pid}, {'running' if self.running else f'exit code {self.code}'}>"
+
+
+def _read(file: IO[bytes]) -> str:
+    """Return the whole content without moving the position, which the process shares."""
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+
+
+def _toml(value: object) -> str:
+    """Return a value as `--set` expects it: TOML without quotes around texts."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

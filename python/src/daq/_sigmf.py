@@ -1,0 +1,233 @@
+"""Reads segments of the sink `file`: SigMF with the extension `daq`.
+
+The format is described in "File formats" of the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._errors import RecordingError
+from ._flags import CLOCKS, Flags
+from ._samples import Array, Layout
+from ._segment import UNKNOWN_NUMBER, Gap, Segment, Span
+
+META = ".sigmf-meta"
+_NUMBERS = {
+    "i8": "int8",
+    "u8": "uint8",
+    "i16": "int16",
+    "u16": "uint16",
+    "i32": "int32",
+    "u32": "uint32",
+    "f32": "float32",
+    "f64": "float64",
+}
+_JSON = Mapping[str, Any]
+
+
+def read_segment(path: Path) -> Segment:
+    """Read the segment of a `.sigmf-meta` file. The payload is memory-mapped.
+
+    Raises RecordingError if a file is missing or was not written by daq.
+    """
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        return _Reader(path, meta).read()
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"{path} is not a recording of daq: {type(error).__name__}: {error}") from error
+
+
+def _layout(info: _JSON) -> Layout:
+    kind, _, order = str(info["core:datatype"]).partition("_")
+    if order == "be":
+        raise RecordingError("big-endian samples are not supported")
+    number, is_complex = _NUMBERS[kind[1:]], kind[0] == "c"
+    rate = info.get("core:sample_rate")
+    if "daq:channels" in info:
+        return Layout(
+            number,
+            is_complex,
+            channels=info["daq:channels"],
+            points=info["daq:points"],
+            order=info["daq:order"],
+            axis=info.get("daq:axis", {}),
+            sample_rate=info.get("daq:axis", {}).get("rate"),
+            frame_rate=info.get("daq:frame_rate"),
+        )
+    channels = int(info.get("core:num_channels", 1))
+    layout = Layout(number, is_complex, channels=channels)
+    points = int(info["daq:frame_bytes"]) * 8 // layout.point_bits
+    axis = {"kind": "time", **({"rate": rate} if rate else {})}
+    frame_rate = rate / points if rate and points else None
+    return Layout(number, is_complex, channels, points, axis=axis, sample_rate=rate, frame_rate=frame_rate)
+
+
+class _Reader:
+    """Reads one segment. A sample is a SigMF sample; indices of samples count from the start of the file."""
+
+    def __init__(self, path: Path, meta: _JSON) -> None:
+        self.path = path
+        self.info: _JSON = meta["global"]
+        if "daq:frame_bytes" not in self.info:
+            raise RecordingError(f"{path} was not written by daq, so its frames are unknown; use the package sigmf")
+        self.captures: list[_JSON] = meta["captures"]
+        self.notes: list[_JSON] = meta["annotations"]
+        self.layout = _layout(self.info)
+        self.frame_bytes = int(self.info["daq:frame_bytes"])
+        number_bytes = self.layout.dtype.itemsize * (self.layout.shape()[-1] if self._has_parts else 1)
+        self.sample_bytes = number_bytes * int(self.info.get("core:num_channels", 1))
+
+    @property
+    def _has_parts(self) -> bool:
+        return len(self.layout.shape()) > 2
+
+    def read(self) -> Segment:
+        data = self.path.with_suffix(".sigmf-data")
+        size = int(self.info["daq:bytes"])
+        raw = np.memmap(data, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
+        frames, ends = self._frames(size)
+        starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        flags = frames["flags"]
+        spans = list(self._spans(starts, ends))
+        for span in spans:
+            flags[span.index] |= Flags.INCOMPLETE | (Flags.TRUNCATED if span.cause == "truncated" else 0)
+        for note in self._labelled("suspect"):
+            flags[_overlap(note, starts, ends)] |= Flags.SUSPECT
+        return Segment(
+            path=self.path,
+            layout=self.layout,
+            attributes=self.info,
+            state="complete",
+            pieces=self._pieces(raw, starts, ends),
+            spans=spans,
+            gaps=self._gaps(starts),
+            length=((ends - starts) * self.sample_bytes).astype(np.uint64),
+            present=self._present(spans, len(ends)),
+            kept=self._kept(starts, ends),
+            **frames,
+        )
+
+    def _frames(self, size: int) -> tuple[dict[str, Array], Array]:
+        """Return one row per frame, and the sample after each frame."""
+        whole = self.frame_bytes // self.sample_bytes
+        total = size // self.sample_bytes
+        captures = [capture for capture in self.captures if capture.get("daq:frames")]
+        starts = [int(capture["core:sample_start"]) for capture in captures]
+        types = {"number": np.uint64, "epoch": np.uint32, "time_ns": np.uint64, "clock": np.uint8, "flags": np.uint32}
+        parts: dict[str, list[Array]] = {name: [] for name in types}
+        ends: list[Array] = []
+        epoch = None
+        for i, capture in enumerate(captures):
+            frames = np.arange(int(capture["daq:frames"]))
+            time_ns, clock = self._times(capture, frames)
+            flags = np.zeros(len(frames), np.uint32)
+            if epoch not in (None, capture["daq:epoch"]):
+                flags[0] = Flags.EPOCH
+            epoch = int(capture["daq:epoch"])
+            parts["number"].append(frames.astype(np.uint64) + np.uint64(capture["daq:sequence"]))
+            parts["epoch"].append(np.full(len(frames), epoch, np.uint32))
+            parts["time_ns"].append(time_ns)
+            parts["clock"].append(clock)
+            parts["flags"].append(flags)
+            ends.append(starts[i] + (frames + 1) * whole)
+            if i + 1 < len(captures):
+                # Only the last frame of a capture can have another size.
+                ends[-1][-1] = starts[i + 1]
+        if ends:
+            rest = total - int(ends[-1][-1])
+            unlisted = rest // whole if any(True for _ in self._labelled("unlisted")) else 0
+            if unlisted > 0:
+                warnings.warn(
+                    f"{self.path.name} has too many gaps to list, so its last {unlisted} frames have no exact numbers",
+                    stacklevel=6,
+                )
+                ends.append(ends[-1][-1] + (np.arange(unlisted) + 1) * whole)
+                for name, arrays in parts.items():
+                    value = {"number": UNKNOWN_NUMBER, "epoch": epoch}.get(name, 0)
+                    arrays.append(np.full(unlisted, value, arrays[0].dtype))
+            ends[-1][-1] = total
+        table = {name: np.concatenate([np.empty(0, dtype), *parts[name]]) for name, dtype in types.items()}
+        return table, np.concatenate([np.empty(0, np.int64), *ends])
+
+    def _times(self, capture: _JSON, frames: Array) -> tuple[Array, Array]:
+        """Return times and clocks of the frames of a capture. Without a frame rate, only its first frame has a time."""
+        clock = CLOCKS.index(capture.get("daq:clock", "none"))
+        rate = self.layout.frame_rate
+        has_time = (frames == 0) | (rate is not None) if "daq:time_ns" in capture else np.zeros(len(frames), np.bool_)
+        steps = np.rint(frames * (1e9 / rate if rate else 0.0)).astype(np.uint64)
+        time_ns = np.where(has_time, steps + np.uint64(capture.get("daq:time_ns", 0)), np.uint64(0))
+        return time_ns, np.where(has_time, clock, 0).astype(np.uint8)
+
+    def _pieces(self, raw: Array, starts: Array, ends: Array) -> list[Array]:
+        size = self.sample_bytes
+        if len(ends) and np.all((ends - starts) * size == self.frame_bytes):
+            return [raw[: len(ends) * self.frame_bytes].view(self.layout.dtype).reshape(-1, *self.layout.shape())]
+        # Frames of different sizes become rows of the largest size, with zeros after shorter frames.
+        pieces = []
+        for start, end in zip(starts.tolist(), ends.tolist()):
+            row = np.zeros(max(self.frame_bytes, (end - start) * size), np.uint8)
+            row[: (end - start) * size] = raw[start * size : end * size]
+            pieces.append(row[: self.frame_bytes].view(self.layout.dtype).reshape(1, *self.layout.shape()))
+        return pieces
+
+    def _labelled(self, label: str) -> Iterator[_JSON]:
+        return (note for note in self.notes if note.get("core:label") == label)
+
+    def _spans(self, starts: Array, ends: Array) -> Iterator[Span]:
+        for note in self._labelled("missing"):
+            for i in range(*_overlap(note, starts, ends).indices(len(ends))):
+                first = max(int(note["core:sample_start"]), int(starts[i]))
+                last = min(int(note["core:sample_start"]) + int(note.get("core:sample_count", 0)), int(ends[i]))
+                yield Span(i, first - int(starts[i]), last - first, note.get("daq:cause"))
+
+    def _gaps(self, starts: Array) -> list[Gap]:
+        lost = (note for note in self._labelled("missing") if note.get("daq:missing_frames"))
+        return [
+            Gap(
+                int(np.searchsorted(starts, note["core:sample_start"])),
+                int(note["daq:missing_frames"]),
+                note.get("daq:cause"),
+            )
+            for note in lost
+        ]
+
+    def _present(self, spans: list[Span], frames: int) -> Array | None:
+        packets = int(self.info.get("daq:packets_per_frame", 0))
+        samples = self.frame_bytes // self.sample_bytes
+        if not packets or packets > samples:
+            return None
+        present = np.ones((frames, packets), np.bool_)
+        for span in spans:
+            first = span.start * packets // samples
+            last = -(-(span.start + span.samples) * packets // samples)
+            present[span.index, first:last] = False
+        return present
+
+    def _kept(self, starts: Array, ends: Array) -> dict[str, np.ma.MaskedArray[Any, Any]]:
+        kept = {
+            name: np.ma.MaskedArray(np.zeros(len(ends), np.uint64), mask=np.ones(len(ends), np.bool_))
+            for name in self.info.get("daq:kept", [])
+        }
+        for note in self._labelled("kept"):
+            frames = _overlap(note, starts, ends)
+            for name, value in note.get("daq:kept", {}).items():
+                kept[name][frames] = value
+        return kept
+
+
+def _overlap(note: _JSON, starts: Array, ends: Array) -> slice:
+    """Return the frames that share samples with an annotation."""
+    start, count = int(note["core:sample_start"]), int(note.get("core:sample_count", 0))
+    if count == 0:
+        return slice(0, 0)
+    first = int(np.searchsorted(ends, start, side="right"))
+    return slice(first, int(np.searchsorted(starts, start + count, side="left")))
