@@ -215,7 +215,8 @@ class Attachment:
                 return None
             if time.monotonic() < self._due:
                 if not self._newest:
-                    counts.skip(published)
+                    # One frame is kept, because the ring may be full while an array still refers to the last frame.
+                    counts.skip(max(counts.position, published - 1))
                 return None
             index = self._choose(published)
             if index is None:
@@ -293,14 +294,18 @@ class Attachment:
 
     def _wait(self, limit: float) -> None:
         """Wait until there may be a frame."""
+        position = self._counts.position
         pause = self._due - time.monotonic()
-        if pause > 0 and not self.guarantee:
-            time.sleep(min(pause, limit))
-            return
+        if pause > 0:
+            limit = min(limit, pause)
+            if not self.guarantee:
+                time.sleep(limit)
+                return
+            position = max(position, self.state.published)
         if self.guarantee and self._counts.in_use:
             # The end of a lease in another thread, or on the GPU, must be reported soon.
             limit = min(limit, 0.005)
-        self.state.wait(self._counts.position, limit)
+        self.state.wait(position, limit)
 
     def _report(self, *, force: bool) -> bool:
         """Report the counts to the daemon if it is time to do so. Returns whether they were reported."""

@@ -54,6 +54,8 @@ class Counts:
     def skip(self, position: int) -> None:
         """Skip the frames before `position` on purpose."""
         count = position - self.position
+        if count == 0:
+            return
         self.position = position
         last = self._runs[-1] if self._runs else None
         if last is not None and last.use == DISCARDED and last.done is True and last.end == position - count:
