@@ -60,8 +60,8 @@ def attach(
     `ring` is the name of the ring. `pipeline` is only needed if several running pipelines have such a ring. `state_dir` is the
     directory that `daq run --state-dir` names; `socket` is the path of the socket, if it is elsewhere.
 
-    `at` is where reading begins: with the `"next"` published frame, with the `"newest"` or `"oldest"` frame in the ring, or with
-    the first frame whose time is not before a `numpy.datetime64` or a `datetime`.
+    `at` is where reading begins: with the `"next"` published frame, with the `"newest"` or `"oldest"` frame in the ring, or
+    with the first frame whose time is not before a `numpy.datetime64` or a `datetime`.
 
     `every` limits the frames: an integer n returns frames whose index is a multiple of n, and a time such as `"1 s"`, `0.5`
     (seconds) or a `timedelta` returns at most one frame in this time.

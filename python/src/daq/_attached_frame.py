@@ -210,6 +210,10 @@ class AttachedFrame(Frame):
             raise BufferError(f"the frame is on device {self.__dlpack_device__()} and cannot be exported to {dl_device}")
         if copy:
             raise BufferError("frames are exported without a copy; copy the array afterwards")
+        if self.layout.dtype.byteorder == ">":
+            raise BufferError(
+                "DLPack has no big-endian numbers; put a kernel `convert` before this ring, or use frame.values()"
+            )
         if self._on_gpu and stream != _NO_STREAM:
             # Published frames are complete, so the consumer's stream needs no wait. It is remembered for `valid`.
             self._streams.add(_LEGACY_STREAM if stream is None else stream)

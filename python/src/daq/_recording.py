@@ -228,8 +228,8 @@ class Recording:
         return (RecordedFrame(self, index) for index in range(len(self)))
 
     def __repr__(self) -> str:
-        shape = " × ".join(map(str, self.frames.shape))
-        return f"<Recording {self.path}: {shape} {self.layout.dtype}, {len(self.gaps)} gaps, {self.state}>"
+        shape = ", ".join(map(str, self.frames.shape))
+        return f"<Recording {self.path}: [{shape}] {self.layout.dtype}, {len(self.gaps)} gaps, {self.state}>"
 
     def to_xarray(self) -> xarray.Dataset:
         """Return the recording as a dataset with the coordinates `time`, `number`, `epoch` and, if known, `frequency`.

@@ -47,10 +47,7 @@ class Rows:
             return np.asarray(np.asarray(self)[index])
         if isinstance(first, (int, np.integer)):
             return self._row(int(first))[rest] if rest else self._row(int(first))
-        if isinstance(first, slice):
-            rows = self._slice(first)
-        else:
-            rows = self._select(np.asarray(first))
+        rows = self._slice(first) if isinstance(first, slice) else self._select(np.asarray(first))
         return np.asarray(rows[(slice(None), *rest)])
 
     def _row(self, row: int) -> Array:

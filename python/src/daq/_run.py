@@ -63,7 +63,7 @@ def run(
     program = shutil.which(os.fspath(binary or "daq"), path=(env or os.environ).get("PATH"))
     if program is None:
         raise RunError(f"cannot find the program {os.fspath(binary or 'daq')!r}; install daq or give its path as `binary`", 127)
-    command = [program, "run", *(os.fspath(file) for file in configurations), "--report", "json"]
+    command = [os.path.abspath(program), "run", *(os.fspath(file) for file in configurations), "--report", "json"]
     for key, value in (set or {}).items():
         command += ["--set", f"{key}={_toml(value)}"]
     for ring, count in (frames or {}).items():
@@ -86,8 +86,8 @@ class Run:
         log: IO[Any] | None = None,
     ) -> None:
         self._state_dir = state_dir if state_dir is None or cwd is None else Path(cwd) / state_dir
-        self._output = tempfile.TemporaryFile()
-        self._log = tempfile.TemporaryFile() if log is None else None
+        self._output: IO[bytes] = tempfile.TemporaryFile()
+        self._log: IO[bytes] | None = tempfile.TemporaryFile() if log is None else None
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -193,6 +193,9 @@ class Run:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
+        for file in (self._output, self._log):
+            if file is not None:
+                file.close()
 
     def __repr__(self) -> str:
         return f"<Run {self.pid}, {'running' if self.running else f'exit code {self.code}'}>"

@@ -25,8 +25,13 @@ _WHOLE = {
     "bfloat16": "<u2",
     "float32": "<f4",
     "float64": "<f8",
+    "int16be": ">i2",
+    "uint16be": ">u2",
+    "int32be": ">i4",
+    "uint32be": ">u4",
+    "float32be": ">f4",
 }
-_COMPLEX = {"float32": "<c8", "float64": "<c16"}
+_COMPLEX = {"float32": "<c8", "float64": "<c16", "float32be": ">c8"}
 _PACKED = re.compile(r"(u?)int(4|10|12)p(msb)?")
 # Packed type: numbers and bytes of the smallest group without a shared byte.
 _GROUPS = {4: (2, 1), 10: (4, 5), 12: (2, 3)}
@@ -163,7 +168,8 @@ class Layout:
     def values(self, array: Array) -> Array:
         """Return the numbers of `array` in a type that NumPy calculates with.
 
-        Packed numbers are unpacked, bfloat16 becomes float32, and pairs of integers become complex64. `array` may have
+        Packed numbers are unpacked, bfloat16 becomes float32, pairs of integers become complex64, and big-endian numbers get
+        the byte order of this machine. `array` may have
         leading dimensions, such as one for frames. Returns a view if nothing must be converted.
         """
         if is_packed(self.sample_type):
@@ -178,4 +184,4 @@ class Layout:
             array = widen_bfloat16(array)
         if self._has_parts:
             return np.ascontiguousarray(array, dtype=np.float32).view(np.complex64)[..., 0]
-        return array
+        return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -48,9 +48,7 @@ def read_segment(path: Path) -> Segment:
 
 def _layout(info: _JSON) -> Layout:
     kind, _, order = str(info["core:datatype"]).partition("_")
-    if order == "be":
-        raise RecordingError("big-endian samples are not supported")
-    number, is_complex = _NUMBERS[kind[1:]], kind[0] == "c"
+    number, is_complex = _NUMBERS[kind[1:]] + ("be" if order == "be" else ""), kind[0] == "c"
     rate = info.get("core:sample_rate")
     if "daq:channels" in info:
         return Layout(

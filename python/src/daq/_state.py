@@ -107,7 +107,7 @@ class RingState:
         if count:
             bits = np.unpackbits(bitmap.view(np.uint8), bitorder="little")
             present = bits[:count].view(np.bool_)
-            present.flags.writeable = False
+            present.setflags(write=False)
         kept = {}
         if self._kept:
             mask, *values = words[_HEAD + self._bitmap :][: 1 + len(self._kept)].tolist()

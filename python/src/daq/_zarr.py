@@ -44,11 +44,12 @@ class _Column:
         codecs = [codec["name"] for codec in meta["codecs"]]
         if codecs != ["bytes"]:
             raise RecordingError(f"{self.path} is compressed ({', '.join(codecs)}); open it with the package zarr")
+        endian = meta["codecs"][0].get("configuration", {}).get("endian")
         self.attributes: _JSON = meta.get("attributes", {})
         shape = [int(size) for size in meta["shape"]]
         self.rows = shape[0] if rows is None else rows
         self.shape = tuple(shape[1:])
-        self.dtype = np.dtype(meta["data_type"]).newbyteorder("<")
+        self.dtype = np.dtype(meta["data_type"]).newbyteorder(">" if endian == "big" else "<")
         self.chunk_rows = int(meta["chunk_grid"]["configuration"]["chunk_shape"][0])
 
     def pieces(self) -> Iterator[Array]:

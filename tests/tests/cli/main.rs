@@ -8,4 +8,5 @@ mod documents;
 mod examples;
 mod inspect;
 mod own_instrument;
+mod python;
 mod topology;

@@ -1,0 +1,164 @@
+"""Attached rings of a running daq, which overwrites frames as fast as it can."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+import daq
+
+from . import pcap
+from .program import binary
+
+SAMPLES = 512
+PACKETS_PER_FRAME = 64
+FRAMES = 50
+CONFIG = """
+[source.detector]
+driver = "replay"
+path = "capture.pcap"
+port = 4954
+speed = "free"
+loop = true
+backpressure = false
+ring = "raw"
+samples = { type = "int16", rate = "1 MHz" }
+[source.detector.format]
+kind = "raw"
+header = "16 B"
+payload = "1 KiB"
+sequence = { offset = 0, bytes = 8, endian = "big" }
+keep = [{ name = "id", offset = 8, bytes = 8, endian = "big" }]
+[ring.raw]
+slot = "64 KiB"
+slots = 4
+attach = { guarantee = true, hold = "30 s" }
+[sink.none]
+driver = "null"
+input = "raw"
+guarantee = false
+[http]
+listen = "127.0.0.1:0"
+"""
+
+
+def samples(frame: int) -> bytes:
+    """Return the payload of a frame, of which each packet is unique."""
+    first = frame * PACKETS_PER_FRAME
+    return (np.arange(first * SAMPLES, (first + PACKETS_PER_FRAME) * SAMPLES) % 32749).astype("<i2").tobytes()
+
+
+class LiveTest(unittest.TestCase):
+    """A pipeline of which each frame has a kept field that determines its payload."""
+
+    def setUp(self) -> None:
+        program = binary()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name)
+        self.payloads = [samples(frame) for frame in range(FRAMES)]
+        packets = (
+            struct.pack(">QQ", frame * PACKETS_PER_FRAME + i, frame) + payload[i * 1024 : (i + 1) * 1024]
+            for frame, payload in enumerate(self.payloads)
+            for i in range(PACKETS_PER_FRAME)
+        )
+        pcap.write(self.path / "capture.pcap", ((10**9 * n, packet) for n, packet in enumerate(packets)))
+        (self.path / "live.toml").write_text(CONFIG, encoding="utf-8")
+        self.run_of_daq = daq.run("live.toml", cwd=self.path, state_dir="state", binary=program)
+        self.addCleanup(self.run_of_daq.stop)
+
+    def attach(self, **options: object) -> daq.Attachment:
+        ring = self.run_of_daq.attach("raw", **options)
+        self.addCleanup(ring.close)
+        return ring
+
+    def is_intact(self, frame: daq.AttachedFrame, data: bytes) -> bool:
+        """Return whether bytes are the payload of this frame, apart from missing packets."""
+        expected = bytearray(self.payloads[frame["id"]])
+        for start, count in frame.spans:
+            expected[2 * start : 2 * (start + count)] = bytes(2 * count)
+        return data == bytes(expected)
+
+    def test_valid_is_true_only_for_intact_frames(self) -> None:
+        ring = self.attach(newest=False)
+        valid = overwritten = 0
+        end = time.monotonic() + 120
+        while (valid < 200 or overwritten < 20) and time.monotonic() < end:
+            frame = next(ring)
+            if not frame.kept:
+                continue
+            if valid >= 200:
+                time.sleep(0.01)
+            data = np.asarray(frame).tobytes()
+            if frame.valid:
+                valid += 1
+                self.assertTrue(self.is_intact(frame, data), frame)
+            else:
+                overwritten += 1
+        self.assertGreaterEqual(valid, 200)
+        self.assertGreaterEqual(overwritten, 20)
+
+    def test_copies_are_always_intact(self) -> None:
+        ring = self.attach(copy=True)
+        for _ in range(200):
+            frame = next(ring)
+            if frame.kept:
+                self.assertTrue(self.is_intact(frame, np.asarray(frame).tobytes()), frame)
+
+    def test_guaranteed_frames_are_consecutive_and_do_not_change(self) -> None:
+        ring = self.attach(guarantee=True)
+        last = None
+        for i in range(200):
+            frame = next(ring)
+            if last is not None:
+                self.assertEqual(frame.index, last + 1)
+            last = frame.index
+            if i % 20 == 0:
+                time.sleep(0.01)
+            if frame.kept:
+                self.assertTrue(self.is_intact(frame, np.asarray(frame).tobytes()), frame)
+            self.assertTrue(frame.valid)
+        self.assertEqual(ring.counts["overrun"], 0)
+
+    def test_the_ledger_counts_what_the_clients_read(self) -> None:
+        pipeline = self.run_of_daq.pipeline()
+        self.assertEqual([p.pid for p in daq.list(self.path / "state")], [pipeline.pid])
+        with self.attach(newest=False) as ring:
+            for _ in range(50):
+                next(ring)
+            status = daq.status(state_dir=self.path / "state")
+            self.assertEqual(status["name"], "live")
+            self.assertTrue(any(reader.get("process") for reader in status["report"]["readers"].values()), status)
+        counts = ring.counts
+        self.assertEqual(self.run_of_daq.stop(120), 0)
+        report = self.run_of_daq.report
+        assert report is not None
+        client = report["clients"]["raw"]
+        self.assertEqual({name: client[name] for name in counts}, counts)
+        self.assertEqual(client["published"], client["unread"] + sum(counts.values()), client)
+
+    def test_frames_end_with_the_run(self) -> None:
+        ring = self.attach()
+        next(ring)
+        self.assertEqual(self.run_of_daq.stop(120), 0)
+        for _ in ring:
+            pass
+        self.assertTrue(ring.ended)
+
+    def test_a_failed_run_reports_the_cause(self) -> None:
+        run = daq.run("live.toml", set={"ring.raw.no-such-key": 1}, cwd=self.path, binary=binary())
+        self.assertEqual(run.wait(120), 78)
+        with self.assertRaisesRegex(daq.RunError, "wrong configuration.*\n(.*\n)*.*no-such-key") as raised, run:
+            pass
+        self.assertEqual(raised.exception.code, 78)
+        with self.assertRaisesRegex(daq.RunError, "cannot find the program"):
+            daq.run("live.toml", binary="no-such-program")
+
+
+if __name__ == "__main__":
+    unittest.main()
