@@ -41,6 +41,10 @@ class FakeDaemon:
         self.slots = slots
         self.layout = layout or LAYOUT
         self.published = self.reserved = 0
+        self.produced: list[tuple[int, int, int, bytes]] = []
+        self.refused = 0
+        self.acknowledge = threading.Event()
+        self.acknowledge.set()
         self.progress: list[dict[str, int]] = []
         self.requests: list[dict[str, Any]] = []
         self._files = [os.memfd_create(name) for name in ("state", "memory")]
@@ -153,8 +157,11 @@ class FakeDaemon:
     def _serve_client(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                packet = client.recv(65536)
+                packet, received, _, _ = socket.recv_fds(client, 65536, 1)
                 if not packet:
+                    return
+                if received:
+                    self._consume(client, received[0])
                     return
                 request = json.loads(packet)
                 if "progress" in request:
@@ -165,11 +172,30 @@ class FakeDaemon:
                 control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
                 client.sendmsg([json.dumps(reply).encode()], control)
 
+    def _consume(self, client: socket.socket, fd: int) -> None:
+        """Serve a producer whose frames are those of the ring."""
+        inbox = mmap.mmap(fd, 0)
+        os.close(fd)
+        client.send(json.dumps({"ok": True, "source": {"name": "flags", "slots": len(inbox) // STRIDE}}).encode())
+        while True:
+            packet = client.recv(65536)
+            for slot, time_ns, clock, zero in struct.iter_unpack("<QQQQ", packet):
+                if slot * STRIDE >= len(inbox) or zero:
+                    client.send(b'{"revoked": "an invalid commit"}')
+                    return
+                self.produced.append((slot, time_ns, clock, inbox[slot * STRIDE : slot * STRIDE + FRAME_BYTES]))
+            if not packet:
+                return
+            self.acknowledge.wait()
+            client.send(struct.pack("<QQ", len(self.produced), self.refused))
+
     def _reply(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
         ring = {"name": "adc", "slots": self.slots, "slot_bytes": FRAME_BYTES, "layout": self.layout}
         if request.get("request") == "list":
             about = {"memory": "host", "published": self.published, "attachable": True, "guarantee": True, "clients": 0}
-            return {"ok": True, "pipeline": "fake", "version": "0", "pid": os.getpid(), "rings": [{**ring, **about}]}, []
+            sources = [{"name": "flags", "ring": "adc", "frame_bytes": FRAME_BYTES}]
+            pipeline = {"ok": True, "pipeline": "fake", "version": "0", "pid": os.getpid()}
+            return {**pipeline, "rings": [{**ring, **about}], "sources": sources}, []
         if request.get("ring") != "adc":
             return {"ok": False, "error": f"no ring {request.get('ring')}"}, []
         first = {"next": self.published, "newest": max(0, self.published - 1), "oldest": 0}[request["at"]]

@@ -1,14 +1,14 @@
 """Reads the rings of running daq pipelines, and their recordings, as arrays.
 
 `attach` reads the frames of a ring in place: in host memory with NumPy, on a GPU with CuPy or torch. `Recording` opens the
-files of the sinks `file` and `zarr`. `run`, `list` and `status` start and observe pipelines, and `produce` writes frames into a
-ring.
+files of the sinks `file` and `zarr`. `run`, `list` and `status` start and observe pipelines.
 """
 
 from __future__ import annotations
 
 from ._attach import Attachment, attach
 from ._attached_frame import AttachedFrame
+from ._cuda import CudaMemory
 from ._errors import AttachError, DaqError, OverrunError, RecordingError, RevokedError, RunError
 from ._flags import CLOCKS, UTC_CLOCKS, Flags
 from ._frame import Frame
@@ -29,6 +29,7 @@ __all__ = [
     "AttachError",
     "AttachedFrame",
     "Attachment",
+    "CudaMemory",
     "DaqError",
     "Flags",
     "Frame",

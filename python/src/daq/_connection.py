@@ -62,9 +62,13 @@ class Connection:
 
     def send(self, packet: Mapping[str, Any]) -> bool:
         """Send a packet without a reply. Returns false if it cannot be sent without waiting, or if the daemon has closed."""
+        return self.send_bytes(_encode(packet))
+
+    def send_bytes(self, packet: bytes) -> bool:
+        """Send a packet that is not JSON, like `send`."""
         self._socket.settimeout(0.0)
         try:
-            self._socket.send(_encode(packet), socket.MSG_NOSIGNAL)
+            self._socket.send(packet, socket.MSG_NOSIGNAL)
         except OSError:
             return False
         finally:
@@ -76,17 +80,23 @@ class Connection:
 
         After the daemon has closed the connection, the packet is `{"closed": True}`.
         """
+        data = self.receive_bytes(timeout)
+        if data is None:
+            return None
+        packet: dict[str, Any] = json.loads(data) if data else {"closed": True}
+        return packet
+
+    def receive_bytes(self, timeout: float) -> bytes | None:
+        """Return the next packet of the daemon, or None if there is none; empty if the daemon has closed the connection."""
         self._socket.settimeout(timeout)
         try:
-            data = self._socket.recv(MAX_PACKET)
+            return self._socket.recv(MAX_PACKET)
         except (BlockingIOError, socket.timeout):
             return None
         except OSError:
-            data = b""
+            return b""
         finally:
             self._socket.settimeout(_TIMEOUT)
-        packet: dict[str, Any] = json.loads(data) if data else {"closed": True}
-        return packet
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket; -1 after `close`."""

@@ -63,7 +63,7 @@ class Driver:
         for number in range(count.value):
             device, own = c_int(), _Uuid()
             self("cuDeviceGet", byref(device), c_int(number))
-            self("cuDeviceGetUuid", byref(own), device)
+            self("cuDeviceGetUuid_v2", byref(own), device)
             if bytes(own.bytes).hex() == wanted:
                 return device.value
         raise AttachError(f"this process cannot see the GPU {uuid} of the ring; check CUDA_VISIBLE_DEVICES")

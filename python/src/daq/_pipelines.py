@@ -56,6 +56,17 @@ class Ring:
 
 
 @dataclass(frozen=True)
+class ProcessSource:
+    """A source whose frames another process writes."""
+
+    name: str
+    #: Name of its ring.
+    ring: str
+    #: Size of its frames in bytes.
+    frame_bytes: int
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """A running pipeline."""
 
@@ -68,6 +79,8 @@ class Pipeline:
     http: str | None
     #: The rings by name.
     rings: Mapping[str, Ring]
+    #: The sources with the driver `process` by name.
+    sources: Mapping[str, ProcessSource]
     #: Path of the socket.
     socket: Path
 
@@ -118,6 +131,10 @@ def describe(path: str | os.PathLike[str]) -> Pipeline:
                 clients=ring.get("clients", 0),
             )
             for ring in reply["rings"]
+        },
+        sources={
+            source["name"]: ProcessSource(source["name"], source["ring"], source["frame_bytes"])
+            for source in reply.get("sources", [])
         },
         socket=Path(path),
     )
