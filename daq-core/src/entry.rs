@@ -15,12 +15,13 @@ use crate::ledger::{Counts, Rejections};
 use crate::outgoing::OutgoingFormatEntry;
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
-use crate::source::{Producers, SourceError};
+use crate::source::{Inlet, Producers, SourceError};
 use crate::topology::P2pPreference;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 /// The description of a driver, kernel or sink in the registry.
 #[derive(Clone, Copy)]
@@ -231,6 +232,11 @@ pub trait SourceSpec: Send + Sync {
     /// Returns a function that lists possible causes if no data arrives: addresses, firewalls, multicast groups, links.
     fn silence_hint(&self) -> SilenceHint {
         Box::new(|| "check that the sender runs; `daq doctor` checks this machine".to_owned())
+    }
+
+    /// Returns the object that accepts processes that produce the source's frames; `None` for other sources.
+    fn inlet(&self) -> Option<Arc<dyn Inlet>> {
+        None
     }
 
     /// Opens the source's sockets, files or devices.

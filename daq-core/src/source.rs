@@ -6,6 +6,8 @@
 
 use crate::dma::Engine;
 use crate::reorder::ReorderWindow;
+use std::fmt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// Result of one call of [`Filler::fill`].
@@ -64,6 +66,14 @@ pub trait Filler: Send {
     fn start(&mut self) -> Result<(), SourceError> {
         Ok(())
     }
+}
+
+/// Accepts processes that produce the frames of a source, one at a time.
+pub trait Inlet: fmt::Debug + Send + Sync {
+    /// Passes the connection of a process to the thread of the source. The process writes frames of `frame_bytes` bytes into
+    /// the file `inbox`. Returns the number of slots of the inbox, or the reason why the process cannot produce.
+    fn connect(&self, socket: OwnedFd, inbox: OwnedFd, frame_bytes: usize)
+    -> Result<usize, String>;
 }
 
 /// The producers of a source, which [`SourceSpec::build`](crate::entry::SourceSpec::build) returns.

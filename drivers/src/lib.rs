@@ -6,6 +6,7 @@ pub mod fpga;
 pub mod gige;
 pub mod hsb;
 pub mod packet;
+mod process;
 mod rdma;
 pub mod replay;
 mod sender;
@@ -28,4 +29,5 @@ pub const SOURCES: &[SourceEntry] = &[
     fpga::ENTRY,
     sim::ENTRY,
     replay::ENTRY,
+    process::ENTRY,
 ];

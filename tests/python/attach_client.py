@@ -11,6 +11,7 @@ import mmap
 import os
 import random
 import socket
+import struct
 import sys
 import time
 
@@ -281,6 +282,62 @@ def hostile(path, seed):
     show(replies)
 
 
+def inbox(size, seals):
+    file = os.memfd_create("inbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size)
+    fcntl.fcntl(file, 1033, seals)
+    return file
+
+
+def produce(path, first, count, end):
+    """Produces frames with the pattern `counter` through an inbox of 8 slots."""
+    first, count, slots = int(first), int(count), 8
+    sock = connect(path)
+    source = request(sock, request="list")[0]["sources"][0]
+    size = source["frame_bytes"]
+    stride = (size + 63) // 64 * 64
+    # F_SEAL_SHRINK | F_SEAL_GROW
+    file = inbox(slots * stride, 2 | 4)
+    memory = mmap.mmap(file, slots * stride)
+    socket.send_fds(sock, [json.dumps({"request": "produce", "source": source["name"]}).encode()], [file])
+    reply = json.loads(sock.recv(65536))
+    assert reply["ok"] and reply["source"]["slots"] == slots, reply
+    taken = refused = 0
+    for i in range(count):
+        while i - taken >= slots:
+            taken, refused = struct.unpack("<QQ", sock.recv(16))
+        slot, words = i % slots, size // 8
+        begin = (first + i) * words
+        memory[slot * stride : slot * stride + size] = struct.pack(f"<{words}Q", *range(begin, begin + words))
+        sock.send(struct.pack("<4Q", slot, 1000 + i, 1, 0))
+    if end == "leave":
+        return show({"committed": count})
+    while taken < count:
+        taken, refused = struct.unpack("<QQ", sock.recv(16))
+    show({"taken": taken, "refused": refused})
+    sys.stdin.readline()
+
+
+def produce_wrongly(path):
+    """Requests `produce` with inboxes and commits that are invalid; prints the replies."""
+    errors = []
+    for size, seals in [(4096, 0), (4096, 2), (64, 6), (4096 * 2000, 6)]:
+        sock = connect(path)
+        socket.send_fds(sock, [b'{"request":"produce","source":"flags"}'], [inbox(size, seals)])
+        errors.append(json.loads(sock.recv(65536))["error"])
+    errors.append(request(connect(path), request="produce", source="flags")[0]["error"])
+    errors.append(request(connect(path), request="produce", source="adc")[0]["error"])
+    sock = connect(path)
+    socket.send_fds(sock, [b'{"request":"produce","source":"flags"}'], [inbox(4096, 6)])
+    assert json.loads(sock.recv(65536))["ok"]
+    other = connect(path)
+    socket.send_fds(other, [b'{"request":"produce","source":"flags"}'], [inbox(4096, 6)])
+    errors.append(json.loads(other.recv(65536))["error"])
+    sock.send(struct.pack("<4Q", 1, 0, 0, 0))
+    errors.append(json.loads(sock.recv(65536))["revoked"])
+    show(errors)
+
+
 def refused(path):
     """Tries to connect as another user; prints how that fails."""
     os.setgroups([])
@@ -293,5 +350,5 @@ def refused(path):
 
 
 if __name__ == "__main__":
-    modes = [read, hold, many, churn, write, hostile, refused]
+    modes = [read, hold, many, churn, write, hostile, produce, produce_wrongly, refused]
     {mode.__name__: mode for mode in modes}[sys.argv[2]](sys.argv[1], *sys.argv[3:])

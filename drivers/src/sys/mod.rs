@@ -6,6 +6,7 @@ pub use daq_net::send;
 pub(crate) mod bpf;
 pub mod dmabuf;
 pub(crate) mod filter;
+pub(crate) mod inbox;
 pub mod interface;
 #[cfg(test)]
 pub(crate) mod own_network;

@@ -74,6 +74,7 @@ impl Serving {
             "pid": std::process::id(),
             "http": self.offer.http.map(|address| address.to_string()),
             "rings": rings.map(|ring| self.describe(ring)).collect::<Value>(),
+            "sources": self.sources(),
         })
     }
 
@@ -91,6 +92,34 @@ impl Serving {
             "guarantee": planned.attach.is_some_and(|attach| attach.guarantee),
             "clients": self.offer.clients.count(&planned.name),
         })
+    }
+
+    fn sources(&self) -> Value {
+        let sources = self.offer.sources.iter();
+        let sources = sources.map(|(name, source)| {
+            json!({ "name": name, "ring": source.ring, "frame_bytes": source.frame_bytes })
+        });
+        sources.collect()
+    }
+
+    /// Passes the connection `socket` to a source. Returns the reply.
+    fn produce(&self, source: &str, socket: OwnedFd, files: Vec<OwnedFd>) -> Result<Value, String> {
+        let offered = self.offer.sources.get(source).ok_or_else(|| {
+            let names: Vec<_> = self.offer.sources.keys().map(String::as_str).collect();
+            format!(
+                "no process can produce the frames of source `{}`; sources with the driver `process`: {}",
+                protocol::shown(source),
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            )
+        })?;
+        let Ok([inbox]) = <[OwnedFd; 1]>::try_from(files) else {
+            return Err("`produce` needs one file descriptor: the inbox".to_owned());
+        };
+        let slots = offered.inlet.connect(socket, inbox, offered.frame_bytes)?;
+        Ok(json!({
+            "ok": true,
+            "source": { "name": source, "ring": offered.ring, "frame_bytes": offered.frame_bytes, "slots": slots },
+        }))
     }
 
     /// Returns the ring called `name`; the error lists the names of all rings.
@@ -216,6 +245,11 @@ impl Connection {
         }
     }
 
+    /// Returns the socket.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Whether the client has not attached.
     pub(super) const fn is_idle(&self) -> bool {
         self.attachment.is_none()
@@ -231,6 +265,8 @@ impl Connection {
         let received = match socket::receive(&self.socket, buffer) {
             Ok(received) => received,
             Err(Errno::AGAIN) => return Outcome::Wait,
+            // The client has closed its end with unread packets. Linux reports this once; its own packets follow.
+            Err(Errno::CONNRESET) => return Outcome::Continue,
             Err(_) => return Outcome::Close,
         };
         if received.length == 0 {
@@ -256,6 +292,9 @@ impl Connection {
             };
         }
         match packet {
+            Ok(Packet::Request(Request::Produce { source })) => {
+                self.produce(serving, &source, received.files)
+            }
             Ok(Packet::Request(request)) => self.serve(serving, &request),
             Ok(Packet::Progress(_)) => {
                 self.reply(
@@ -275,6 +314,8 @@ impl Connection {
         match request {
             Request::List {} => self.reply(&serving.list(), &[]),
             Request::Tap { ring, after } => self.tap(serving, ring, *after),
+            // The caller has handled this request.
+            Request::Produce { .. } => Outcome::Close,
             Request::Attach(request) => match serving.attach(&self.peer, request) {
                 Ok((attachment, reply)) => {
                     self.attachment = Some(attachment);
@@ -282,6 +323,24 @@ impl Connection {
                 }
                 Err(error) => self.reply(&refusal(&error), &[]),
             },
+        }
+    }
+
+    /// Passes the connection to a source, whose thread serves it from then on.
+    fn produce(&self, serving: &Serving, source: &str, files: Vec<OwnedFd>) -> Outcome {
+        let passed = rustix::io::fcntl_dupfd_cloexec(&self.socket, 0)
+            .map_err(|error| format!("cannot pass the connection: {error}"))
+            .and_then(|socket| serving.produce(source, socket, files));
+        match passed {
+            Ok(reply) => {
+                tracing::debug!(
+                    "attach: {} produces frames of source {source}",
+                    self.peer.program
+                );
+                self.reply(&reply, &[]);
+                Outcome::Close
+            }
+            Err(error) => self.reply(&refusal(&error), &[]),
         }
     }
 

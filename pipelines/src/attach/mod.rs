@@ -35,6 +35,7 @@ pub use socket::{directories, sockets};
 use daq_core::ledger::RingLedger;
 use daq_core::plan::PlannedRing;
 use daq_core::ring::Ring;
+use daq_core::source::Inlet;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -94,6 +95,17 @@ pub struct OfferedRing {
     pub ledger: RingLedger,
 }
 
+/// A source whose frames a process can produce.
+#[derive(Clone, Debug)]
+pub struct OfferedSource {
+    /// The ring that the source fills.
+    pub ring: String,
+    /// Size of a frame in bytes.
+    pub frame_bytes: usize,
+    /// Where processes connect.
+    pub inlet: Arc<dyn Inlet>,
+}
+
 /// What the server offers.
 #[derive(Clone, Debug)]
 pub struct Offer {
@@ -103,6 +115,8 @@ pub struct Offer {
     pub http: Option<SocketAddr>,
     /// The rings by name.
     pub rings: BTreeMap<String, OfferedRing>,
+    /// The sources whose frames processes produce, by name.
+    pub sources: BTreeMap<String, OfferedSource>,
     /// The clients, which reports contain.
     pub clients: Arc<Clients>,
 }

@@ -25,6 +25,8 @@ pub(super) enum Request {
         /// The newest frame that the client has.
         after: Option<u64>,
     },
+    /// Produce the frames of a source.
+    Produce { source: String },
 }
 
 /// The request to attach to a ring.

@@ -271,6 +271,8 @@ impl Work {
                 Outcome::Continue => {}
                 Outcome::Wait => return,
                 Outcome::Close => {
+                    // The thread of a source may still use the connection, so closing it here would not end its events.
+                    let _ = epoll::delete(&self.epoll, connection.socket());
                     self.connections.remove(&token);
                     return;
                 }

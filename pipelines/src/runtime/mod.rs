@@ -20,7 +20,7 @@ mod staging;
 
 pub use ledgers::Ledgers;
 
-use crate::attach::{Offer, OfferedRing};
+use crate::attach::{Offer, OfferedRing, OfferedSource};
 use crate::http::Health;
 use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
@@ -221,7 +221,7 @@ impl Pipeline {
     }
 
     /// Returns what the attach server offers to other processes. `http` is the address of the HTTP server.
-    pub fn offer(&self, plan: &Plan, http: Option<SocketAddr>) -> Offer {
+    pub fn offer(&self, config: &Config, plan: &Plan, http: Option<SocketAddr>) -> Offer {
         let rings = plan.rings.iter().filter_map(|planned| {
             let offered = OfferedRing {
                 ring: self.rings.get(&planned.name)?.clone(),
@@ -230,7 +230,18 @@ impl Pipeline {
             };
             Some((planned.name.clone(), offered))
         });
+        let sources = plan.sources.iter().filter_map(|planned| {
+            let mut configured = config.sources.iter();
+            let source = configured.find(|source| source.name() == planned.name)?;
+            let offered = OfferedSource {
+                ring: planned.ring.clone(),
+                frame_bytes: planned.geometry.frame_bytes,
+                inlet: source.spec.inlet()?,
+            };
+            Some((planned.name.clone(), offered))
+        });
         Offer {
+            sources: sources.collect(),
             pipeline: plan.name.clone(),
             http,
             rings: rings.collect(),

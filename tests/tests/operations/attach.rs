@@ -397,3 +397,93 @@ fn clients_cannot_write_and_other_users_cannot_attach() {
     assert_eq!(ledger::count(&live.report(), "clients.raw.total"), 1);
     assert_nothing_lost(&live.stop().ok());
 }
+
+/// Frames that another process produces, recorded in a file.
+const PRODUCED: &str = r#"
+[source.flags]
+driver = "process"
+ring = "flags"
+frame = "4 KiB"
+
+[ring.flags]
+memory = "host"
+slots = 16
+
+[sink.disk]
+driver = "file"
+input = "flags"
+path = "out"
+
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+/// Starts a pipeline whose source is another process.
+fn start_produced(daq: &Daq) -> (Live, String) {
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    let socket = daq.path("state/daq/daq.attach");
+    (live, socket.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn frames_of_another_process_are_recorded_and_counted() {
+    let python = python!("json");
+    let daq = Daq::new(PRODUCED);
+    let (mut live, socket) = start_produced(&daq);
+    let mut producer = Client::start(&python, &[&socket, "produce", "0", "500", "wait"]);
+    assert_eq!(producer.next(), json!({ "taken": 500, "refused": 0 }));
+    producer.leave();
+    // Committed frames are published, although the process ends without waiting for them.
+    let mut producer = Client::start(&python, &[&socket, "produce", "500", "300", "leave"]);
+    producer.next();
+    live.wait_count("rings.flags.published", 800);
+    let outcome = live.stop().ok();
+    assert_eq!(outcome.count("sources.flags.expected"), 800);
+    assert_eq!(outcome.count("sources.flags.delivered"), 800);
+    assert_eq!(outcome.count("sources.flags.epochs"), 2);
+    assert_eq!(outcome.count("sinks.disk.frames"), 800);
+    let data = daq.data("out");
+    assert_eq!((data.len(), verify(&data, 0)), (800 * 4096, None));
+}
+
+#[test]
+fn killed_and_wrong_producers_do_not_stop_the_pipeline() {
+    let python = python!("json");
+    let daq = Daq::new(PRODUCED);
+    let (mut live, socket) = start_produced(&daq);
+    let errors = python
+        .json_lines(CLIENT, &[&socket, "produce_wrongly"])
+        .remove(0);
+    let expected = [
+        "F_SEAL_SHRINK",
+        "F_SEAL_GROW",
+        "64 bytes; it must have 1 to 1024 slots of 4096 bytes",
+        "1 to 1024 slots",
+        "one file descriptor",
+        "source `adc`; sources with the driver `process`: flags",
+        "another process produces",
+        "a commit is invalid",
+    ];
+    let errors = errors.as_array().unwrap();
+    assert_eq!(errors.len(), expected.len());
+    for (error, expected) in errors.iter().zip(expected) {
+        assert_contains!(error.as_str().unwrap() => expected);
+    }
+    let mut killed = Client::start(&python, &[&socket, "produce", "0", "100000000", "wait"]);
+    live.wait_count("rings.flags.published", 100);
+    killed.signal(Signal::KILL);
+    killed.child.wait().unwrap();
+    let mut next = wait_for("a free source", || {
+        let mut next = Client::start(&python, &[&socket, "produce", "0", "10", "wait"]);
+        let mut line = String::new();
+        next.lines.read_line(&mut line).unwrap();
+        (!line.is_empty()).then_some(next)
+    });
+    drop(next.child.stdin.take());
+    let outcome = live.stop().ok();
+    let expected = outcome.count("sources.flags.expected");
+    assert_eq!(outcome.count("sources.flags.delivered"), expected);
+    assert_eq!(outcome.count("sources.flags.rejected"), 1);
+    assert_eq!(outcome.count("sources.flags.epochs"), 2);
+}

@@ -356,7 +356,11 @@ impl Side {
             }
             None => None,
         };
-        let offer = pipeline.offer(&loaded.plan, server.as_ref().map(Server::address));
+        let offer = pipeline.offer(
+            &loaded.config,
+            &loaded.plan,
+            server.as_ref().map(Server::address),
+        );
         // Recording data is more important than a client.
         let attach = attach::Server::start(offer, &attach::directories(state))
             .inspect(|server| tracing::debug!("serving {}", server.path().display()))
