@@ -29,7 +29,9 @@ with daq.attach(args.ring, pipeline=args.pipeline, every=args.every, copy=True) 
     if axis["kind"] != "frequency":
         parser.error(f'ring {ring.name} has no spectra; add a kernel with `use = "power-spectrum"`')
     start, step = axis.get("start", 0.0) / 1e6, axis.get("step", 1e6) / 1e6
-    picture = np.full((args.rows, layout.points), np.nan, np.float32)
+    # A picture has fewer columns than a spectrum has bins, and a narrow line must not disappear.
+    edges = np.unique(np.linspace(0, layout.points, min(layout.points, 256), endpoint=False).astype(int))
+    picture = np.full((args.rows, len(edges)), np.nan, np.float32)
     figure, axes = plt.subplots()
     extent = (start, start + step * layout.points, args.rows, 0)
     image = axes.imshow(picture, aspect="auto", extent=extent, interpolation="nearest")
@@ -40,11 +42,13 @@ with daq.attach(args.ring, pipeline=args.pipeline, every=args.every, copy=True) 
         spectrum = spectrum[args.channel] if layout.order == "planar" else spectrum[:, args.channel]
         picture = np.roll(picture, 1, axis=0)
         # Spectra with missing samples are blank.
-        picture[0] = np.nan if frame.flags & daq.Flags.INCOMPLETE else 10 * np.log10(spectrum + 1e-30)
+        power = 10 * np.log10(np.maximum.reduceat(spectrum, edges) + 1e-30)
+        picture[0] = np.nan if frame.flags & daq.Flags.INCOMPLETE else power
         if args.save and count < args.rows:
             continue
         image.set_data(picture)
-        image.set_clim(np.nanpercentile(picture, 5), np.nanpercentile(picture, 99.9))
+        if np.isfinite(picture).any():
+            image.set_clim(np.nanpercentile(picture, 5), np.nanmax(picture))
         axes.set_title(f"{frame.time} ({frame.clock})")
         if args.save:
             figure.savefig(args.save)

@@ -1,7 +1,8 @@
 """Reads the rings of running daq pipelines, and their recordings, as arrays.
 
 `attach` reads the frames of a ring in place: in host memory with NumPy, on a GPU with CuPy or torch. `Recording` opens the
-files of the sinks `file` and `zarr`. `run`, `list` and `status` start and observe pipelines.
+files of the sinks `file` and `zarr`. `run`, `list` and `status` start and observe pipelines, and `produce` writes frames into a
+ring.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from ._cuda import CudaMemory
 from ._errors import AttachError, DaqError, OverrunError, RecordingError, RevokedError, RunError
 from ._flags import CLOCKS, UTC_CLOCKS, Flags
 from ._frame import Frame
-from ._pipelines import Pipeline, Ring, status
+from ._pipelines import Pipeline, ProcessSource, Ring, status
 from ._pipelines import pipelines as list  # the name of the command `daq ls` in Python
+from ._produce import Producer, produce
 from ._recording import RecordedFrame, Recording
 from ._rows import Rows
 from ._run import Run, run
@@ -37,6 +39,8 @@ __all__ = [
     "Layout",
     "OverrunError",
     "Pipeline",
+    "ProcessSource",
+    "Producer",
     "RecordedFrame",
     "Recording",
     "RecordingError",
@@ -49,6 +53,7 @@ __all__ = [
     "Span",
     "attach",
     "list",
+    "produce",
     "run",
     "status",
     "unpack",

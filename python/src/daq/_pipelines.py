@@ -35,7 +35,7 @@ def layout_of(ring: Mapping[str, Any]) -> Layout:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ring:
     """A ring of a running pipeline."""
 
@@ -54,6 +54,10 @@ class Ring:
     #: Number of attached clients.
     clients: int
 
+    def __repr__(self) -> str:
+        shape = f"{self.layout.dtype} {self.layout.shape()}"
+        return f"<Ring {self.name}: {self.slots} slots in {self.memory} memory, {shape}, {self.published} published>"
+
 
 @dataclass(frozen=True)
 class ProcessSource:
@@ -66,7 +70,7 @@ class ProcessSource:
     frame_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """A running pipeline."""
 
@@ -83,6 +87,9 @@ class Pipeline:
     sources: Mapping[str, ProcessSource]
     #: Path of the socket.
     socket: Path
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name}, process {self.pid}, rings: {', '.join(sorted(self.rings))}>"
 
     def status(self) -> dict[str, Any]:
         """Return the state, ledgers and plan of the pipeline: the object that `/status` of its HTTP server returns.

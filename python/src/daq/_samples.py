@@ -88,7 +88,7 @@ def widen_bfloat16(bits: Array) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Layout:
     """The meaning of a frame's bytes.
 
@@ -158,6 +158,11 @@ class Layout:
 
     def _point_shape(self, points: int) -> tuple[int, ...]:
         return (self.channels, points) if self.order == "planar" else (points, self.channels)
+
+    def __repr__(self) -> str:
+        kind = ("complex " if self.is_complex else "") + self.sample_type
+        axis = self.axis.get("kind", "time")
+        return f"<Layout {kind}, {self.order}, {self.channels} channels, {self.points} points over {axis}>"
 
     def array(self, raw: Array) -> Array:
         """Return a view of the bytes `raw` of a frame with the type and the shape of its samples."""
