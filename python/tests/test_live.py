@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import tempfile
 import time
@@ -149,6 +151,12 @@ class LiveTest(unittest.TestCase):
         for _ in ring:
             pass
         self.assertTrue(ring.ended)
+
+    def test_a_run_that_ctrl_c_reached_is_not_ended_at_once(self) -> None:
+        self.run_of_daq.pipeline()
+        os.kill(self.run_of_daq.pid, signal.SIGINT)
+        self.assertEqual(self.run_of_daq.stop(120), 0)
+        self.assertIsNotNone(self.run_of_daq.report)
 
     def test_a_failed_run_reports_the_cause(self) -> None:
         run = daq.run("live.toml", set={"ring.raw.no-such-key": 1}, cwd=self.path, binary=binary())

@@ -158,7 +158,7 @@ class Run:
         If that takes longer than `timeout` seconds, the process is ended at once; its files remain valid.
         """
         if self.running:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(_stop_signal())
         try:
             return self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -192,13 +192,22 @@ class Run:
     def __del__(self) -> None:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(_stop_signal())
         for file in (self._output, self._log):
             if file is not None:
                 file.close()
 
     def __repr__(self) -> str:
         return f"<Run {self.pid}, {'running' if self.running else f'exit code {self.code}'}>"
+
+
+def _stop_signal() -> signal.Signals:
+    """Return the signal that stops a run.
+
+    A Ctrl-C on the terminal reaches this process and daq. A second SIGINT would end daq at once, but a SIGHUP does not. Under
+    nohup, SIGHUP is ignored.
+    """
+    return signal.SIGINT if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else signal.SIGHUP
 
 
 def _read(file: IO[bytes]) -> str:
