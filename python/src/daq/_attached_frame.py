@@ -185,7 +185,8 @@ class AttachedFrame(Frame):
         # Consumers refer to this object, so the frame is in use as long as this object exists.
         self._exported = self._lease
         return {
-            "data": (self._address, True),
+            # The memory is mapped read-only, but PyTorch rejects arrays that are declared as read-only.
+            "data": (self._address, False),
             "shape": self.layout.shape(self.nbytes),
             "typestr": self.layout.dtype.str,
             "strides": None,
