@@ -154,6 +154,21 @@ def read(path, count, guarantee):
     sys.stdin.readline()
 
 
+def slow(path):
+    """Reads two frames, and pauses in between until the producer has written the whole ring twice."""
+    client = Attached(path)
+    verify(*client.next())
+    end = client.position + 2 * client.ring["slots"]
+    deadline = time.monotonic() + LIMIT
+    while client.published < end:
+        assert time.monotonic() < deadline, "no frames"
+        time.sleep(0.01)
+    verify(*client.next())
+    client.report()
+    show(client.counts())
+    sys.stdin.readline()
+
+
 def hold(path, guarantee):
     """Attaches, and then does nothing until stdin is closed or the server revokes it."""
     client = Attached(path, guarantee=guarantee == "guarantee")
@@ -350,5 +365,5 @@ def refused(path):
 
 
 if __name__ == "__main__":
-    modes = [read, hold, many, churn, write, hostile, produce, produce_wrongly, refused]
+    modes = [read, slow, hold, many, churn, write, hostile, produce, produce_wrongly, refused]
     {mode.__name__: mode for mode in modes}[sys.argv[2]](sys.argv[1], *sys.argv[3:])

@@ -252,6 +252,21 @@ fn client_reads_ring_without_copy_and_is_counted() {
 }
 
 #[test]
+fn slow_client_counts_overwritten_frames() {
+    let python = python!("json");
+    let daq = Daq::new(PIPELINE);
+    let (mut live, socket) = start(&daq);
+    let mut client = Client::start(&python, &[&socket, "slow"]);
+    let counts = client.next();
+    assert_eq!(counts["read"], 2);
+    assert!(counts["overrun"].as_u64() > Some(256), "{counts}");
+    client.leave();
+    let report = wait_detached(&mut live);
+    assert_eq!(report["clients"]["raw"]["overrun"], counts["overrun"]);
+    assert_nothing_lost(&live.stop().ok());
+}
+
+#[test]
 fn guaranteed_client_reads_every_frame_and_is_revoked_if_it_stops() {
     let python = python!("json");
     let daq = Daq::new(PIPELINE);
@@ -344,9 +359,9 @@ fn hundreds_of_clients_and_killed_clients_leave_nothing_behind() {
     assert!(ledger::count(&report, "clients.raw.read") >= 300);
     many.signal(Signal::KILL);
     wait_detached(&mut live);
-    python.run(CLIENT, &[&*socket, "churn", "300"]);
+    python.run(CLIENT, &[&*socket, "churn", "1000"]);
     let report = wait_detached(&mut live);
-    assert_eq!(ledger::count(&report, "clients.raw.total"), 601);
+    assert_eq!(ledger::count(&report, "clients.raw.total"), 1301);
     wait_for("freed descriptors and threads", || {
         ((count("task", &live), count("fd", &live)) <= before).then_some(())
     });
