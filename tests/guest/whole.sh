@@ -117,13 +117,14 @@ run() {
     cd "$1" && exec "$DAQ_BIN/daq" run daq.toml --report json >report 2>>log
 }
 
-# await WHAT COMMAND...: waits until a command succeeds, at most one minute or `timeout` seconds.
+# await WHAT COMMAND...: waits until a command succeeds, at most four minutes or `timeout` seconds. On a busy machine, the
+# timers of soft-RoCE need more than one minute.
 await() {
-    local what=$1 end=$((SECONDS + ${timeout:-60}))
+    local what=$1 end=$((SECONDS + ${timeout:-240}))
     shift
     until "$@"; do
         if [ $SECONDS -ge $end ]; then
-            echo "FAIL waiting for $what: timed out after ${timeout:-60} s"
+            echo "FAIL waiting for $what: timed out after ${timeout:-240} s"
             tail -n 12 "$work"/*/log
             return 1
         fi
