@@ -169,9 +169,9 @@ def slow(path):
     sys.stdin.readline()
 
 
-def hold(path, guarantee):
+def hold(path, guarantee, ring="raw"):
     """Attaches, and then does nothing until stdin is closed or the server revokes it."""
-    client = Attached(path, guarantee=guarantee == "guarantee")
+    client = Attached(path, ring, guarantee=guarantee == "guarantee")
     show(client.counts())
     if guarantee == "guarantee":
         show(receive(client.sock)[0])

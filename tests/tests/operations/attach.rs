@@ -463,6 +463,38 @@ fn frames_of_another_process_are_recorded_and_counted() {
 }
 
 #[test]
+fn frames_without_a_free_slot_are_refused_and_counted() {
+    let python = python!("json");
+    let daq = Daq::new(PRODUCED);
+    let mut live = daq.spawn(&[
+        "--set",
+        "source.flags.backpressure=false",
+        "--set",
+        "ring.flags.attach={ guarantee = true, hold = \"10 min\" }",
+    ]);
+    live.wait_ready();
+    let socket = daq.path("state/daq/daq.attach");
+    let socket = socket.to_str().unwrap();
+    // This client retires no frame, so the ring becomes full.
+    let mut holding = Client::start(&python, &[socket, "hold", "guarantee", "flags"]);
+    holding.next();
+    let mut producer = Client::start(&python, &[socket, "produce", "0", "100", "wait"]);
+    let counts = producer.next();
+    assert_eq!(counts["taken"], 100);
+    assert!(counts["refused"].as_u64() >= Some(84), "{counts}");
+    producer.leave();
+    let outcome = live.stop();
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert_eq!(outcome.count("sources.flags.expected"), 100);
+    assert_eq!(
+        outcome.report["sources"]["flags"]["lost"]["ring_full"],
+        counts["refused"]
+    );
+    let refused = counts["refused"].as_u64().unwrap();
+    assert_eq!(outcome.count("sources.flags.delivered"), 100 - refused);
+}
+
+#[test]
 fn killed_and_wrong_producers_do_not_stop_the_pipeline() {
     let python = python!("json");
     let daq = Daq::new(PRODUCED);
