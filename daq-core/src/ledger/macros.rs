@@ -193,6 +193,13 @@ macro_rules! causes {
                     $(Self::$cause => $name,)*
                 }
             }
+
+            /// Returns what the user should do about this loss.
+            pub const fn remedy(self) -> &'static str {
+                match self {
+                    $(Self::$cause => $remedy,)*
+                }
+            }
         }
 
         const CAUSES: &str = concat!($($name, ": ", $text, " "),*).trim_ascii();

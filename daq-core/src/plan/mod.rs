@@ -280,6 +280,9 @@ pub struct PlannedOther {
     pub name: String,
     /// Addresses and paths that the section claims.
     pub claims: Vec<String>,
+    /// Notes about the resources that the section uses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// How a copy transfers its bytes.

@@ -186,6 +186,9 @@ impl Display for Plan {
             for claim in &other.claims {
                 writeln!(f, "    claims   {claim}")?;
             }
+            for note in &other.notes {
+                writeln!(f, "    note     {note}")?;
+            }
         }
         let usable = if self.cores.is_empty() {
             "unknown".to_owned()

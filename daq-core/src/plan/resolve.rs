@@ -86,6 +86,7 @@ pub fn resolve(
     let others = context.claims.iter().map(|(section, claims)| PlannedOther {
         name: section.title().to_owned(),
         claims: claims.iter().map(Claim::to_string).collect(),
+        notes: Vec::new(),
     });
     resolver.plan.others = others.collect();
     if config.sources.is_empty() && !diagnostics.has_errors() {

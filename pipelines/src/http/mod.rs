@@ -2,12 +2,14 @@
 //!
 //! | route | answer |
 //! |---|---|
-//! | `/` | a page with the ledgers, updated every second |
+//! | `/`, `/page/…` | a page with the completeness of sources, samples of rings, the graph of the plan, and all ledgers |
 //! | `/metrics` | Prometheus' text format 0.0.4 |
 //! | `/-/healthy` | 200 while every data thread makes progress, else 503 and the names of the stalled threads |
 //! | `/-/ready` | 200 if every source has started, none is silent (`silent_after`) and the pipeline does not drain;
 //! else 503 and the reason |
 //! | `/status` | one JSON object with the ledgers and the plan |
+//! | `/rings/NAME/scope` | the newest frames of a ring, reduced to curves, until the client disconnects |
+//! | `/rings/NAME/frame.npy` | the newest frame of a ring as a file |
 //!
 //! Everything is read-only and served without authentication, so the default address is loopback. To serve other
 //! machines, put an authenticating proxy in front. The server rejects requests for unknown host names. The number of
@@ -17,14 +19,17 @@ mod connections;
 mod health;
 mod host;
 mod metrics;
+mod page;
 mod process;
 mod reference;
 mod routes;
+mod scope;
 mod table;
 
 pub use health::Health;
 pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
+pub use scope::{ScopedRing, TapBudget};
 pub use table::metrics;
 
 use connections::{Bounded, Limits};
@@ -32,6 +37,7 @@ use daq_core::config::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -96,6 +102,8 @@ pub struct HttpState {
     pub plan: Value,
     /// The report of the last run, if that run ended uncleanly.
     pub last_run: Option<Value>,
+    /// The rings that browsers can show, by name.
+    pub rings: BTreeMap<String, ScopedRing>,
 }
 
 /// Errors that prevent the server from running.
@@ -188,7 +196,8 @@ fn serve_within(
              or keep the port behind a firewall or a proxy that authenticates"
         );
     }
-    let router = routes::router(state)?;
+    let scopes = Arc::new(scope::Hub::new(std::mem::take(&mut state.rings)));
+    let router = routes::router(state, scopes.clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -199,11 +208,13 @@ fn serve_within(
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let run = move || {
+        let streams = scopes.clone();
         runtime.block_on(async move {
             let (begin, begun) = oneshot::channel::<()>();
             let graceful = async move {
                 // The server also stops if the sender is dropped.
                 let _ = stopped.await;
+                streams.close();
                 let _ = begin.send(());
             };
             let server = axum::serve(Bounded::new(listener, limits), router)
@@ -221,6 +232,8 @@ fn serve_within(
                 () = grace => {}
             }
         });
+        // The threads use the memory of the rings.
+        scopes.join();
     };
     let thread = std::thread::Builder::new()
         .name("daq-http".to_owned())

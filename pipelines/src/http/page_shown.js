@@ -1,7 +1,8 @@
 "use strict";
-// Prints what page.html shows for a list of responses of /status: `node page_shown.js PAGE < RESPONSES`.
+// Prints what the view "Ledger" shows for a list of responses of /status: `node page_shown.js < RESPONSES`.
 // A marked cell ends in `!`.
 const fs = require("fs");
+const path = require("path");
 class Element {
   constructor(tag) { Object.assign(this, { tag, children: [], textContent: "", className: "" }); }
   append(child) { this.children.push(child); }
@@ -12,16 +13,17 @@ globalThis.document = {
   createElement: (tag) => new Element(tag),
   getElementById: (id) => (ids[id] ??= new Element("span")),
 };
-const answers = JSON.parse(fs.readFileSync(0, "utf8"));
-globalThis.fetch = async () => ({ json: async () => answers.shift() });
 const cell = ({ textContent, className }) => textContent + (className ? "!" : "");
-globalThis.setTimeout = (update) => {
-  if (answers.length) return update();
-  console.log(cell(ids.state));
+// Node.js needs absolute addresses of modules.
+const module_ = (name, replace = (text) => text) => {
+  const text = replace(fs.readFileSync(path.join(__dirname, "page", name), "utf8"));
+  return `data:text/javascript;base64,${Buffer.from(text).toString("base64")}`;
+};
+const ledger = module_("ledger.js", (text) => text.replace("./common.js", module_("common.js")));
+import(ledger).then(({ update }) => {
+  for (const answer of JSON.parse(fs.readFileSync(0, "utf8"))) update(answer);
   for (const part of ids.tables.children) {
     if (part.tag === "table") for (const row of part.children) console.log(row.children.map(cell).join(" | "));
     else console.log(`${part.tag === "h2" ? "# " : ""}${cell(part)}`);
   }
-};
-const page = fs.readFileSync(process.argv[2], "utf8");
-(0, eval)(page.match(/<script>([^]*)<\/script>/)[1]);
+});

@@ -1,27 +1,33 @@
 //! The handlers of all routes.
 
-use super::{Exposition, HttpError, HttpState, host};
+use super::scope::{Hub, ScopeError, Stream, View, forward};
+use super::{Exposition, HttpError, HttpState, host, page};
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Json, Response};
+use axum::response::{AppendHeaders, IntoResponse, Json, Response};
 use axum::routing::get;
 use daq_core::ledger::{Loss, Report};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 
-const PAGE: &str = include_str!("page.html");
-/// Content security policy: the page may run only the script and style that it contains, and may send requests only to
-/// this server.
-const POLICY: &str =
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'";
+/// Content security policy: the page may run only scripts and use only styles that are files of this server, and may send
+/// requests only to this server. Other pages cannot embed it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const BINARY: [(header::HeaderName, &str); 1] =
+    [(header::CONTENT_TYPE, "application/octet-stream")];
 
 struct Shared {
     state: HttpState,
     exposition: Exposition,
+    scopes: Arc<Hub>,
 }
 
 /// The response of `/status`.
@@ -44,18 +50,22 @@ struct Status<'a> {
 }
 
 /// Returns a router with all routes. Their handlers use `state`.
-pub(super) fn router(state: HttpState) -> Result<Router, HttpError> {
+pub(super) fn router(state: HttpState, scopes: Arc<Hub>) -> Result<Router, HttpError> {
     let exposition = Exposition::new(state.report.clone())?;
-    let shared = Arc::new(Shared { state, exposition });
+    let shared = Arc::new(Shared {
+        state,
+        exposition,
+        scopes,
+    });
     Ok(Router::new()
-        .route(
-            "/",
-            get(async || ([(header::CONTENT_TYPE, "text/html; charset=utf-8")], PAGE)),
-        )
+        .route("/", get(page::index))
+        .route("/page/{name}", get(page::file))
         .route("/metrics", get(metrics))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
         .route("/status", get(status))
+        .route("/rings/{name}/scope", get(scope))
+        .route("/rings/{name}/frame.npy", get(frame))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
@@ -157,4 +167,59 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
         last_run: shared.state.last_run.as_ref(),
     })
     .into_response()
+}
+
+/// Size of the pieces in which a file is sent.
+const PIECE: usize = 1 << 20;
+
+/// Streams reduced frames of a ring until the browser disconnects.
+async fn scope(
+    State(shared): State<Arc<Shared>>,
+    Path(ring): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ScopeError> {
+    let view = View::parse(&query.unwrap_or_default())?;
+    let messages = shared.scopes.subscribe(&ring, view)?;
+    let (queue, body) = mpsc::channel(1);
+    tokio::spawn(forward(messages, queue));
+    Ok((BINARY, Body::new(Stream(body))).into_response())
+}
+
+/// Sends the newest frame of a ring as a file.
+async fn frame(
+    State(shared): State<Arc<Shared>>,
+    Path(ring): Path<String>,
+) -> Result<Response, ScopeError> {
+    let download = shared.scopes.download(&ring).await?;
+    let file = download.file;
+    let length = (header::CONTENT_LENGTH, file.len().to_string());
+    let (queue, body) = mpsc::channel::<Bytes>(1);
+    tokio::spawn(async move {
+        // The permit is returned when the file is sent, or when the client has disconnected.
+        let _permit = download.permit;
+        for start in (0..file.len()).step_by(PIECE) {
+            let piece = file.slice(start..file.len().min(start + PIECE));
+            if queue.send(piece).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok((
+        BINARY,
+        [length],
+        AppendHeaders(download.headers),
+        Body::new(Stream(body)),
+    )
+        .into_response())
+}
+
+impl IntoResponse for ScopeError {
+    fn into_response(self) -> Response {
+        let code = match self {
+            Self::Query(_) => StatusCode::BAD_REQUEST,
+            Self::UnknownRing { .. } => StatusCode::NOT_FOUND,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        (code, format!("{self}\n")).into_response()
+    }
 }

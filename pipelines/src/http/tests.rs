@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::report::tests::sample_report;
+use daq_core::frame::FrameMeta;
 use daq_core::ledger::{MetricKind, MetricText};
-use daq_testkit::assert_contains;
+use daq_testkit::{RingFixture, assert_contains};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Mutex;
@@ -18,6 +19,7 @@ fn state(health: HealthFn) -> HttpState {
         health,
         plan: serde_json::json!({ "rings": { "raw": "host" } }),
         last_run: None,
+        rings: BTreeMap::new(),
     }
 }
 
@@ -115,20 +117,97 @@ fn probes_reflect_data_threads() {
     assert_eq!(probe("/-/healthy").0, 200);
 }
 
+/// All files of the page with their contents, in the order in which the page loads them.
+fn page_files(server: &Server) -> Vec<(String, String, String)> {
+    let mut found: Vec<(String, String, String)> = Vec::new();
+    let mut open = vec!["/".to_owned()];
+    while let Some(path) = open.pop() {
+        if found.iter().any(|(known, ..)| *known == path) {
+            continue;
+        }
+        let (code, head, body) = ask(server, "GET", &path);
+        assert_eq!(code, 200, "{path} is a dead link");
+        // src="/page/…", href="/page/…", fetch("/page/…"), from "./…"
+        for quoted in body
+            .split('"')
+            .skip(1)
+            .step_by(2)
+            .filter(|_| !path.contains("uPlot"))
+        {
+            if quoted.starts_with("/page/") {
+                open.push(quoted.to_owned());
+            } else if let Some(name) = quoted.strip_prefix("./") {
+                open.push(format!("/page/{name}"));
+            }
+        }
+        found.push((path, head, body));
+    }
+    found
+}
+
 #[test]
 fn page_loads_no_external_resource() {
     let server = serve(ANY, running()).unwrap();
-    let (code, head, body) = ask(&server, "GET", "/");
-    assert_eq!(code, 200);
-    assert_contains!(head => "content-type: text/html", "content-security-policy:");
-    assert!(!body.contains("http:") && !body.contains("https:") && !body.contains("innerHTML"));
+    let files = page_files(&server);
+    assert!(files.len() > 10, "{}", files.len());
+    for (path, head, body) in &files {
+        assert_contains!(head =>
+            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self';",
+            "x-content-type-options: nosniff"
+        );
+        assert!(!head.contains("unsafe"), "{head}");
+        // The namespace of an SVG is not loaded, and the licence of uPlot names its author's page.
+        let body = body.replace("http://www.w3.org/2000/svg", "");
+        if !path.contains("uPlot") {
+            assert!(
+                !body.contains("http:") && !body.contains("https:"),
+                "{path}"
+            );
+            assert!(
+                !body.contains("innerHTML") && !body.contains("style=\""),
+                "{path}"
+            );
+        }
+        let kind = match path.rsplit('.').next().unwrap() {
+            "/" => "text/html",
+            "js" => "text/javascript",
+            "css" => "text/css",
+            "svg" => "image/svg+xml",
+            "json" => "application/json",
+            _ => "text/plain",
+        };
+        assert_contains!(head => format!("content-type: {kind}").as_str());
+    }
+    let (_, _, index) = &files[0];
     for path in ["/metrics", "/status", "/-/healthy", "/-/ready"] {
         assert!(
-            body.contains(&format!("href=\"{path}\"")),
+            index.contains(&format!("href=\"{path}\"")),
             "no link to {path}"
         );
         assert_ne!(ask(&server, "GET", path).0, 404, "{path} is a dead link");
     }
+    let (_, _, licence) = files
+        .iter()
+        .find(|(path, ..)| path == "/page/uPlot.LICENSE")
+        .unwrap();
+    assert_contains!(licence => "The MIT License", "Leon Sorokin");
+    assert_eq!(ask(&server, "GET", "/page/other.js").0, 404);
+}
+
+#[test]
+fn page_has_a_colour_for_each_cause_of_loss_and_its_remedy() {
+    let server = serve(ANY, running()).unwrap();
+    let style = ask(&server, "GET", "/page/style.css").2;
+    let remedies: Value =
+        serde_json::from_str(&ask(&server, "GET", "/page/remedies.json").2).unwrap();
+    for cause in daq_core::ledger::Cause::ALL {
+        let name = cause.name();
+        // Light and dark.
+        assert_eq!(style.matches(&format!("--{name}: #")).count(), 2, "{name}");
+        assert_eq!(remedies["causes"][name], cause.remedy());
+    }
+    let text = remedies["metrics"]["daq_ring_full_frames_total"].as_str();
+    assert_contains!(text.unwrap() => "increase `slots`");
 }
 
 #[test]
@@ -137,15 +216,129 @@ fn page_names_copy_size_classes() {
     use daq_core::units::ByteSize;
     let bounds = CopySizes::BOUNDS.map(|bound| format!("\"≤ {}\"", ByteSize(bound)));
     let classes = format!("const classes = [{}, \"larger\"];", bounds.join(", "));
-    assert!(include_str!("page.html").contains(&classes), "{classes}");
+    assert!(
+        include_str!("page/ledger.js").contains(&classes),
+        "{classes}"
+    );
 }
 
-/// Returns the lines that the web page shows for each `/status` response in `answers`. Runs the page's script on a
+/// A server with a ring `raw@host`, whose frames are eight bytes.
+fn with_ring() -> (Server, RingFixture) {
+    let fixture = RingFixture::host("raw@host", 4, 8);
+    let layout = daq_core::layout::Samples::default().layout(8).unwrap();
+    let ring = ScopedRing {
+        ring: fixture.ring.clone(),
+        layout,
+        parts: Vec::new(),
+        row: None,
+    };
+    let state = HttpState {
+        rings: BTreeMap::from([("raw@host".to_owned(), ring)]),
+        ..running()
+    };
+    (serve(ANY, state).unwrap(), fixture)
+}
+
+fn publish(fixture: &mut RingFixture, sequence: u64) {
+    fixture.write(&[(FrameMeta::whole(sequence, 8), vec![7; 8])]);
+    assert_eq!(fixture.read().len(), 1);
+}
+
+/// Opens the stream of a ring.
+fn open_scope(server: &Server) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    write!(
+        stream,
+        "GET /rings/raw%40host/scope?channel=0 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    )
+    .unwrap();
+    stream
+}
+
+/// Reads until `text` arrives.
+fn read_until(stream: &mut TcpStream, text: &str) {
+    stream
+        .set_read_timeout(Some(Duration::from_mins(2)))
+        .unwrap();
+    let mut all = Vec::new();
+    let mut buffer = [0; 4096];
+    while !String::from_utf8_lossy(&all).contains(text) {
+        let count = stream.read(&mut buffer).unwrap();
+        assert_ne!(
+            count,
+            0,
+            "the stream ended: {}",
+            String::from_utf8_lossy(&all)
+        );
+        all.extend_from_slice(&buffer[..count]);
+    }
+}
+
+#[test]
+fn scope_streams_frames_until_the_server_stops() {
+    let (server, mut fixture) = with_ring();
+    let mut stream = open_scope(&server);
+    read_until(&mut stream, "content-type: application/octet-stream");
+    publish(&mut fixture, 41);
+    read_until(&mut stream, "\"sequence\":41");
+    publish(&mut fixture, 42);
+    read_until(&mut stream, "\"sequence\":42");
+    server.stop();
+    // The end of a chunked response.
+    read_until(&mut stream, "0\r\n\r\n");
+}
+
+#[test]
+fn stalled_browsers_do_not_delay_others() {
+    let (server, mut fixture) = with_ring();
+    let _stalled: Vec<_> = (0..10).map(|_| open_scope(&server)).collect();
+    let mut stream = open_scope(&server);
+    for sequence in 0..5 {
+        publish(&mut fixture, sequence);
+        read_until(&mut stream, &format!("\"sequence\":{sequence},"));
+        assert_eq!(ask(&server, "GET", "/-/ready").0, 200);
+    }
+}
+
+#[test]
+fn rings_are_checked_before_they_are_shown() {
+    let (server, mut fixture) = with_ring();
+    for (path, code, text) in [
+        (
+            "/rings/none/scope",
+            404,
+            "there is no ring `none`; the pipeline has the rings raw@host",
+        ),
+        ("/rings/none/frame.npy", 404, "there is no ring `none`"),
+        (
+            "/rings/raw@host/scope?channel=x",
+            400,
+            "`channel` must be a whole number",
+        ),
+        ("/rings/raw@host/frame.npy", 503, "no frame yet"),
+        ("/rings/raw@host/other", 404, "not found"),
+    ] {
+        let (found, _, body) = ask(&server, "GET", path);
+        assert_eq!(found, code, "{path}: {body}");
+        assert_contains!(body => text);
+    }
+    assert_eq!(ask(&server, "POST", "/rings/raw@host/scope").0, 405);
+    publish(&mut fixture, 5);
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    write!(stream, "GET /rings/raw@host/frame.npy HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer);
+    assert_contains!(text => "daq-sequence: 5\r\n", "content-length: 136\r\n", "'shape': (8,)");
+    assert!(answer.ends_with(&[7; 8]));
+}
+
+/// Returns the lines that the view "Ledger" shows for each `/status` response in `answers`. Runs the page's script on a
 /// simulated document; returns `None` if Node.js is not installed.
 fn shown(answers: &[Value]) -> Option<Vec<String>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http");
     let started = std::process::Command::new("node")
-        .args(["page_shown.js", "page.html"])
+        .arg("page_shown.js")
         .current_dir(directory)
         .env("LC_ALL", "en_US.UTF-8")
         .stdin(std::process::Stdio::piped())
@@ -394,6 +587,9 @@ fn requests_for_foreign_host_names_are_rejected() {
         "GET /status HTTP/1.1\r\nHost: localhost\r\nHost: rebind.example",
         "GET http://rebind.example/status HTTP/1.1\r\nHost: localhost",
         "GET /metrics HTTP/1.1\r\nHost: ",
+        "GET /rings/raw/scope HTTP/1.1\r\nHost: rebind.example",
+        "GET /rings/raw/frame.npy HTTP/1.1\r\nHost: rebind.example",
+        "GET /page/main.js HTTP/1.1\r\nHost: rebind.example",
     ] {
         assert_eq!(code(refused), "421", "{refused}");
     }

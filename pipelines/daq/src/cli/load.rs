@@ -10,7 +10,7 @@ use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
 use daq_core::units::counted;
 use daq_pipelines::console::print_error;
-use daq_pipelines::http::Http;
+use daq_pipelines::http::{Http, TapBudget};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -220,6 +220,7 @@ impl Loaded {
             );
         }
         let mut plan = plan?;
+        note_taps(&mut plan);
         if matches!(hardware, Hardware::Detect | Hardware::Probe) {
             let sources = config.sources.iter();
             plan.unavailable.extend(sources.filter_map(|source| {
@@ -230,4 +231,18 @@ impl Loaded {
         check::counters(&config, &plan, diagnostics);
         Some(Self { config, plan, http })
     }
+}
+
+/// Adds what the pages of the HTTP server may read from each ring.
+fn note_taps(plan: &mut Plan) {
+    let Some(http) = plan.others.iter_mut().find(|other| other.name == "http") else {
+        return;
+    };
+    http.notes.extend(plan.rings.iter().map(|ring| {
+        let budget = TapBudget::of(ring.slot_bytes);
+        format!(
+            "while a browser shows ring {}, reads {budget} of it",
+            ring.name
+        )
+    }));
 }

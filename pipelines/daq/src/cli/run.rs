@@ -7,13 +7,13 @@ use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::entry::Registry;
 use daq_core::kernel::KernelError;
 use daq_core::ledger::{Report, SourceReport};
-use daq_core::plan::Plan;
+use daq_core::plan::{Plan, PlannedRing};
 use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_core::units::Span;
 use daq_pipelines::attach;
 use daq_pipelines::console::{self, Stderr, print_error};
-use daq_pipelines::http::{self, HttpState, Server};
+use daq_pipelines::http::{self, HttpState, ScopedRing, Server};
 use daq_pipelines::report;
 use daq_pipelines::runtime::{Failure, FailureKind, Options, Pipeline, StartError};
 use daq_pipelines::systemd::{self, Watchdog};
@@ -349,6 +349,7 @@ impl Side {
                             last.counters.iter().map(|(name, value)| (name.clone(), (*value).into())).collect();
                         serde_json::json!({ "pid": last.pid, "start_ns": last.start_ns, "counters": counters })
                     }),
+                    rings: scoped(&loaded.plan, pipeline),
                 };
                 let server = http::serve_on(listener, state)?;
                 tracing::info!("serving http://{}/", server.address());
@@ -381,6 +382,21 @@ impl Side {
         }
         drop(self.watchdog);
     }
+}
+
+/// Returns the rings that browsers can show.
+fn scoped(plan: &Plan, pipeline: &Pipeline) -> BTreeMap<String, ScopedRing> {
+    let ring = |ring: &PlannedRing| {
+        let source = plan.source_of(&ring.name);
+        let scoped = ScopedRing {
+            ring: pipeline.rings().get(&ring.name)?.clone(),
+            layout: ring.layout.clone(),
+            parts: source.map_or_else(Vec::new, |source| source.parts.clone()),
+            row: None,
+        };
+        Some((ring.name.clone(), scoped))
+    };
+    plan.rings.iter().filter_map(ring).collect()
 }
 
 /// The state of the pipeline at the last report.

@@ -1,34 +1,8 @@
-<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>daq</title>
-<style>
-  :root { color-scheme: light dark; }
-  body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-  h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .3rem; }
-  table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-  th, td { padding: .15rem .9rem .15rem 0; text-align: right; border-bottom: 1px solid #8884; }
-  th:first-child, td:first-child { text-align: left; }
-  th { font-weight: 500; opacity: .7; }
-  .bad { color: #c33; font-weight: 600; }
-</style>
-<h1>daq <span id="name"></span></h1>
-<p id="state">Waiting for the first response…</p>
-<div id="tables"></div>
-<p><a href="/metrics">metrics</a> · <a href="/status">status</a> · <a href="/-/healthy">healthy</a> · <a href="/-/ready">ready</a></p>
-<noscript>This page needs JavaScript to update itself; <a href="/status">/status</a> has the same numbers.</noscript>
-<script>
-"use strict";
+// The view "Ledger": tables with all counters.
+import { element, scale, sum } from "./common.js";
+
 // Columns whose value should be 0.
 const losses = new Set(["lost", "incomplete", "duplicates", "rejected", "skipped", "silent", "ring_full", "overrun", "discarded", "dropped_incomplete", "blocked", "failed", "dropped", "full", "engine_faults", "engine_fallbacks", "engine_quiesce_timeouts"]);
-const element = (tag, text, parent) => {
-  const made = document.createElement(tag);
-  if (text !== undefined) made.textContent = text;
-  if (parent) parent.append(made);
-  return made;
-};
-const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 // Upper bounds of the classes of copies by size.
 const classes = ["≤ 4 KiB", "≤ 16 KiB", "≤ 64 KiB", "≤ 256 KiB", "≤ 1 MiB", "≤ 4 MiB", "≤ 16 MiB", "larger"];
 // Columns that are shown in another unit than in the report.
@@ -48,12 +22,6 @@ const show = (value, key = "") => {
     return parts.length ? parts.join(", ") : "0";
   }
   return typeof value === "number" ? value.toLocaleString() : String(value);
-};
-const scale = (amount, unit) => {
-  const prefixes = ["", "k", "M", "G", "T"];
-  let prefix = 0;
-  while (amount >= 1000 && prefix + 1 < prefixes.length) { amount /= 1000; prefix += 1; }
-  return `${amount.toPrecision(3)} ${prefixes[prefix]}${unit}`;
 };
 let before = null;
 const rate = (report, kind, name) => {
@@ -94,35 +62,18 @@ const table = (report, kind) => {
   parts.push(made);
   return parts;
 };
-const update = async () => {
-  const state = document.getElementById("state");
-  try {
-    const status = await (await fetch("/status", { cache: "no-store" })).json();
-    const report = { ...status.report, parts: partsOf(status.report.sources) };
-    document.getElementById("name").textContent = status.name;
-    document.title = `${status.name} · ${status.state}`;
-    const stalled = status.stalled.length ? `: ${status.stalled.join(", ")}` : "";
-    const silent = status.silent.length ? `: ${status.silent.join(", ")}` : "";
-    const unclean = status.last_run ? " · the last run ended uncleanly, see status" : "";
-    state.textContent =
-      `${status.state}${stalled}${silent} · ${Math.round(status.seconds).toLocaleString()} s · version ${status.version}${unclean}`;
-    state.className = stalled || silent ? "bad" : "";
-    const sentences = [];
-    // The server provides the text, so that the page and the log always agree.
-    for (const [name, loss] of Object.entries(status.loss)) {
-      const sentence = element("p", `source ${name}: ${loss.text}`);
-      if (loss.is_loss) sentence.className = "bad";
-      sentences.push(sentence);
-    }
-    const parts = ["sources", "parts", "rings", "readers", "copies", "kernels", "sinks"].flatMap((kind) => table(report, kind));
-    document.getElementById("tables").replaceChildren(...sentences, ...parts);
-    before = report;
-  } catch (error) {
-    state.textContent = `The server does not respond: ${error.message}`;
-    state.className = "bad";
+
+/** Shows a response of `/status`. */
+export const update = (status) => {
+  const report = { ...status.report, parts: partsOf(status.report.sources) };
+  const sentences = [element("p", `${status.state} for ${Math.round(status.seconds).toLocaleString()} s`)];
+  // The server provides the text, so that the page and the log always agree.
+  for (const [name, loss] of Object.entries(status.loss)) {
+    const sentence = element("p", `source ${name}: ${loss.text}`);
+    if (loss.is_loss) sentence.className = "bad";
+    sentences.push(sentence);
   }
-  setTimeout(update, 1000);
+  const parts = ["sources", "parts", "rings", "readers", "copies", "kernels", "sinks"].flatMap((kind) => table(report, kind));
+  document.getElementById("tables").replaceChildren(...sentences, ...parts);
+  before = report;
 };
-update();
-</script>
-</html>

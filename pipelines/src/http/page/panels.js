@@ -1,0 +1,337 @@
+// The panels of the view "Scope": each draws one kind of data of a reduced frame.
+import { axisUnit, colour, element, fitted, onScheme, setText } from "./common.js";
+import { paint } from "./palette.js";
+
+const caption = (figure, text) => setText(figure.querySelector("figcaption"), text);
+const decibel = (power) => (power > 0 ? 10 * Math.log10(power) : Number.isNaN(power) ? NaN : -400);
+const listed = (values) => Array.from(values, (value) => (Number.isNaN(value) ? null : value));
+
+/** A chart in a figure that follows the width of the figure and the colours of the page. */
+class Chart {
+  constructor(figure, height) {
+    this.place = figure.querySelector(".plot");
+    this.height = height;
+    this.key = "";
+    this.chart = null;
+    this.data = null;
+    new ResizeObserver(() => this.chart?.setSize(this.size())).observe(this.place);
+    onScheme(() => { this.key = ""; });
+  }
+
+  size() {
+    return { width: Math.max(240, this.place.clientWidth), height: this.height };
+  }
+
+  /** Shows `data`. `options` returns the options of uPlot; it is called again when `key` changes. */
+  show(key, data, options) {
+    this.data = data;
+    if (key !== this.key) {
+      this.chart?.destroy();
+      this.chart = new uPlot({ ...this.size(), ...options() }, data, this.place);
+      this.key = key;
+    } else {
+      this.chart.setData(data);
+    }
+  }
+
+  clear() {
+    this.chart?.destroy();
+    this.chart = null;
+    this.key = "";
+  }
+}
+
+const axes = (x, y) => [x, y].map((label, i) => ({
+  label, labelSize: 18, size: i ? 58 : 34, stroke: colour("text"), font: "12px system-ui", labelFont: "12px system-ui",
+  grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
+}));
+
+const number = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(5))));
+const serie = (label, stroke, more) => ({ label, stroke, width: 1.2, points: { show: false }, value: (_, value) => number(value), ...more });
+
+/** Shades the ranges of missing points of the frame in grey. */
+const shade = (ranges) => (chart) => {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.fillStyle = colour("missing");
+  ctx.globalAlpha = .45;
+  for (const [from, to] of ranges()) {
+    const left = Math.max(bbox.left, chart.valToPos(from, "x", true));
+    const right = Math.min(bbox.left + bbox.width, chart.valToPos(to, "x", true));
+    if (right > bbox.left && left < bbox.left + bbox.width) ctx.fillRect(left, bbox.top, Math.max(2, right - left), bbox.height);
+  }
+  ctx.restore();
+};
+
+/** Samples over time: the minimum and the maximum of each column. */
+export class Series {
+  constructor(figure, zoom) {
+    this.figure = figure;
+    this.zoom = zoom;
+    this.chart = new Chart(figure, 250);
+    this.ranges = [];
+  }
+
+  update(frame) {
+    const { axis, first, points, data } = frame;
+    const columns = data.min.length;
+    const [factor, unit] = axis.rate > 0 ? axisUnit((first + points) / axis.rate, "s") : [1, "samples"];
+    const scale = axis.rate > 0 ? factor / axis.rate : 1;
+    // A column of several samples is shown in its middle.
+    const middle = (i) => (columns === points ? first + i : first + (i + .5) * points / columns);
+    const lines = [Array.from({ length: columns }, (_, i) => middle(i) * scale), listed(data.max), listed(data.min)];
+    if (data.min_im) lines.push(listed(data.max_im), listed(data.min_im));
+    this.ranges = frame.missing.map(([from, to]) => [from * scale, to * scale]);
+    this.scale = scale;
+    const key = [unit, lines.length, frame.ring].join();
+    const pair = (name, line) => [serie(columns === points ? name : `${name} max`, line), serie(`${name} min`, line)];
+    this.chart.show(key, lines, () => ({
+      axes: axes(`time in the frame (${unit})`, "value"),
+      scales: { x: { time: false } },
+      cursor: { drag: { x: true, y: false, setScale: false } },
+      series: [
+        { label: unit, value: (_, value) => number(value) },
+        ...pair(data.min_im ? "real" : "value", colour("accent")),
+        ...(data.min_im ? pair("imag", colour("second")) : []),
+      ],
+      bands: [{ series: [1, 2], fill: colour("band") }, ...(data.min_im ? [{ series: [3, 4], fill: colour("second-band") }] : [])],
+      hooks: {
+        drawClear: [shade(() => this.ranges)],
+        setSelect: [(chart) => {
+          const { left, width } = chart.select;
+          if (width < 4) return;
+          const point = (position) => Math.round(chart.posToVal(position, "x") / this.scale);
+          chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+          this.zoom(point(left), point(left + width));
+        }],
+        ready: [(chart) => { chart.over.addEventListener("dblclick", () => this.zoom(null)); }],
+      },
+    }));
+    const whole = points === frame.frame_points ? "drag to zoom" : `points ${first} to ${first + points} of ${frame.frame_points}, double-click for all`;
+    caption(this.figure, `Samples over time (${whole})`);
+  }
+
+  clear() { this.chart.clear(); }
+}
+
+/** Power over frequency: of the newest frame, the mean, and the maximum, over a waterfall. */
+export class Spectrum {
+  constructor(figure) {
+    this.figure = figure;
+    this.chart = new Chart(figure, 260);
+    this.waterfall = new Waterfall(figure.querySelector(".waterfall"));
+    this.reset();
+  }
+
+  reset() {
+    this.count = 0;
+    this.mean = this.hold = null;
+  }
+
+  /** Adds the spectrum of one frame to the mean and the maximum. */
+  add(power) {
+    if (this.mean?.length !== power.length) {
+      this.reset();
+      this.mean = new Float64Array(power.length);
+      this.hold = new Float64Array(power.length);
+      this.counts = new Uint32Array(power.length);
+    }
+    this.count += 1;
+    power.forEach((value, i) => {
+      if (Number.isNaN(value)) return;
+      this.counts[i] += 1;
+      this.mean[i] += (value - this.mean[i]) / this.counts[i];
+      this.hold[i] = Math.max(this.hold[i], value);
+    });
+  }
+
+  update(frame, added, { log }) {
+    const power = frame.data.spectrum ?? frame.data.waterfall;
+    const columns = power.length;
+    // Bins of a frame are the maxima of several points; the value is shown in their middle.
+    const merged = frame.frame_points / columns;
+    const bins = frame.spectrum ?? { start: (frame.axis.start ?? 0) + (merged - 1) / 2 * (frame.axis.step ?? 1), step: (frame.axis.step ?? 1) * merged };
+    const known = frame.axis.kind === "time" ? frame.axis.rate > 0 : frame.axis.step > 0;
+    const at = (i) => bins.start + i * bins.step;
+    const [factor, unit] = known ? axisUnit(Math.max(Math.abs(at(0)), Math.abs(at(columns - 1))), "Hz") : [1, frame.spectrum ? "cycles per sample" : "bins"];
+    const isDecibel = Boolean(frame.spectrum) || log;
+    const level = isDecibel ? decibel : (value) => value;
+    const lines = [Array.from({ length: columns }, (_, i) => at(i) * factor), ...[power, this.mean, this.hold].map((values) => Array.from(values, (value) => { const shown = level(value); return Number.isNaN(shown) ? null : Math.max(shown, -399); }))];
+    this.range(lines, isDecibel);
+    const reference = frame.full_scale === 1 ? "dB" : "dBFS";
+    const key = [unit, isDecibel, reference, frame.ring].join();
+    this.chart.show(key, lines, () => ({
+      axes: axes(`frequency (${unit})`, isDecibel ? (frame.spectrum ? reference : "dB") : "power"),
+      scales: { x: { time: false }, y: { range: () => [this.low, this.high] } },
+      series: [{ label: unit, value: (_, value) => number(value) }, serie("now", colour("accent")), serie("mean", colour("second"), { width: 2 }), serie("maximum", colour("hold"))],
+      hooks: { draw: [({ bbox }) => this.waterfall.align(bbox.left / devicePixelRatio, bbox.width / devicePixelRatio)] },
+    }));
+    caption(this.figure, `Spectrum (mean of ${this.count.toLocaleString()} frames)`);
+    this.waterfall.update(added.map((values) => values.map(level)), columns, this.low, this.high);
+  }
+
+  /** Chooses the range of the levels: it grows immediately and shrinks when 5 dB become unused. */
+  range([, now, mean, hold], isDecibel) {
+    const finite = (values) => values.filter((value) => value !== null && value > -300);
+    const sorted = Float64Array.from(finite(mean)).sort();
+    if (!sorted.length) { [this.low, this.high] = [0, 1]; return; }
+    const top = Math.max(...finite(hold)), bottom = sorted[Math.floor(sorted.length * .02)];
+    if (isDecibel) {
+      [this.low, this.high] = [Math.max(5 * Math.floor((bottom - 8) / 5), 5 * Math.ceil(top / 5) - 160), 5 * Math.ceil((top + 2) / 5)];
+    } else {
+      [this.low, this.high] = [Math.min(0, bottom), top * 1.05 || 1];
+    }
+  }
+
+  /** Returns the levels that the chart shows, for tests: frequencies and the lines now, mean and maximum. */
+  shown() { return this.chart.data; }
+
+  clear() {
+    this.chart.clear();
+    this.reset();
+    this.waterfall.clear();
+  }
+}
+
+/** Spectra over time: the newest row is on top, and missing values are grey. */
+class Waterfall {
+  constructor(canvas) {
+    this.canvas = canvas;
+    this.rows = [];
+    this.range = "";
+    onScheme(() => { this.range = ""; });
+  }
+
+  clear() {
+    this.rows = [];
+    this.range = "";
+  }
+
+  /** Puts the waterfall below the plot of the chart, in CSS pixels. */
+  align(left, width) {
+    this.canvas.style.marginLeft = `${left}px`;
+    this.canvas.style.width = `${width}px`;
+  }
+
+  update(added, columns, low, high) {
+    const { canvas } = this;
+    // Two rows per CSS pixel show a longer time.
+    const height = 2 * Math.round(canvas.clientHeight) || 400;
+    this.rows.unshift(...added.toReversed());
+    this.rows.length = Math.min(this.rows.length, height);
+    const range = [low, high, columns, height].join();
+    const context = canvas.getContext("2d");
+    if (range !== this.range) {
+      // Other levels or columns: paint all rows again.
+      [canvas.width, canvas.height] = [columns, height];
+      this.rows = this.rows.filter((row) => row.length === columns);
+      this.put(context, this.rows, 0, columns, low, high);
+      this.range = range;
+    } else if (added.length) {
+      context.drawImage(canvas, 0, added.length);
+      this.put(context, this.rows.slice(0, added.length), 0, columns, low, high);
+    }
+  }
+
+  put(context, rows, top, columns, low, high) {
+    rows.forEach((row, i) => {
+      const image = context.createImageData(columns, 1);
+      paint(row, low, high, image.data);
+      context.putImageData(image, 0, top + i);
+    });
+  }
+}
+
+/** How often each value occurs. Values at the limits of the converter are red. */
+export class Histogram {
+  constructor(figure) {
+    this.figure = figure;
+    this.chart = new Chart(figure, 200);
+  }
+
+  update(frame, { log }) {
+    const { start, step, low, high, count, min, max, mean, rms, not_finite: notFinite, low_limit: lowLimit, high_limit: highLimit } = frame.histogram;
+    const counts = frame.data.histogram;
+    const isClipped = (i) => (i === 0 && low > 0) || (i === counts.length - 1 && high > 0);
+    const shown = (value) => (log && value === 0 ? null : value);
+    const lines = [
+      Array.from(counts, (_, i) => start + (i + .5) * step),
+      Array.from(counts, (value, i) => (isClipped(i) ? null : shown(value))),
+      Array.from(counts, (value, i) => (isClipped(i) ? shown(value) : null)),
+    ];
+    const bars = uPlot.paths.bars({ size: [1, Infinity], gap: 0 });
+    this.chart.show([log, frame.ring].join(), lines, () => ({
+      axes: axes("value", "count"),
+      scales: { x: { time: false, range: (_, from, to) => [from, to] }, y: log ? { distr: 3 } : {} },
+      legend: { show: false },
+      series: [{}, serie("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), serie("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
+    }));
+    caption(this.figure, `Histogram of ${count.toLocaleString()} values`);
+    const clipped = low + high;
+    const note = document.getElementById("clipping");
+    note.classList.toggle("bad", clipped > 0);
+    const limits = highLimit === undefined || highLimit === null ? "" : ` (${number(lowLimit)} and ${number(highLimit)})`;
+    setText(note, [
+      clipped ? `clipped: ${clipped.toLocaleString()} values at the limits${limits}, ${(100 * clipped / count).toPrecision(2)} %` : limits ? `no value at the limits${limits}` : "",
+      `minimum ${number(min)}, maximum ${number(max)}, mean ${number(mean)}, rms ${number(rms)}`,
+      notFinite ? `${notFinite.toLocaleString()} values are not finite` : "",
+    ].filter(Boolean).join(" · "));
+  }
+
+  clear() { this.chart.clear(); }
+}
+
+/** A frame as an image: its rows are lines or channels. */
+export class Picture {
+  constructor(figure) {
+    this.figure = figure;
+    this.canvas = figure.querySelector("canvas");
+    this.pixels = document.createElement("canvas");
+  }
+
+  update(frame, { log }) {
+    const image = frame.data.image;
+    const [rows, columns] = image.shape;
+    const level = log ? decibel : (value) => value;
+    const values = Float32Array.from(image, level);
+    const finite = values.filter((value) => value > -300).sort();
+    const low = finite[0] ?? 0, high = finite.at(-1) ?? 1;
+    [this.pixels.width, this.pixels.height] = [columns, rows];
+    const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
+    paint(values, low, high, pixels.data);
+    this.pixels.getContext("2d").putImageData(pixels, 0, 0);
+    const natural = frame.image?.pixels ?? [rows, columns];
+    // Lines of an image keep their proportions; channels become rows of a readable height.
+    const isImage = frame.image?.kind === "rows";
+    this.canvas.style.height = `${isImage ? Math.min(640, this.canvas.clientWidth * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6))}px`;
+    const { context, width, height } = fitted(this.canvas);
+    context.imageSmoothingEnabled = columns > width;
+    context.drawImage(this.pixels, 0, 0, width, height);
+    caption(this.figure, isImage ? `Image, ${natural[1]} × ${natural[0]} pixels` : `Channels, ${natural[0]} × ${natural[1]} points`);
+    setText(this.figure.querySelector(".note"), `dark: ${number(low)}, bright: ${number(high)}${log ? " dB" : ""}; missing values are grey`);
+  }
+
+  clear() {}
+}
+
+/** Named values, such as the statistics of a channel. */
+export class Values {
+  constructor(figure) {
+    this.figure = figure;
+    this.place = figure.querySelector(".plot");
+  }
+
+  update(frame) {
+    caption(this.figure, `Values of channel ${frame.channel}`);
+    const rows = [...frame.data.values].map((value, i) => [frame.axis.names[i] ?? String(i), number(Number.isNaN(value) ? null : value)]);
+    const table = element("table");
+    for (const [name, value] of rows) {
+      const line = element("tr", undefined, table);
+      element("th", name, line).scope = "row";
+      element("td", value, line);
+    }
+    this.place.replaceChildren(table);
+  }
+
+  clear() { this.place.replaceChildren(); }
+}

@@ -1,0 +1,280 @@
+//! The threads that tap rings, and the browsers that they serve.
+
+use super::decode::Samples;
+use super::npy::npy;
+use super::reduce::{Reducer, properties};
+use super::view::View;
+use super::{MAX_LOAD, ScopeError, ScopedRing, TapBudget};
+use axum::body::Bytes;
+use daq_core::gpu::driver::CudaError;
+use daq_core::ring::Tap;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+
+/// Maximum number of different views of one ring at the same time.
+const MAX_VIEWS: usize = 16;
+/// Maximum number of downloads at the same time.
+const MAX_DOWNLOADS: usize = 2;
+/// Priority of the threads; the lowest that Linux has.
+const NICE: i32 = 19;
+
+/// All rings that browsers can show.
+pub(in super::super) struct Hub {
+    scopes: BTreeMap<String, Arc<Scope>>,
+    downloads: Arc<Semaphore>,
+}
+
+/// A downloaded frame: its metadata as headers, and the file. The permit limits the number of downloads.
+pub(in super::super) struct Download {
+    pub(in super::super) headers: [(&'static str, String); 7],
+    pub(in super::super) file: Bytes,
+    pub(in super::super) permit: OwnedSemaphorePermit,
+}
+
+/// A ring, and the views that browsers show of it.
+struct Scope {
+    ring: ScopedRing,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    views: Vec<(View, watch::Sender<Bytes>)>,
+    /// The thread, if it serves the views; it ends when there is no view.
+    thread: Option<JoinHandle<()>>,
+    is_serving: bool,
+    is_closed: bool,
+}
+
+impl Hub {
+    pub(in super::super) fn new(rings: BTreeMap<String, ScopedRing>) -> Self {
+        let scope = |ring| {
+            Arc::new(Scope {
+                ring,
+                state: Mutex::default(),
+            })
+        };
+        Self {
+            scopes: rings
+                .into_iter()
+                .map(|(name, ring)| (name, scope(ring)))
+                .collect(),
+            downloads: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
+        }
+    }
+
+    fn scope(&self, name: &str) -> Result<&Arc<Scope>, ScopeError> {
+        self.scopes
+            .get(name)
+            .ok_or_else(|| ScopeError::UnknownRing {
+                name: name.to_owned(),
+                rings: self.scopes.keys().cloned().collect(),
+            })
+    }
+
+    /// Returns the messages of a view of a ring, of which only the newest is kept. Starts the ring's thread if necessary.
+    pub(in super::super) fn subscribe(
+        &self,
+        ring: &str,
+        view: View,
+    ) -> Result<watch::Receiver<Bytes>, ScopeError> {
+        self.scope(ring)?.subscribe(view)
+    }
+
+    /// Copies the newest frame of a ring on a thread of low priority.
+    pub(in super::super) async fn download(&self, name: &str) -> Result<Download, ScopeError> {
+        let scope = self.scope(name)?.clone();
+        let permit = self.downloads.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| ScopeError::Downloads(MAX_DOWNLOADS))?;
+        let (done, result) = oneshot::channel();
+        let copy = move || {
+            lower_priority();
+            // The receiver is gone if the browser has disconnected.
+            let _ = done.send(scope.newest());
+        };
+        std::thread::Builder::new()
+            .name("daq-download".to_owned())
+            .spawn(copy)?;
+        let (headers, file) = result.await.map_err(|_| ScopeError::Stopped)??;
+        Ok(Download {
+            headers,
+            file,
+            permit,
+        })
+    }
+
+    /// Returns the number of threads that serve browsers.
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> usize {
+        let is_serving = |scope: &&Arc<Scope>| scope.state().is_serving;
+        self.scopes.values().filter(is_serving).count()
+    }
+
+    /// Ends all streams, and requests the threads to end.
+    pub(in super::super) fn close(&self) {
+        for scope in self.scopes.values() {
+            let mut state = scope.state();
+            state.is_closed = true;
+            state.views.clear();
+            if let Some(thread) = &state.thread {
+                thread.thread().unpark();
+            }
+        }
+    }
+
+    /// Ends all streams, and waits until all threads have ended.
+    pub(in super::super) fn join(&self) {
+        self.close();
+        for scope in self.scopes.values() {
+            let thread = scope.state().thread.take();
+            if let Some(thread) = thread
+                && thread.join().is_err()
+            {
+                tracing::error!("the thread of a scope panicked; this is a defect in daq");
+            }
+        }
+    }
+}
+
+impl Scope {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn subscribe(self: &Arc<Self>, view: View) -> Result<watch::Receiver<Bytes>, ScopeError> {
+        let mut state = self.state();
+        if state.is_closed {
+            return Err(ScopeError::Stopped);
+        }
+        state
+            .views
+            .retain(|(_, messages)| messages.receiver_count() > 0);
+        if let Some((_, messages)) = state.views.iter().find(|(known, _)| *known == view) {
+            let mut messages = messages.subscribe();
+            // The newest message is sent immediately, unless there is none yet.
+            if !messages.borrow_and_update().is_empty() {
+                messages.mark_changed();
+            }
+            return Ok(messages);
+        }
+        if state.views.len() >= MAX_VIEWS {
+            return Err(ScopeError::Views(MAX_VIEWS));
+        }
+        let tap = if state.is_serving {
+            None
+        } else {
+            Some(self.ring.ring.tap()?)
+        };
+        let (sender, messages) = watch::channel(Bytes::new());
+        state.views.push((view, sender));
+        if let Some(tap) = tap {
+            if let Some(ended) = state.thread.take() {
+                // The thread has left its loop, and does not need the lock.
+                let _ = ended.join();
+            }
+            let scope = self.clone();
+            let thread = std::thread::Builder::new()
+                .name("daq-scope".to_owned())
+                .spawn(move || scope.serve(tap))?;
+            state.thread = Some(thread);
+            state.is_serving = true;
+        }
+        Ok(messages)
+    }
+
+    /// Taps the ring until no browser shows it.
+    fn serve(&self, mut tap: Tap) {
+        lower_priority();
+        let period = TapBudget::of(self.ring.ring.options().slot_bytes).period();
+        let mut reducers: Vec<Reducer> = Vec::new();
+        let mut is_failing = false;
+        loop {
+            let begin = Instant::now();
+            let views = {
+                let mut state = self.state();
+                state
+                    .views
+                    .retain(|(_, messages)| messages.receiver_count() > 0);
+                if state.views.is_empty() {
+                    state.is_serving = false;
+                    return;
+                }
+                state.views.clone()
+            };
+            reducers.retain(|reducer| views.iter().any(|(view, _)| view == reducer.view()));
+            let is_new = views.len() > reducers.len();
+            for (view, _) in &views {
+                if !reducers.iter().any(|reducer| reducer.view() == view) {
+                    reducers.push(Reducer::new(view.clone()));
+                }
+            }
+            match self.round(&mut tap, is_new, &mut reducers, &views) {
+                Ok(()) => is_failing = false,
+                Err(error) => {
+                    if !std::mem::replace(&mut is_failing, true) {
+                        let ring = &self.ring.ring.options().name;
+                        tracing::warn!(%ring, %error, "the scope cannot read the newest frame of this ring");
+                    }
+                }
+            }
+            drop(views);
+            let busy = begin.elapsed();
+            let pause = busy.mul_f64(1.0 / MAX_LOAD - 1.0);
+            std::thread::park_timeout(pause.max(period.saturating_sub(busy)));
+        }
+    }
+
+    /// Reduces the newest frame for each view.
+    fn round(
+        &self,
+        tap: &mut Tap,
+        is_new: bool,
+        reducers: &mut [Reducer],
+        views: &[(View, watch::Sender<Bytes>)],
+    ) -> Result<(), CudaError> {
+        if is_new {
+            // A new tap returns the newest frame again, so that a new view does not wait for the next frame.
+            *tap = self.ring.ring.tap()?;
+        }
+        let Some(frame) = tap.newest()? else {
+            return Ok(());
+        };
+        let samples = Samples::new(
+            &self.ring.layout,
+            frame.meta(),
+            frame.present(),
+            frame.bytes(),
+        );
+        for reducer in reducers {
+            if let Some((_, messages)) = views.iter().find(|(view, _)| view == reducer.view()) {
+                messages.send_replace(reducer.reduce(&self.ring, frame.index(), &samples));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the newest frame as a file, with its metadata.
+    fn newest(&self) -> Result<([(&'static str, String); 7], Bytes), ScopeError> {
+        let mut tap = self.ring.ring.tap()?;
+        let frame = tap.newest()?;
+        let frame =
+            frame.ok_or_else(|| ScopeError::NoFrame(self.ring.ring.options().name.clone()))?;
+        let samples = Samples::new(
+            &self.ring.layout,
+            frame.meta(),
+            frame.present(),
+            frame.bytes(),
+        );
+        let file = npy(&self.ring.layout, &samples);
+        Ok((properties(frame.index(), frame.meta()), file.into()))
+    }
+}
+
+/// Gives the calling thread the lowest priority, so that it does not compete with data threads.
+fn lower_priority() {
+    // Linux sets the priority of the calling thread only. A failure leaves the thread with the normal priority.
+    let _ = rustix::process::setpriority_process(None, NICE);
+}

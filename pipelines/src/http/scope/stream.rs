@@ -1,0 +1,50 @@
+//! The body of a response: messages for one browser.
+
+use axum::body::{Bytes, HttpBody};
+use http_body::Frame;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Time without a new frame after which a browser receives an empty message, so that the connection stays open and a
+/// closed connection is detected.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+
+/// A body whose data arrives through a queue.
+pub(in super::super) struct Stream(pub(in super::super) mpsc::Receiver<Bytes>);
+
+impl HttpBody for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.0.poll_recv(context);
+        next.map(|data| data.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+/// Sends the newest message to `queue` whenever the browser has read the message before, until the browser disconnects or
+/// `messages` is closed. A slow browser misses messages.
+pub(in super::super) async fn forward(
+    mut messages: watch::Receiver<Bytes>,
+    queue: mpsc::Sender<Bytes>,
+) {
+    loop {
+        let message = tokio::select! {
+            changed = tokio::time::timeout(HEARTBEAT_INTERVAL, messages.changed()) => match changed {
+                Ok(Ok(())) => messages.borrow_and_update().clone(),
+                Ok(Err(_)) => return,
+                Err(_) => super::reduce::heartbeat(),
+            },
+            () = queue.closed() => return,
+        };
+        if queue.send(message).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,505 @@
+use super::decode::Samples;
+use super::hub::Hub;
+use super::npy::npy;
+use super::reduce::Reducer;
+use super::*;
+use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Timestamp};
+use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
+use daq_core::ring::RingOptions;
+use daq_core::units::Frequency;
+use daq_testkit::{RingFixture, assert_contains, wait_for};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::f64::consts::TAU;
+
+/// A ring of frames with the layout that `samples` describes.
+fn scoped(samples: &SampleKeys, bytes: usize, packets: u32) -> (RingFixture, ScopedRing) {
+    let options = RingOptions {
+        packets_per_frame: packets,
+        ..RingOptions::new("raw", 8, bytes)
+    };
+    let fixture = RingFixture::new(options);
+    let ring = ScopedRing {
+        ring: fixture.ring.clone(),
+        layout: samples.layout(bytes).unwrap(),
+        parts: Vec::new(),
+        row: None,
+    };
+    (fixture, ring)
+}
+
+/// Real int16 samples at 1 MHz.
+fn int16(channels: u32) -> SampleKeys {
+    SampleKeys {
+        scalar: Scalar::Int16,
+        channels,
+        rate: Some(Frequency(1e6)),
+        ..SampleKeys::default()
+    }
+}
+
+fn bytes_of(numbers: impl IntoIterator<Item = i16>) -> Vec<u8> {
+    numbers.into_iter().flat_map(i16::to_le_bytes).collect()
+}
+
+/// A sine of `amplitude` in bin `bin` of `size` points.
+fn tone(amplitude: f64, bin: f64, size: usize, count: usize) -> impl Iterator<Item = i16> {
+    (0..count).map(move |n| (amplitude * (TAU * bin * n as f64 / size as f64).cos()).round() as i16)
+}
+
+/// A decoded message.
+struct Message {
+    header: Value,
+    data: BTreeMap<String, Vec<f32>>,
+}
+
+impl Message {
+    fn parse(bytes: &[u8]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+        let (text, data) = bytes[8..].split_at(word(0));
+        assert_eq!((data.len(), data.len() % 4, word(0) % 4), (word(4), 0, 0));
+        let header: Value = serde_json::from_slice(text).unwrap();
+        let mut floats = data
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes));
+        let mut arrays = BTreeMap::new();
+        for array in header["arrays"].as_array().into_iter().flatten() {
+            let shape = array["shape"].as_array().unwrap();
+            let count = shape
+                .iter()
+                .map(|axis| axis.as_u64().unwrap() as usize)
+                .product();
+            let values: Vec<_> = floats.by_ref().take(count).collect();
+            assert_eq!(values.len(), count, "{array}");
+            arrays.insert(array["name"].as_str().unwrap().to_owned(), values);
+        }
+        assert_eq!(floats.next(), None, "the message has more data than arrays");
+        Self {
+            header,
+            data: arrays,
+        }
+    }
+
+    /// Returns the index and the value of the largest number of an array.
+    fn peak(&self, name: &str) -> (usize, f32) {
+        let values = self.data[name].iter().copied().enumerate();
+        values.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap()
+    }
+}
+
+/// Publishes a frame, and reduces it.
+fn reduced(
+    fixture: &mut RingFixture,
+    ring: &ScopedRing,
+    meta: FrameMeta,
+    bytes: Vec<u8>,
+    query: &str,
+) -> Message {
+    fixture.write(&[(meta, bytes)]);
+    let mut tap = ring.ring.tap().unwrap();
+    let frame = tap.newest().unwrap().unwrap();
+    let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
+    let mut reducer = Reducer::new(View::parse(query).unwrap());
+    Message::parse(&reducer.reduce(ring, frame.index(), &samples))
+}
+
+fn meta(sequence: u64) -> FrameMeta {
+    FrameMeta {
+        timestamp: Timestamp {
+            ns: 1_500_000_000,
+            clock: Clock::Host,
+        },
+        ..FrameMeta::whole(sequence, 0)
+    }
+}
+
+#[test]
+fn tone_stands_in_its_bin_at_its_height() {
+    let (mut fixture, ring) = scoped(&int16(2), 4 * 8192, 0);
+    // Channel 0 is silent, channel 1 has a tone of an eighth of the full scale.
+    let samples = tone(4096.0, 100.0, 1024, 8192).flat_map(|sample| [0, sample]);
+    let message = reduced(
+        &mut fixture,
+        &ring,
+        meta(7),
+        bytes_of(samples),
+        "channel=1&size=1024",
+    );
+    let (bin, power) = message.peak("spectrum");
+    assert_eq!(bin, 100);
+    let decibel = 10.0 * power.log10();
+    assert!(
+        (f64::from(decibel) - 20.0 * 0.125_f64.log10()).abs() < 0.01,
+        "{decibel}"
+    );
+    assert_eq!(message.header["spectrum"]["step"], 1e6 / 1024.0);
+    assert_eq!(message.data["spectrum"].len(), 513);
+    assert_eq!(message.data["waterfall"].len(), 4 * 513);
+    let header = &message.header;
+    assert_eq!(header["sequence"], 7);
+    assert_eq!(header["time_ms"], 1500.0);
+    assert_eq!(header["clock"], "host");
+    assert_eq!(header["full_scale"], 32768.0);
+    // A converter of 14 bits in int16.
+    let samples = tone(4096.0, 100.0, 1024, 8192).flat_map(|sample| [0, sample]);
+    let message = reduced(
+        &mut fixture,
+        &ring,
+        meta(8),
+        bytes_of(samples),
+        "channel=1&full_scale=8192",
+    );
+    let decibel = 10.0 * message.peak("spectrum").1.log10();
+    assert!(
+        (f64::from(decibel) - 20.0 * 0.5_f64.log10()).abs() < 0.01,
+        "{decibel}"
+    );
+}
+
+#[test]
+fn complex_tone_stands_at_its_negative_frequency() {
+    let samples = SampleKeys {
+        complex: true,
+        ..int16(1)
+    };
+    let (mut fixture, ring) = scoped(&samples, 4 * 4096, 0);
+    let turn = |n: usize| TAU * -100.0 * n as f64 / 1024.0;
+    let samples = (0..4096)
+        .flat_map(|n| [turn(n).cos(), turn(n).sin()].map(|part| (16384.0 * part).round() as i16));
+    let message = reduced(&mut fixture, &ring, meta(0), bytes_of(samples), "");
+    let (bin, power) = message.peak("spectrum");
+    assert_eq!((bin, message.data["spectrum"].len()), (512 - 100, 1024));
+    assert!((power - 0.25).abs() < 1e-3, "{power}");
+    assert_eq!(message.header["spectrum"]["start"], -5e5);
+    assert!(message.data.contains_key("min_im"));
+}
+
+#[test]
+fn curve_contains_minima_and_maxima_of_its_window() {
+    let (mut fixture, ring) = scoped(&int16(1), 2 * 1000, 0);
+    let samples = || bytes_of((0..1000).map(|n| if n == 505 { -77 } else { n }));
+    let message = reduced(&mut fixture, &ring, meta(0), samples(), "width=100");
+    assert_eq!(
+        (message.data["min"][50], message.data["max"][50]),
+        (-77.0, 509.0)
+    );
+    assert_eq!(message.data["min"].len(), 100);
+    let message = reduced(
+        &mut fixture,
+        &ring,
+        meta(1),
+        samples(),
+        "width=100&first=500&points=10",
+    );
+    let window: Vec<f32> = vec![
+        500.0, 501.0, 502.0, 503.0, 504.0, -77.0, 506.0, 507.0, 508.0, 509.0,
+    ];
+    assert_eq!(message.data["min"], window);
+    assert_eq!(message.data["max"], window);
+    // A window beyond the end of the frame.
+    let message = reduced(
+        &mut fixture,
+        &ring,
+        meta(2),
+        samples(),
+        "first=5000&points=10",
+    );
+    assert_eq!(message.data["min"], [999.0]);
+}
+
+#[test]
+fn missing_packets_are_not_a_number_and_not_counted() {
+    let (mut fixture, ring) = scoped(&int16(1), 8 * 1024, 8);
+    let mut slots = fixture.producer.reserve(1);
+    slots.bytes_mut().unwrap().fill(1);
+    let present = |i: u32| i != 2 && i != 7;
+    slots.finish_with(
+        FrameMeta {
+            flags: Flags::INCOMPLETE,
+            length: 8 * 1024,
+            packets_per_frame: 8,
+            arrived: 6,
+            packet_sizes: PacketSizes::equal(1024),
+            ..meta(0)
+        },
+        &[(0..8)
+            .filter(|i| present(*i))
+            .fold(0, |word, i| word | 1 << i)],
+    );
+    slots.publish();
+    let mut tap = ring.ring.tap().unwrap();
+    let frame = tap.newest().unwrap().unwrap();
+    let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
+    let mut reducer = Reducer::new(View::parse("width=16&size=256").unwrap());
+    let message = Message::parse(&reducer.reduce(&ring, 0, &samples));
+    assert_eq!(
+        message.header["missing"],
+        serde_json::json!([[1024, 1536], [3584, 4096]])
+    );
+    let missing: Vec<_> = message.data["min"]
+        .iter()
+        .map(|value| value.is_nan())
+        .collect();
+    let expected: Vec<_> = (0..8).flat_map(|packet| [!present(packet); 2]).collect();
+    assert_eq!(missing, expected);
+    // The rows of the waterfall are in reverse order, and have two packets each.
+    let rows = message.data["waterfall"]
+        .chunks(129)
+        .map(|row| row[0].is_nan());
+    assert_eq!(rows.collect::<Vec<_>>(), [true, false, true, false]);
+    assert!(
+        message.data["spectrum"]
+            .iter()
+            .all(|power| power.is_finite())
+    );
+    assert_eq!(message.header["histogram"]["count"], 6 * 512);
+    assert_eq!(message.header["histogram"]["not_finite"], 0);
+}
+
+#[test]
+fn histogram_counts_values_at_the_limits_of_the_converter() {
+    let (mut fixture, ring) = scoped(&int16(1), 2 * 8, 0);
+    let samples = || bytes_of([i16::MIN, i16::MAX, i16::MAX, 0, 1, 2, -1, 0]);
+    let message = reduced(&mut fixture, &ring, meta(0), samples(), "");
+    let histogram = &message.header["histogram"];
+    assert_eq!(
+        (&histogram["low"], &histogram["high"]),
+        (&1.into(), &2.into())
+    );
+    assert_eq!(message.data["histogram"].iter().sum::<f32>(), 8.0);
+    assert_eq!(histogram["step"], 256.0);
+    let message = reduced(
+        &mut fixture,
+        &ring,
+        meta(1),
+        bytes_of([-2; 8]),
+        "full_scale=2",
+    );
+    assert_eq!(message.header["histogram"]["low"], 8);
+    assert_eq!(message.data["histogram"], [8.0]);
+}
+
+#[test]
+fn images_keep_their_rows_and_channels() {
+    let samples = SampleKeys {
+        scalar: Scalar::Uint8,
+        rate: None,
+        ..int16(1)
+    };
+    let (mut fixture, mut ring) = scoped(&samples, 6 * 4, 0);
+    let pixels = || (0..24).collect::<Vec<u8>>();
+    let message = reduced(&mut fixture, &ring, meta(0), pixels(), "row=6");
+    assert_eq!(message.header["image"]["pixels"], serde_json::json!([4, 6]));
+    assert_eq!(
+        message.data["image"],
+        pixels().into_iter().map(f32::from).collect::<Vec<_>>()
+    );
+    assert_eq!(message.header["histogram"]["low_limit"], Value::Null);
+    ring.row = Some(12);
+    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
+    assert_eq!(
+        message.header["image"]["pixels"],
+        serde_json::json!([2, 12])
+    );
+    // Three spectra of eight bins.
+    ring.layout = Layout {
+        channels: 3,
+        points: 8,
+        order: Order::Planar,
+        axis: Axis::Frequency {
+            start: Some(1.0),
+            step: Some(2.0),
+        },
+        ..ring.layout
+    };
+    let message = reduced(&mut fixture, &ring, meta(2), pixels(), "channel=2");
+    assert_eq!(message.header["image"]["kind"], "channels");
+    assert_eq!(message.data["image"].len(), 24);
+    assert_eq!(
+        message.data["waterfall"],
+        (16..24).map(f32::from).collect::<Vec<_>>()[..]
+    );
+}
+
+#[test]
+fn named_values_and_parts_are_selected() {
+    let samples = SampleKeys {
+        scalar: Scalar::Uint8,
+        rate: None,
+        ..int16(1)
+    };
+    let (mut fixture, mut ring) = scoped(&samples, 12, 0);
+    ring.parts = vec!["50000".into(), "50001".into(), "50002".into()];
+    let message = reduced(&mut fixture, &ring, meta(0), (0..12).collect(), "part=1");
+    assert_eq!(message.data["min"], [4.0, 5.0, 6.0, 7.0]);
+    assert_eq!(message.header["parts"][2], "50002");
+    ring.layout = Layout {
+        channels: 2,
+        points: 6,
+        axis: Axis::Fields((0..6).map(|i| format!("f{i}")).collect()),
+        ..ring.layout
+    };
+    let message = reduced(&mut fixture, &ring, meta(1), (0..12).collect(), "channel=1");
+    assert_eq!(message.data["values"], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]);
+    assert_eq!(message.header["axis"]["names"][5], "f5");
+}
+
+#[test]
+fn npy_has_type_and_shape_of_the_frame() {
+    let check = |samples: SampleKeys, bytes: &[u8], header: &str, data: &[u8]| {
+        let (mut fixture, ring) = scoped(&samples, bytes.len(), 0);
+        fixture.write(&[(meta(0), bytes.to_vec())]);
+        let mut tap = ring.ring.tap().unwrap();
+        let frame = tap.newest().unwrap().unwrap();
+        let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
+        let file = npy(&ring.layout, &samples);
+        let (head, body) = file.split_at(128);
+        assert_eq!(head[..10], *b"\x93NUMPY\x01\x00\x76\x00");
+        let text = std::str::from_utf8(&head[10..]).unwrap();
+        assert_contains!(text => header);
+        assert!(text.ends_with('\n') && body == data, "{body:?}");
+    };
+    let bytes: Vec<u8> = (0..24).collect();
+    check(
+        int16(1),
+        &bytes,
+        "'descr': '<i2', 'fortran_order': False, 'shape': (12,),",
+        &bytes,
+    );
+    check(int16(3), &bytes, "'shape': (4, 3),", &bytes);
+    let planar = SampleKeys {
+        order: Order::Planar,
+        ..int16(3)
+    };
+    check(planar, &bytes, "'shape': (3, 4),", &bytes);
+    let complex = SampleKeys {
+        complex: true,
+        ..int16(3)
+    };
+    check(
+        complex.clone(),
+        &bytes,
+        "'descr': '<i2', 'fortran_order': False, 'shape': (2, 3, 2),",
+        &bytes,
+    );
+    let float = SampleKeys {
+        scalar: Scalar::Float32,
+        ..complex
+    };
+    check(
+        float,
+        &bytes,
+        "'descr': '<c8', 'fortran_order': False, 'shape': (1, 3),",
+        &bytes,
+    );
+    let packed = SampleKeys {
+        scalar: Scalar::Int12p,
+        ..int16(1)
+    };
+    check(
+        packed,
+        &[0x01, 0xf0, 0xff],
+        "'descr': '<i2', 'fortran_order': False, 'shape': (2,),",
+        &[1, 0, 0xff, 0xff],
+    );
+    let brain = SampleKeys {
+        scalar: Scalar::Bfloat16,
+        ..int16(1)
+    };
+    check(
+        brain,
+        &[0x80, 0x3f],
+        "'descr': '<f4', 'fortran_order': False, 'shape': (1,),",
+        &1_f32.to_le_bytes(),
+    );
+}
+
+#[test]
+fn queries_with_unknown_keys_or_values_are_rejected() {
+    assert_eq!(View::parse("").unwrap(), View::default());
+    for (query, part) in [
+        ("chanel=1", "the keys are channel, part"),
+        ("channel=-1", "`channel` must be a whole number"),
+        ("size=1000", "power of two"),
+        ("size=131072", "from 16 to 65536"),
+        ("width=1", "from 16 to 4096"),
+        ("points=0", "`points`"),
+        ("full_scale=nan", "`full_scale` must be a number above 0"),
+    ] {
+        assert_contains!(View::parse(query).unwrap_err().to_string() => part);
+    }
+}
+
+#[test]
+fn budget_limits_frames_and_bytes() {
+    assert_eq!(
+        TapBudget::of(1 << 20).to_string(),
+        "at most 10 frames/s, 10 MiB/s"
+    );
+    let large = TapBudget::of(1 << 30);
+    assert!(large.frames_per_second < 0.1 && large.bytes_per_second <= MAX_BYTES_PER_SECOND);
+}
+
+fn hub(ring: &ScopedRing) -> Hub {
+    Hub::new(BTreeMap::from([("raw".to_owned(), ring.clone())]))
+}
+
+#[test]
+fn views_share_one_thread_that_ends_with_the_last_browser() {
+    let (mut fixture, ring) = scoped(&int16(1), 2048, 0);
+    let hub = hub(&ring);
+    let view = |query| hub.subscribe("raw", View::parse(query).unwrap());
+    let mut first = view("").unwrap();
+    fixture.write(&[(meta(3), bytes_of(0..1024))]);
+    wait_for("a message", || first.has_changed().unwrap().then_some(()));
+    assert_eq!(
+        Message::parse(&first.borrow_and_update()).header["sequence"],
+        3
+    );
+    // The same view receives the newest message immediately, and another view the same frame.
+    let same = view("").unwrap();
+    assert!(same.has_changed().unwrap());
+    let other = view("size=64").unwrap();
+    wait_for("a message", || other.has_changed().unwrap().then_some(()));
+    assert_eq!(hub.threads(), 1);
+    drop((first, same, other));
+    wait_for("the end of the thread", || {
+        (hub.threads() == 0).then_some(())
+    });
+    let again = view("").unwrap();
+    wait_for("a message", || again.has_changed().unwrap().then_some(()));
+    hub.join();
+    assert!(again.has_changed().is_err());
+    assert!(matches!(view(""), Err(ScopeError::Stopped)));
+}
+
+#[test]
+fn stalled_browser_keeps_only_the_newest_message_and_blocks_no_frame() {
+    let (mut fixture, ring) = scoped(&int16(1), 64, 0);
+    let hub = hub(&ring);
+    let stalled = hub.subscribe("raw", View::default()).unwrap();
+    for sequence in 0..200 {
+        fixture.write(&[(meta(sequence), vec![0; 64])]);
+        assert_eq!(fixture.read().len(), 1);
+    }
+    wait_for("the newest frame", || {
+        let message = stalled.borrow().clone();
+        (!message.is_empty() && Message::parse(&message).header["sequence"] == 199).then_some(())
+    });
+    hub.join();
+}
+
+#[test]
+fn number_of_views_is_limited() {
+    let (_fixture, ring) = scoped(&int16(1), 64, 0);
+    let hub = hub(&ring);
+    let view = |width: usize| hub.subscribe("raw", View::parse(&format!("width={width}")).unwrap());
+    let held: Vec<_> = (0..16).map(|i| view(100 + i).unwrap()).collect();
+    assert_contains!(view(99).unwrap_err().to_string() => "16 different views");
+    assert!(view(100).is_ok(), "an existing view is shared");
+    drop(held);
+    assert!(view(99).is_ok());
+    hub.join();
+}
