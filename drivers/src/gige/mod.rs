@@ -202,6 +202,10 @@ impl SourceSpec for Gige {
         self.config.core.into_iter().collect()
     }
 
+    fn image_width(&self) -> Option<usize> {
+        Some(self.image.width as usize)
+    }
+
     fn notes(&self) -> Vec<String> {
         let missing = self.config.start.is_none();
         let note = "no `start` register is set, so the camera must start by itself";

@@ -1,4 +1,5 @@
-//! Tests the operation of a run: recorded files, faults, interruptions, resource limits, monitoring and terminals.
+//! Tests the operation of a run: recorded files, faults, interruptions, resource limits, monitoring, the page for browsers, and
+//! terminals.
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
@@ -7,5 +8,6 @@ mod faults;
 mod files;
 mod interruptions;
 mod monitoring;
+mod page;
 mod resource_limits;
 mod terminal;

@@ -67,9 +67,10 @@ export const bottleneck = (report, nodes, rateOf) => {
   return worst;
 };
 
-const latency = (values) => {
-  if (!values || values.p50_us == null) return "";
-  return `p50 ${duration(values.p50_us)}, p99 ${duration(values.p99_us)}`;
+/** Describes latencies, those of the last seconds if there are any. */
+const latency = (stage, values) => {
+  const [median, most] = values?.recent_p50_us != null ? [values.recent_p50_us, values.recent_p99_us] : [values?.p50_us, values?.p99_us];
+  return median == null ? "" : `${stage}: p50 ${duration(median)}, p99 ${duration(most)}`;
 };
 
 const lines = (node, report) => {
@@ -78,7 +79,7 @@ const lines = (node, report) => {
   const reader = node.reader && report.readers[node.reader];
   if (reader) {
     const frames = rate((status) => status.readers[node.reader]?.read);
-    found.push(`${frames === null ? "" : `${scale(frames, "frames/s")}, `}lag ${counted(reader.pending, "frame")}`);
+    found.push(`${frames === null ? "" : `${scale(frames, "frames/s")}, `}lag ${counted(reader.pending, "frame")}`, latency("ring to done", reader.latency));
     const overrun = reader.overrun + reader.discarded + reader.dropped_incomplete;
     if (overrun) found.push([`${counted(overrun, "frame")} not read`, "bad"]);
     if (reader.blocked) found.push([`blocked ${reader.ring} for ${counted(reader.blocked, "frame")}`, "bad"]);
@@ -91,7 +92,6 @@ const lines = (node, report) => {
     const lost = sum(source?.lost);
     if (lost) found.push([`lost ${counted(lost, "packet")} (${Object.entries(source.lost).map(([cause, count]) => `${cause} ${count.toLocaleString()}`).join(", ")})`, "bad"]);
     if (source?.silent) found.push(["silent", "bad"]);
-    found.push(latency(source?.latency));
   }
   if (node.kind === "ring") {
     const ring = report.rings[name];
@@ -99,18 +99,17 @@ const lines = (node, report) => {
     if (frames !== null) found.push(scale(frames, "frames/s"));
     found.push(`${fill(name, report).toLocaleString()} of ${ring.capacity.toLocaleString()} slots, at most ${ring.high_water.toLocaleString()}`);
     if (ring.ring_full) found.push([`${counted(ring.ring_full, "frame")} refused`, "bad"]);
-    found.push(latency(ring.latency));
+    if (ring.newest_frame_age_ns != null) found.push(`newest frame: ${duration(ring.newest_frame_age_ns / 1e3)} ago`);
+    found.push(latency("arrival to ring", ring.latency));
   }
   if (node.kind === "kernel") {
     const kernel = report.kernels[name];
     if (kernel?.failed) found.push([`${counted(kernel.failed, "frame")} failed`, "bad"]);
-    found.push(latency(kernel?.latency));
   }
   if (node.kind === "sink") {
     const bytes = rate((status) => status.sinks[name]?.bytes);
     if (bytes !== null && report.sinks[name]?.bytes) found.push(scale(bytes, "B/s"));
     if (report.sinks[name]?.full) found.push(["disk full", "bad"]);
-    found.push(latency(report.sinks[name]?.latency));
   }
   return found.filter(Boolean);
 };

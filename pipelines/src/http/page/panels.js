@@ -47,7 +47,7 @@ const axes = (x, y) => [x, y].map((label, i) => ({
 }));
 
 const number = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(5))));
-const serie = (label, stroke, more) => ({ label, stroke, width: 1.2, points: { show: false }, value: (_, value) => number(value), ...more });
+const drawn = (label, stroke, more) => ({ label, stroke, width: 1.2, points: { show: false }, value: (_, value) => number(value), ...more });
 
 /** Shades the ranges of missing points of the frame in grey. */
 const shade = (ranges) => (chart) => {
@@ -84,7 +84,7 @@ export class Series {
     this.ranges = frame.missing.map(([from, to]) => [from * scale, to * scale]);
     this.scale = scale;
     const key = [unit, lines.length, frame.ring].join();
-    const pair = (name, line) => [serie(columns === points ? name : `${name} max`, line), serie(`${name} min`, line)];
+    const pair = (name, line) => [drawn(columns === points ? name : `${name} max`, line), drawn(`${name} min`, line)];
     this.chart.show(key, lines, () => ({
       axes: axes(`time in the frame (${unit})`, "value"),
       scales: { x: { time: false } },
@@ -156,14 +156,17 @@ export class Spectrum {
     const [factor, unit] = known ? axisUnit(Math.max(Math.abs(at(0)), Math.abs(at(columns - 1))), "Hz") : [1, frame.spectrum ? "cycles per sample" : "bins"];
     const isDecibel = Boolean(frame.spectrum) || log;
     const level = isDecibel ? decibel : (value) => value;
-    const lines = [Array.from({ length: columns }, (_, i) => at(i) * factor), ...[power, this.mean, this.hold].map((values) => Array.from(values, (value) => { const shown = level(value); return Number.isNaN(shown) ? null : Math.max(shown, -399); }))];
+    const lines = [Array.from({ length: columns }, (_, i) => at(i) * factor), ...[power, this.mean, this.hold].map((values) => Array.from(values, (value, i) => {
+      const shown = level(value);
+      return Number.isNaN(shown) || !this.counts[i] ? null : Math.max(shown, -399);
+    }))];
     this.range(lines, isDecibel);
     const reference = frame.full_scale === 1 ? "dB" : "dBFS";
     const key = [unit, isDecibel, reference, frame.ring].join();
     this.chart.show(key, lines, () => ({
       axes: axes(`frequency (${unit})`, isDecibel ? (frame.spectrum ? reference : "dB") : "power"),
       scales: { x: { time: false }, y: { range: () => [this.low, this.high] } },
-      series: [{ label: unit, value: (_, value) => number(value) }, serie("now", colour("accent")), serie("mean", colour("second"), { width: 2 }), serie("maximum", colour("hold"))],
+      series: [{ label: unit, value: (_, value) => number(value) }, drawn("now", colour("accent")), drawn("mean", colour("second"), { width: 2 }), drawn("maximum", colour("hold"))],
       hooks: { draw: [({ bbox }) => this.waterfall.align(bbox.left / devicePixelRatio, bbox.width / devicePixelRatio)] },
     }));
     caption(this.figure, `Spectrum (mean of ${this.count.toLocaleString()} frames)`);
@@ -264,7 +267,7 @@ export class Histogram {
       axes: axes("value", "count"),
       scales: { x: { time: false, range: (_, from, to) => [from, to] }, y: log ? { distr: 3 } : {} },
       legend: { show: false },
-      series: [{}, serie("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), serie("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
+      series: [{}, drawn("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), drawn("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
     }));
     caption(this.figure, `Histogram of ${count.toLocaleString()} values`);
     const clipped = low + high;

@@ -8,7 +8,7 @@ const SPANS = [
   { key: "10m", title: "last 10 minutes", poll: 2000, tick: 120 },
   { key: "24h", title: "last 24 hours", poll: 60_000, tick: 4 * 3600 },
 ];
-const MARKS = { start: "start of daq", stop: "end of daq", epoch: "sender restarted (new epoch)", restart: "restart" };
+const MARKS = { start: "daq started", stop: "daq stopped", epoch: "sender restarted (new epoch)", restart: "daq restarted" };
 /** Height of the row of marks above the columns, in CSS pixels. */
 const MARKS_HEIGHT = 12;
 /** Minimum height of lost packets, in CSS pixels. */
@@ -51,11 +51,14 @@ const describe = (history, name, index) => {
   const value = bucket(history.sources[name], index);
   const at = clock(history.start + index * history.step, history.step < 60 ? 8 : 5);
   const marks = (history.marks ?? []).filter((mark) => belongs(mark, name) && Math.floor((mark.at - history.start) / history.step) === index);
-  const events = marks.map((mark) => `; ${MARKS[mark.kind] ?? mark.kind}`).join("");
+  const events = marks.map((mark) => `; ${mark.text ?? MARKS[mark.kind] ?? mark.kind}`).join("");
   if (!value) return `${at} UTC: daq did not run${events}`;
-  const rates = `${scale(value.delivered / history.step, "packets/s")}, ${scale(value.bytes / history.step, "B/s")}`;
+  const rates = `${scale(value.delivered / history.step, `${unitOf(history, name)}/s`)}, ${scale(value.bytes / history.step, "B/s")}`;
   return `${at} UTC: ${rates}; ${losses(value) || "nothing lost"}${events}`;
 };
+
+/** What a source counts: packets, or frames. */
+const unitOf = (history, name) => history.sources[name].unit ?? "packets";
 
 const belongs = (mark, name) => mark.source === undefined || mark.source === null || mark.source === name;
 
@@ -233,7 +236,7 @@ class Row {
     const history = histories[key];
     if (!history?.sources[this.name]) return;
     draw(this.canvases[key], history, this.name, this.selected[key] ?? null);
-    setText(this.captions[key], `≤ ${scale(Number(this.canvases[key].dataset.top ?? 0), "packets/s")}`);
+    setText(this.captions[key], `≤ ${scale(Number(this.canvases[key].dataset.top ?? 0), `${unitOf(history, this.name)}/s`)}`);
   }
 
   update(key) {
@@ -241,7 +244,8 @@ class Row {
     if (!source) return;
     if (key === "10m" && source.sentence) {
       setText(this.sentence, source.sentence);
-      this.sentence.classList.toggle("bad", source.complete_since == null);
+      const isLosing = source.complete_since == null && Object.values(source.lost ?? {}).some((counts) => counts.some((count) => count > 0));
+      this.sentence.classList.toggle("bad", isLosing);
     }
     this.draw(key);
     if (key === "10m") this.list(histories[key], source);

@@ -7,7 +7,8 @@ use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Timestamp};
 use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
 use daq_core::ring::RingOptions;
 use daq_core::units::Frequency;
-use daq_testkit::{RingFixture, assert_contains, wait_for};
+use daq_testkit::ring::RingFixture;
+use daq_testkit::{assert_contains, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
@@ -319,7 +320,7 @@ fn images_keep_their_rows_and_channels() {
     assert_eq!(message.data["image"].len(), 24);
     assert_eq!(
         message.data["waterfall"],
-        (16..24).map(f32::from).collect::<Vec<_>>()[..]
+        (16_u8..24).map(f32::from).collect::<Vec<_>>()[..]
     );
 }
 
@@ -420,7 +421,7 @@ fn npy_has_type_and_shape_of_the_frame() {
 fn queries_with_unknown_keys_or_values_are_rejected() {
     assert_eq!(View::parse("").unwrap(), View::default());
     for (query, part) in [
-        ("chanel=1", "the keys are channel, part"),
+        ("colour=1", "the keys are channel, part"),
         ("channel=-1", "`channel` must be a whole number"),
         ("size=1000", "power of two"),
         ("size=131072", "from 16 to 65536"),

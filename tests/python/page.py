@@ -1,0 +1,122 @@
+"""Checks the page of a running daq in a headless Chromium, and keeps screenshots.
+
+Arguments: `tone`, the address of the page, and the folder of the screenshots.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from browser import Browser, wait
+
+SIZES = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "phone": (390, 844, "light", True, 2)}
+SCOPE = "import('/page/scope.js').then((scope) => scope.shown()"
+# Colours of the brightest column of the first rows of the waterfall, and the frequency of its middle.
+BRIGHTEST = """(() => {
+  const canvas = document.querySelector(".waterfall");
+  const row = canvas.getContext("2d").getImageData(0, 0, canvas.width, 1).data;
+  let best = 0;
+  for (let i = 0; i < canvas.width; i += 1) if (row[4 * i] + row[4 * i + 1] > row[4 * best] + row[4 * best + 1]) best = i;
+  return [best, canvas.width];
+})()"""
+# Whether the spectrum is drawn at a frequency (MHz or kHz as shown) and a level.
+DRAWN = SCOPE + """.spectrum.chart.chart).then((chart) => {
+  const [x, y] = [chart.valToPos(%s, "x", true), chart.valToPos(%s, "y", true)].map(Math.round);
+  const { data } = chart.ctx.getImageData(x - 3, y - 3, 7, 7);
+  const lines = ["accent", "second", "hold"].map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  const parsed = lines.map((line) => [1, 3, 5].map((at) => parseInt(line.slice(at, at + 2), 16)));
+  for (let i = 0; i < data.length; i += 4) {
+    if (parsed.some((line) => line.every((value, k) => Math.abs(value - data[i + k]) < 60) && data[i + 3] > 128)) return true;
+  }
+  return false;
+})"""
+# Seconds whose column in the strip has the colour of lost packets on top, and the second of the first column.
+COLOURED = """(async () => {
+  const canvas = document.querySelector('canvas[data-span="10m"]');
+  const history = await (await fetch("/history?span=10m")).json();
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--wire_gap").trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const { data, width, height } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const seconds = new Set();
+  const buckets = history.sources.antenna.delivered.length;
+  for (let x = 0; x < width; x += 1) {
+    for (let y = 0; y < height; y += 1) {
+      const at = 4 * (y * width + x);
+      if (wanted.every((value, k) => Math.abs(value - data[at + k]) < 3)) {
+        seconds.add(history.start + Math.floor(x / width * buckets));
+        break;
+      }
+    }
+  }
+  return [...seconds];
+})()"""
+
+
+def tone(browser, address, pictures):
+    page = browser.open("about:blank")
+    page.emulate(*SIZES["light"])
+    page.call("Page.navigate", url=f"{address}/#scope")
+    page.wait("the form", "document.querySelector('#scope-form select[name=ring]')?.value === 'voltages'")
+    # The tone is in channel 1; channel 0 has only noise.
+    page.evaluate("""(() => {
+      const channel = document.querySelector("#scope-form input[name=channel]");
+      channel.value = "1";
+      channel.dispatchEvent(new Event("change", { bubbles: true }));
+    })()""")
+
+    def levels():
+        shown = page.evaluate(SCOPE + ".spectrum?.chart.data?.map((line) => [...line]))")
+        return shown if shown and max(shown[1]) > -20 else None
+
+    x, now, mean, hold = wait("the tone", levels)
+    for name, line in (("now", now), ("mean", mean), ("maximum", hold)):
+        peak = max(range(len(line)), key=line.__getitem__)
+        assert abs(x[peak] - 125) < 0.6, f"{name}: the tone stands at {x[peak]} kHz"
+        assert abs(line[peak] + 12.04) < 0.1, f"{name}: the tone has {line[peak]} dBFS"
+    best, width = page.evaluate(BRIGHTEST)
+    assert (best, width) == (512 + 128, 1024), (best, width)
+    assert page.evaluate(DRAWN % (125, -12.04)), "no line at the tone"
+    assert not page.evaluate(DRAWN % (-125, -12.04)), "a line where no tone is"
+    # Freezing stops the display.
+    page.evaluate("document.getElementById('freeze').click()")
+    frozen = page.evaluate("document.getElementById('scope-state').textContent")
+    time.sleep(1)
+    assert page.evaluate("document.getElementById('scope-state').textContent") == frozen
+    page.evaluate("document.getElementById('freeze').click()")
+    page.wait("the next frame", f"document.getElementById('scope-state').textContent !== {frozen!r}")
+
+    page.evaluate("location.hash = '#strip'")
+    seconds = page.wait("a coloured second", f"({COLOURED}).then((seconds) => seconds.length ? seconds : null)")
+    # The seconds in which the counter grew, by the daemon's own clock.
+    lossy = page.evaluate("""fetch("/history?span=10m").then((answer) => answer.json()).then((history) =>
+      history.sources.antenna.lost.wire_gap.map((count, i) => count > 0 ? history.start + i : null).filter(Boolean))""")
+    assert 1 <= len(lossy) <= 2, lossy
+    assert all(any(abs(second - lost) <= 2 for lost in lossy) for second in seconds), (seconds, lossy)
+    text = page.wait("the sentence", "document.querySelector('.strip .sentence')?.textContent")
+    assert "lost" in text or "complete" in text, text
+    page.evaluate("document.querySelector('canvas[data-span=\"10m\"]').focus()")
+    for name in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=name, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+    page.wait("the reading", "document.querySelector('.strip output').textContent.includes('UTC')")
+
+    page.evaluate("location.hash = '#flow'")
+    page.wait("the graph", "document.querySelectorAll('#flow .node').length === 5 && document.querySelector('#flow path')")
+    page.evaluate("location.hash = '#ledger'")
+    page.wait("the tables", "document.querySelectorAll('#tables table').length >= 4")
+    assert page.problems() == [], page.problems()
+    for kind, size in SIZES.items():
+        for view in ("strip", "scope", "flow", "ledger"):
+            page = browser.open("about:blank")
+            page.emulate(*size)
+            page.call("Page.navigate", url=f"{address}/#{view}")
+            page.wait(view, f"document.readyState === 'complete' && document.getElementById('name').textContent && !document.getElementById('view-{view}').hidden")
+            time.sleep(3)
+            page.screenshot(Path(pictures) / f"{view}-{kind}.png")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, f"{view}, {kind}: {overflow} pixels wider than the window"
+            assert page.problems() == [], page.problems()
+            page.connection.close()
+
+
+with Browser() as opened:
+    {"tone": tone}[sys.argv[1]](opened, *sys.argv[2:])
