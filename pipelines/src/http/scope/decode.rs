@@ -1,7 +1,7 @@
 //! Samples of one channel of a frame as float32, with NaN in place of missing packets.
 
 use crate::kernels::convert::packed::Unpacker;
-use crate::kernels::samples::{Bf16, F16, Number, Walk, with_number};
+use crate::kernels::samples::{Be, Bf16, F16, Number, Walk, with_number};
 use daq_core::frame::{FrameMeta, Present};
 use daq_core::layout::{Layout, Order, Scalar};
 use std::borrow::Cow;
@@ -77,9 +77,11 @@ impl<'a> Samples<'a> {
         im.resize(if self.complex { len } else { 0 }, f32::NAN);
         with_number!(
             self.scalar, N => self.gather::<N>(channel, range.start, re, im),
+            // Packed numbers are unpacked to `int16`.
             _ => self.gather::<i16>(channel, range.start, re, im),
             Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Uint32 u32, Int64 i64,
-            Float16 F16, Bfloat16 Bf16, Float32 f32, Float64 f64
+            Float16 F16, Bfloat16 Bf16, Float32 f32, Float64 f64,
+            Int16be Be<i16>, Uint16be Be<u16>, Int32be Be<i32>, Uint32be Be<u32>, Float32be Be<f32>
         );
         for gap in missing {
             let gap = within(gap, &range);

@@ -39,6 +39,7 @@ fn header(layout: &Layout) -> Vec<u8> {
     let kind = match (layout.scalar, layout.complex) {
         (Scalar::Float32, true) => "<c8",
         (Scalar::Float64, true) => "<c16",
+        (Scalar::Float32be, true) => ">c8",
         (scalar, complex) => {
             if complex {
                 shape.push(2);
@@ -71,6 +72,11 @@ fn real(scalar: Scalar) -> &'static str {
         Scalar::Float16 => "<f2",
         Scalar::Float32 | Scalar::Bfloat16 => "<f4",
         Scalar::Float64 => "<f8",
+        Scalar::Int16be => ">i2",
+        Scalar::Uint16be => ">u2",
+        Scalar::Int32be => ">i4",
+        Scalar::Uint32be => ">u4",
+        Scalar::Float32be => ">f4",
         // Packed numbers are unpacked.
         _ => "<i2",
     }

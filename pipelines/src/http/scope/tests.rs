@@ -504,3 +504,39 @@ fn number_of_views_is_limited() {
     assert!(view(99).is_ok());
     hub.join();
 }
+
+#[test]
+fn every_sample_type_is_decoded() {
+    for scalar in Scalar::ALL {
+        let samples = SampleKeys {
+            scalar,
+            rate: None,
+            ..int16(1)
+        };
+        let (mut fixture, ring) = scoped(&samples, 120, 0);
+        // Only the byte 1 of each number of whole bytes differs from 0.
+        let bytes: Vec<u8> = match scalar.bytes() {
+            Some(size) => (0..120).map(|i| u8::from(i % size == 0)).collect(),
+            None => vec![0x11; 120],
+        };
+        let message = reduced(&mut fixture, &ring, meta(0), bytes, "width=16");
+        let value = message.data["max"][0];
+        let expected = match (scalar, scalar.bytes()) {
+            _ if scalar.is_float() => {
+                assert!(value >= 0.0 && value < 1e-3, "{scalar}: {value}");
+                continue;
+            }
+            (_, Some(size)) if scalar.is_big_endian() => 256_f32.powi(size as i32 - 1),
+            (_, Some(_)) => 1.0,
+            (_, None) => {
+                assert!(
+                    value.abs() <= 2048.0 && value.fract() == 0.0,
+                    "{scalar}: {value}"
+                );
+                continue;
+            }
+        };
+        assert_eq!(value, expected, "{scalar}");
+        assert_eq!(message.header["type"], scalar.name());
+    }
+}
