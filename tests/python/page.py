@@ -1,6 +1,6 @@
 """Checks the page of a running daq in a headless Chromium, and keeps screenshots.
 
-Arguments: `tone`, the address of the page, and the folder of the screenshots.
+Arguments: what to check (`tone`, `losses` or `views`), the address of the page, and the folder of the screenshots.
 """
 
 import sys
@@ -52,7 +52,7 @@ COLOURED = """(async () => {
 })()"""
 
 
-def tone(browser, address, pictures):
+def tone(browser, address, _):
     page = browser.open("about:blank")
     page.emulate(*SIZES["light"])
     page.call("Page.navigate", url=f"{address}/#scope")
@@ -84,8 +84,11 @@ def tone(browser, address, pictures):
     assert page.evaluate("document.getElementById('scope-state').textContent") == frozen
     page.evaluate("document.getElementById('freeze').click()")
     page.wait("the next frame", f"document.getElementById('scope-state').textContent !== {frozen!r}")
+    assert page.problems() == [], page.problems()
 
-    page.evaluate("location.hash = '#strip'")
+
+def losses(browser, address, _):
+    page = browser.open(f"{address}/#strip")
     seconds = page.wait("a coloured second", f"({COLOURED}).then((seconds) => seconds.length ? seconds : null)")
     # The seconds in which the counter grew, by the daemon's own clock.
     lossy = page.evaluate("""fetch("/history?span=10m").then((answer) => answer.json()).then((history) =>
@@ -98,9 +101,12 @@ def tone(browser, address, pictures):
     for name in ("keyDown", "keyUp"):
         page.call("Input.dispatchKeyEvent", type=name, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
     page.wait("the reading", "document.querySelector('.strip output').textContent.includes('UTC')")
+    assert page.problems() == [], page.problems()
 
-    page.evaluate("location.hash = '#flow'")
-    page.wait("the graph", "document.querySelectorAll('#flow .node').length === 5 && document.querySelector('#flow path')")
+
+def views(browser, address, pictures):
+    page = browser.open(f"{address}/#flow")
+    page.wait("the graph", "document.querySelectorAll('#flow .node').length === 5 && document.querySelectorAll('#flow path').length === 4")
     page.evaluate("location.hash = '#ledger'")
     page.wait("the tables", "document.querySelectorAll('#tables table').length >= 4")
     assert page.problems() == [], page.problems()
@@ -119,4 +125,4 @@ def tone(browser, address, pictures):
 
 
 with Browser() as opened:
-    {"tone": tone}[sys.argv[1]](opened, *sys.argv[2:])
+    {"tone": tone, "losses": losses, "views": views}[sys.argv[1]](opened, *sys.argv[2:])

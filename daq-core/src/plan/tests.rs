@@ -778,6 +778,7 @@ fn plan_is_printed_as_text() {
     plan.others.push(PlannedOther {
         name: "http".to_owned(),
         claims: vec!["TCP 127.0.0.1:9464".to_owned()],
+        notes: vec!["reads 10 frames/s of ring raw".into()],
     });
     insta::assert_snapshot!(plan.to_string());
 }

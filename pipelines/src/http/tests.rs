@@ -330,7 +330,7 @@ fn rings_are_checked_before_they_are_shown() {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     let text = String::from_utf8_lossy(&answer);
-    assert_contains!(text => "daq-sequence: 5\r\n", "content-length: 136\r\n", "'shape': (8,)");
+    assert_contains!(text => "daq-sequence: 5\r\n", "content-length: 136\r\n", "'shape': (8,1,)");
     assert!(answer.ends_with(&[7; 8]));
 }
 

@@ -10,7 +10,7 @@ use super::spectrum::Transform;
 use super::view::View;
 use axum::body::Bytes;
 use daq_core::frame::FrameMeta;
-use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::layout::{Axis, Order, Scalar};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -456,13 +456,4 @@ pub(super) fn properties(index: u64, meta: &FrameMeta) -> [(&'static str, String
         ("daq-packets", meta.packets_per_frame.to_string()),
         ("daq-arrived", meta.arrived.to_string()),
     ]
-}
-
-/// Returns the layout of a frame with numbers as they are in [`Samples::bytes`].
-pub(super) fn unpacked(layout: &Layout, samples: &Samples<'_>) -> Layout {
-    Layout {
-        scalar: samples.scalar(),
-        points: samples.points,
-        ..layout.clone()
-    }
 }
