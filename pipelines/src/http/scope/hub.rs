@@ -2,7 +2,7 @@
 
 use super::decode::Samples;
 use super::npy::npy;
-use super::reduce::{Reducer, properties};
+use super::reduce::{Headers, Reducer, properties};
 use super::view::View;
 use super::{MAX_LOAD, ScopeError, ScopedRing, TapBudget};
 use axum::body::Bytes;
@@ -29,7 +29,7 @@ pub(in super::super) struct Hub {
 
 /// A downloaded frame: its metadata as headers, and the file. The permit limits the number of downloads.
 pub(in super::super) struct Download {
-    pub(in super::super) headers: [(&'static str, String); 7],
+    pub(in super::super) headers: Headers,
     pub(in super::super) file: Bytes,
     pub(in super::super) permit: OwnedSemaphorePermit,
 }
@@ -257,7 +257,7 @@ impl Scope {
     }
 
     /// Returns the newest frame as a file, with its metadata.
-    fn newest(&self) -> Result<([(&'static str, String); 7], Bytes), ScopeError> {
+    fn newest(&self) -> Result<(Headers, Bytes), ScopeError> {
         let mut tap = self.ring.ring.tap()?;
         let frame = tap.newest()?;
         let frame =

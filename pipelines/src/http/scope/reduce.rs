@@ -392,7 +392,7 @@ fn mean(values: impl Iterator<Item = f32>) -> f32 {
 fn full_scale(scalar: Scalar) -> f64 {
     scalar
         .range()
-        .map_or(1.0, |(low, high)| (high as f64 - low as f64 + 1.0) / 2.0)
+        .map_or(1.0, |(low, high)| (high as f64 - low as f64 + 1.0) * 0.5)
 }
 
 /// Returns the lowest and the highest value of the converter, or `None` if floats have no configured full scale. Zero is a
@@ -445,8 +445,11 @@ pub(super) fn heartbeat() -> Bytes {
     encode(&json!({}), &[])
 }
 
-/// Returns the metadata of a frame as HTTP headers: names and values.
-pub(super) fn properties(index: u64, meta: &FrameMeta) -> [(&'static str, String); 7] {
+/// HTTP headers: names and values.
+pub(super) type Headers = [(&'static str, String); 7];
+
+/// Returns the metadata of a frame as HTTP headers.
+pub(super) fn properties(index: u64, meta: &FrameMeta) -> Headers {
     [
         ("daq-index", index.to_string()),
         ("daq-sequence", meta.sequence.to_string()),
