@@ -69,7 +69,7 @@ def tone(browser, address, _):
 
 def views(browser, address, pictures):
     page = browser.open(f"{address}/#flow")
-    page.wait("the graph", "document.querySelectorAll('#flow .node').length === 5 && document.querySelectorAll('#flow path').length === 4")
+    page.wait("the graph", "document.querySelectorAll('#graph .node').length === 5 && document.querySelectorAll('#graph path').length === 4")
     page.evaluate("location.hash = '#ledger'")
     page.wait("the tables", "document.querySelectorAll('#tables table').length >= 4")
     assert page.problems() == [], page.problems()

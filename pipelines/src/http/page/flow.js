@@ -118,7 +118,7 @@ const lines = (node, report) => {
 const fill = (name, report) => Math.max(0, ...Object.values(report.readers).filter((reader) => reader.ring === name).map((reader) => reader.pending));
 
 const build = (plan, nodes, links) => {
-  const root = document.getElementById("flow");
+  const root = document.getElementById("graph");
   const svg = root.querySelector("svg");
   root.replaceChildren(svg);
   cards = new Map();
@@ -144,7 +144,7 @@ const build = (plan, nodes, links) => {
 
 /** Draws the edges between the cards. On narrow screens the layers are below each other. */
 const connect = () => {
-  const root = document.getElementById("flow");
+  const root = document.getElementById("graph");
   const svg = root.querySelector("svg");
   const origin = root.getBoundingClientRect();
   const [left, top] = [origin.left - root.scrollLeft, origin.top - root.scrollTop];

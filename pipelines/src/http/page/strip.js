@@ -12,7 +12,9 @@ const MARKS = { start: "daq started", stop: "daq stopped", epoch: "sender restar
 /** Height of the row of marks above the columns, in CSS pixels. */
 const MARKS_HEIGHT = 12;
 /** Minimum height of lost packets, in CSS pixels. */
-const MIN_LOSS = 4;
+const MIN_LOSS = 8;
+/** Minimum width of lost packets, in CSS pixels. */
+const LOSS_WIDTH = 3;
 /** Maximum number of rows of the table of losses. */
 const MAX_ROWS = 50;
 
@@ -97,34 +99,33 @@ const draw = (canvas, history, name, selected) => {
   const base = height;
   const usable = height - MARKS_HEIGHT;
   const good = colour("good"), missing = colour("missing");
-  totals.forEach((total, i) => {
+  const paint = (i, style, y, tall, wide = 0) => {
     const x = snap(i * pitch);
-    const paint = (style, y, tall, wide = 0) => { context.fillStyle = style; context.fillRect(x, y, Math.max(wide, snap((i + 1) * pitch) - x), tall); };
-    if (!total.buckets) {
-      // daq did not run: a thin line instead of an empty column.
-      paint(missing, base - 2, 2);
-      return;
-    }
-    const delivered = total.delivered / total.buckets / top * usable;
-    paint(good, base - delivered, delivered);
+    context.fillStyle = style;
+    context.fillRect(x, y, Math.max(wide, snap((i + 1) * pitch) - x), tall);
+  };
+  const heights = totals.map((total) => (total.buckets ? total.delivered / total.buckets / top * usable : 0));
+  // daq did not run: a thin line instead of an empty column.
+  totals.forEach((total, i) => (total.buckets ? paint(i, good, base - heights[i], heights[i]) : paint(i, missing, base - 2, 2)));
+  // Losses are drawn over their neighbours, because they are wider than a column.
+  totals.forEach((total, i) => {
     const lost = Object.entries(total.lost);
     const others = [["rejected", total.rejected], ["duplicates", total.duplicates]].filter(([, count]) => count > 0);
     if (lost.length) {
-      const wide = 3;
       const all = sum(total.lost);
       const main = lost.reduce((a, b) => (b[1] > a[1] ? b : a))[0];
-      context.globalAlpha = .3;
-      paint(causeColour(main), MARKS_HEIGHT, usable, wide);
+      context.globalAlpha = .6;
+      paint(i, causeColour(main), MARKS_HEIGHT, usable, LOSS_WIDTH);
       context.globalAlpha = 1;
       const tall = Math.max(MIN_LOSS * lost.length, all / total.buckets / top * usable);
-      let y = Math.max(MARKS_HEIGHT, base - delivered - tall);
+      let y = Math.max(MARKS_HEIGHT, base - heights[i] - tall);
       for (const [cause, count] of lost) {
         const part = Math.max(MIN_LOSS, tall * count / all);
-        paint(causeColour(cause), y, part, wide);
+        paint(i, causeColour(cause), y, part, LOSS_WIDTH);
         y += part;
       }
     }
-    others.forEach(([kind], k) => paint(causeColour(kind), base - MIN_LOSS * (k + 1), MIN_LOSS, 2));
+    others.forEach(([kind], k) => paint(i, causeColour(kind), base - MIN_LOSS * (k + 1), MIN_LOSS, LOSS_WIDTH));
   });
   const xOf = (time) => (time - history.start) / history.step / buckets * width;
   const { tick } = SPANS.find(({ key }) => key === canvas.dataset.span);
@@ -161,7 +162,7 @@ const draw = (canvas, history, name, selected) => {
     context.strokeRect((selected + .5) / buckets * width - 2, 1, 4, height - 2);
     context.lineWidth = 1;
   }
-  canvas.dataset.top = top / history.step;
+  canvas.dataset.top = totals.some((total) => total.buckets) ? top / history.step : "";
 };
 
 class Row {
@@ -236,7 +237,8 @@ class Row {
     const history = histories[key];
     if (!history?.sources[this.name]) return;
     draw(this.canvases[key], history, this.name, this.selected[key] ?? null);
-    setText(this.captions[key], `≤ ${scale(Number(this.canvases[key].dataset.top ?? 0), `${unitOf(history, this.name)}/s`)}`);
+    const { top } = this.canvases[key].dataset;
+    setText(this.captions[key], top ? `≤ ${scale(Number(top), `${unitOf(history, this.name)}/s`)}` : "no complete column yet");
   }
 
   update(key) {
