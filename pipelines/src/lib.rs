@@ -25,6 +25,7 @@
 pub mod attach;
 pub mod clock;
 pub mod console;
+pub mod history;
 pub mod http;
 pub mod kernels;
 pub mod npy;

@@ -397,6 +397,7 @@ fn run_pipeline(device: &str, directory: &Path) {
         profiles: std::collections::BTreeMap::new(),
         directory: directory.to_owned(),
         counter_file: CounterFile::in_memory(),
+        history: None,
         drain: Duration::from_secs(10),
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();

@@ -161,6 +161,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
         profiles: std::collections::BTreeMap::new(),
         directory: dir.path().to_owned(),
         counter_file: CounterFile::in_memory(),
+        history: None,
         drain: Duration::from_secs(10),
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();

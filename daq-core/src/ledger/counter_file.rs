@@ -235,6 +235,11 @@ impl CounterFile {
         self.memory.store(32, 1);
     }
 
+    /// Whether the counters are in a file, which no other process writes while this value exists.
+    pub fn is_in_file(&self) -> bool {
+        self.memory.mirror.is_some()
+    }
+
     /// Whether the file was truncated while it was mapped, so that it no longer contains the counters.
     pub fn is_state_lost(&self) -> bool {
         let mirror = self.memory.mirror.as_ref();

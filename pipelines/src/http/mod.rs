@@ -10,6 +10,7 @@
 //! | `/status` | one JSON object with the ledgers and the plan |
 //! | `/rings/NAME/scope` | the newest frames of a ring, reduced to curves, until the client disconnects |
 //! | `/rings/NAME/frame.npy` | the newest frame of a ring as a file |
+//! | `/history` | the history of the ledgers: the last 10 minutes per second, or the last 24 hours per minute |
 //!
 //! Everything is read-only and served without authentication, so the default address is loopback. To serve other
 //! machines, put an authenticating proxy in front. The server rejects requests for unknown host names. The number of
@@ -32,6 +33,7 @@ pub use reference::reference;
 pub use scope::{ScopedRing, TapBudget};
 pub use table::metrics;
 
+use crate::history::History;
 use connections::{Bounded, Limits};
 use daq_core::config::Problem;
 use schemars::JsonSchema;
@@ -98,6 +100,8 @@ pub struct HttpState {
     pub report: ReportFn,
     /// Returns the current state of the data threads.
     pub health: HealthFn,
+    /// The history of the ledgers.
+    pub history: Arc<History>,
     /// The plan as `daq plan` shows it.
     pub plan: Value,
     /// The report of the last run, if that run ended uncleanly.

@@ -2,10 +2,11 @@
 
 use super::scope::{Hub, ScopeError, Stream, View, forward};
 use super::{Exposition, HttpError, HttpState, host, page};
+use crate::history::Span;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{AppendHeaders, IntoResponse, Json, Response};
 use axum::routing::get;
@@ -66,6 +67,7 @@ pub(super) fn router(state: HttpState, scopes: Arc<Hub>) -> Result<Router, HttpE
         .route("/status", get(status))
         .route("/rings/{name}/scope", get(scope))
         .route("/rings/{name}/frame.npy", get(frame))
+        .route("/history", get(history))
         .fallback(async || {
             (
                 StatusCode::NOT_FOUND,
@@ -144,6 +146,27 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
         )
             .into_response()
     }
+}
+
+async fn history(State(shared): State<Arc<Shared>>, uri: Uri) -> Response {
+    let (mut span, mut since) = (Span::default(), 0);
+    for pair in uri.query().unwrap_or_default().split('&') {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let parsed = match key {
+            "" => Ok(()),
+            "span" => value.parse().map(|value| span = value),
+            "since" => value
+                .parse()
+                .map(|value| since = value)
+                .map_err(|_| format!("since `{value}` is not a number of seconds since 1970")),
+            _ => Err(format!("`{key}` is neither span nor since")),
+        };
+        if let Err(why) = parsed {
+            let text = format!("{why}; write /history?span=10m or /history?span=24h\n");
+            return (StatusCode::BAD_REQUEST, text).into_response();
+        }
+    }
+    Json(shared.state.history.answer(span, since)).into_response()
 }
 
 async fn status(State(shared): State<Arc<Shared>>) -> Response {

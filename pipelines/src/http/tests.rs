@@ -18,10 +18,21 @@ fn state(health: HealthFn) -> HttpState {
         hosts: vec!["daq.lab.example".to_owned()],
         report: Arc::new(sample_report),
         health,
+        history: Arc::new(sample_history()),
         plan: serde_json::json!({ "rings": { "raw": "host" } }),
         last_run: None,
         rings: BTreeMap::new(),
     }
+}
+
+/// Returns a history of one second at the time 1000 s, with the changes of the sample report.
+fn sample_history() -> History {
+    let sources = [("adc".to_owned(), "raw".to_owned())].into();
+    let history = History::new(sources, vec!["raw".to_owned()], 1000);
+    history.start(None).unwrap();
+    history.record(&sample_report(), 1000);
+    history.record(&sample_report(), 1001);
+    history
 }
 
 fn running() -> HttpState {
@@ -82,6 +93,34 @@ fn status_endpoint_returns_one_object() {
     );
     assert_eq!(status["plan"]["rings"]["raw"], "host");
     assert_eq!(status["last_run"]["pid"], 7);
+}
+
+#[test]
+fn history_endpoint_returns_complete_buckets() {
+    let server = serve(ANY, running()).unwrap();
+    let history = |query: &str| ask(&server, "GET", &format!("/history{query}"));
+    let (code, head, body) = history("?span=10m&since=1000");
+    assert_eq!(code, 200, "{body}");
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    let adc = &answer["sources"]["adc"];
+    assert_eq!(
+        (&answer["step"], &answer["start"]),
+        (&1.into(), &1000.into())
+    );
+    assert_eq!(adc["expected"], serde_json::json!([1000]));
+    let lost = serde_json::json!({ "wire_gap": [37], "late": [3] });
+    assert_eq!((&adc["lost"], &adc["unit"]), (&lost, &"frames".into()));
+    assert_eq!(adc["blocked"], serde_json::json!({ "spectrum": [11] }));
+    assert_eq!(answer["rings"]["raw"]["fill"], serde_json::json!([16]));
+    assert_eq!(answer["marks"][0]["kind"], "start");
+    assert_eq!(history("?span=24h").0, 200);
+    assert_eq!(history("").2, history("?span=10m").2);
+    for query in ["?span=1h", "?since=now", "?until=3"] {
+        let (code, _, body) = history(query);
+        assert_eq!(code, 400, "{body}");
+        assert_contains!(body => "span=24h");
+    }
 }
 
 #[test]

@@ -307,6 +307,8 @@ impl Pipeline {
             self.ledgers.clone(),
             self.control.clone(),
             sources.collect(),
+            self.history.clone(),
+            parts.options.history.clone(),
         );
         self.monitor = Some(monitor.map_err(|source| StartError::Thread {
             name: "monitor".to_owned(),

@@ -21,6 +21,7 @@ mod staging;
 pub use ledgers::Ledgers;
 
 use crate::attach::{Offer, OfferedRing, OfferedSource};
+use crate::history::History;
 use crate::http::Health;
 use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
@@ -130,6 +131,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// File that contains the counters, so that they survive a kill of the process.
     pub counter_file: CounterFile,
+    /// File that keeps the history of the ledgers when daq restarts; `None` to keep the history in memory only.
+    pub history: Option<PathBuf>,
     /// Maximum time that sinks that cannot write may delay the end of the pipeline.
     pub drain: Duration,
     /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
@@ -141,6 +144,7 @@ pub struct Options {
 pub struct Pipeline {
     control: Arc<Control>,
     ledgers: Arc<Ledgers>,
+    history: Arc<History>,
     rings: BTreeMap<String, Ring>,
     heartbeats: Vec<Arc<Heartbeat>>,
     started: Arc<AtomicU64>,
@@ -163,6 +167,7 @@ impl Pipeline {
         let mut pipeline = Self {
             control: Arc::new(Control::new(options.drain)),
             ledgers,
+            history: Arc::new(monitor::history_of(plan)),
             rings: BTreeMap::new(),
             heartbeats: Vec::new(),
             started: Arc::new(AtomicU64::new(0)),
@@ -188,6 +193,11 @@ impl Pipeline {
     /// Returns the ledgers, for threads that report them.
     pub fn ledgers(&self) -> Arc<Ledgers> {
         self.ledgers.clone()
+    }
+
+    /// Returns the history of the ledgers.
+    pub fn history(&self) -> Arc<History> {
+        self.history.clone()
     }
 
     /// Returns a function that reports the health of the data threads.

@@ -1,15 +1,18 @@
 //! Monitors the sources from a separate thread. Detects silent sources and sources that reject all packets, and records
-//! the age of frames.
+//! the age of frames and the history of the ledgers.
 //!
 //! The data threads do not read a clock for this purpose. Instead, the monitor compares the counters of the data
 //! threads a few times per second.
 
 use super::Ledgers;
 use super::control::{Control, Heartbeat};
+use crate::history::{History, Saver};
 use daq_core::entry::SilenceHint;
 use daq_core::ledger::{Rejections, Report, SourceReport};
+use daq_core::plan::Plan;
 use daq_core::units::counted;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -253,6 +256,20 @@ impl Source {
     }
 }
 
+/// Returns the time since 1970.
+fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or(Duration::ZERO)
+}
+
+/// Returns an empty history of the components in `plan`.
+pub(super) fn history_of(plan: &Plan) -> History {
+    let sources = plan.sources.iter();
+    let sources = sources.map(|source| (source.name.clone(), source.ring.clone()));
+    let rings = plan.rings.iter().map(|ring| ring.name.clone());
+    History::new(sources.collect(), rings.collect(), since_1970().as_secs())
+}
+
 /// The monitor's thread; dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Monitor {
@@ -265,8 +282,11 @@ impl Monitor {
         ledgers: Arc<Ledgers>,
         control: Arc<Control>,
         sources: Vec<MonitoredSource>,
+        history: Arc<History>,
+        file: Option<PathBuf>,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
+        let mut saver = Saver::start(file, &history)?;
         let now = Instant::now();
         let mut sources: Vec<_> = sources.into_iter().map(|s| Source::new(s, now)).collect();
         let watch = move || {
@@ -280,7 +300,12 @@ impl Monitor {
                     &report,
                     control.is_stopping(),
                 );
+                history.record(&report, since_1970().as_secs());
+                saver.save_if_due(|| history.saved());
             }
+            history.record(&ledgers.report(), since_1970().as_secs());
+            history.end();
+            saver.end(history.saved());
         };
         let thread = std::thread::Builder::new().name("daq-monitor".to_owned());
         Ok(Self {
@@ -307,8 +332,7 @@ fn observe(
     is_stopping: bool,
 ) {
     let now = Instant::now();
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    let wall = since_1970.map_or(0, nanoseconds);
+    let wall = nanoseconds(since_1970());
     let activity = ledgers.activity();
     activity.with(|seen| {
         for (name, ring) in &report.rings {

@@ -67,6 +67,7 @@ fn round(text: &str, directory: &Path, frames: u64) {
         profiles: std::collections::BTreeMap::new(),
         directory: directory.to_owned(),
         counter_file: CounterFile::in_memory(),
+        history: None,
         drain: Duration::from_secs(10),
     };
     let pipeline = Pipeline::start(&config, &plan, &options).unwrap();

@@ -6,6 +6,7 @@
 mod attach;
 mod faults;
 mod files;
+mod history;
 mod interruptions;
 mod monitoring;
 mod page;

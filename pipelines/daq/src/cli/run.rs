@@ -142,6 +142,11 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
     }
     let options = Options {
         directory: super::directory(),
+        // Only the process that has locked the counter file writes the history.
+        history: directory
+            .as_ref()
+            .filter(|_| counter_file.is_in_file())
+            .map(|directory| directory.join(&file).with_extension("history.json")),
         counter_file,
         drain: args.drain.0,
         profiles: if loaded.plan.copies.is_empty() {
@@ -343,6 +348,7 @@ impl Side {
                     hosts: loaded.http.as_ref().map_or_else(Vec::new, |http| http.hosts.clone()),
                     report: Arc::new(move || ledgers.report()),
                     health: health.clone(),
+                    history: pipeline.history(),
                     plan: serde_json::to_value(&loaded.plan).unwrap_or_default(),
                     last_run: last.map(|last| {
                         let counters: serde_json::Map<_, _> =

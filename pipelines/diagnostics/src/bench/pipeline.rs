@@ -89,6 +89,7 @@ impl Environment {
         let options = Options {
             directory,
             counter_file: CounterFile::in_memory(),
+            history: None,
             drain: PROGRESS_TIMEOUT,
             profiles: self.profiles.clone(),
         };
