@@ -157,5 +157,6 @@ fn sample_sizes(copy: &CopyReport, put: Put<'_>) {
         counts: &copy.sizes,
         count: copy.copies,
         sum: copy.bytes,
+        divisor: 1.0,
     });
 }

@@ -102,6 +102,8 @@ pub enum Sample<'a> {
         count: u64,
         /// Sum of all sizes.
         sum: u64,
+        /// Number of units of the bounds and the sum in one unit of the metric, such as 1e9 for nanoseconds in seconds.
+        divisor: f64,
     },
 }
 

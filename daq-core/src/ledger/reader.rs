@@ -1,7 +1,7 @@
 //! The ledger of a reader.
 
 use super::stored::{Balanced, Stored};
-use super::{Counter, RingLedger};
+use super::{Counter, Latency, LatencyReport, RingLedger};
 use std::sync::atomic::{Ordering, fence};
 
 ledger! {
@@ -66,6 +66,15 @@ ledger! {
                     RING blocks, or the copies to the GPU are too slow.",
             remedy: "Apply the remedies of daq_ring_full_frames_total to this reader. For `copy to RING`, check the \
                      readers of RING.",
+        },
+        /// Time from the publication of a frame until the reader has finished the frame.
+        #[serde(skip_serializing_if = "LatencyReport::is_empty")]
+        latency: LatencyReport = Latency, histogram "daq_reader_latency_seconds" by "le" {
+            meaning: "For a kernel, the time until its output is published; for a copy, until the copy is complete; for a \
+                      sink, until the sink has accepted the frame. At high rates, about one burst per millisecond is \
+                      measured. Frames that the reader misses or drops are not measured.",
+            cause: "High values: the reader waits for a slow disk, a busy core or GPU, or processes large bursts.",
+            remedy: "See daq_reader_pending_frames and daq_ring_full_frames_total.",
         },
     }
     equation published = read + overrun + discarded + dropped_incomplete, pending;

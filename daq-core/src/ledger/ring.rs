@@ -1,13 +1,16 @@
 //! The ledger of a ring.
 
-use super::Counter;
 use super::metric::{Sampled, seconds};
 use super::stored::Stored;
+use super::{Counter, Latency, LatencyReport, PublishTimes};
 use crate::gpu::Backend;
 
 ledger! {
     /// The counters of a ring.
-    ledger RingLedger {}
+    ledger RingLedger {
+        /// When frames were published, for the latency of the readers.
+        times: PublishTimes,
+    }
     /// A snapshot of a ring's ledger.
     report RingReport ["ring"] {
         /// Slots of the ring.
@@ -55,6 +58,17 @@ ledger! {
                      false`. If the full ring is RING@host (the host ring that daq adds in front of RING): apply \
                      these remedies to the reader of RING whose daq_reader_pending_frames is near the capacity of \
                      RING. If there is no such reader, the copies are too slow: see daq_copy_frames_total.",
+        },
+        /// Time from the arrival of a frame's first packet at this host until the frame was published.
+        #[serde(skip_serializing_if = "LatencyReport::is_empty")]
+        latency: LatencyReport = Latency, histogram "daq_ring_latency_seconds" by "le" {
+            meaning: "Measured for frames with a timestamp of the clock `host` or `kernel`; absent for other clocks. \
+                      The time includes the transmission of all packets of the frame. For the output ring of a kernel, \
+                      it includes all stages before. At high rates, about one burst per millisecond is measured.",
+            cause: "High values: large frames at a low rate, a large reorder window while packets are missing, a long \
+                    integration, or a stage before this ring that is too slow.",
+            remedy: "Compare with daq_reader_latency_seconds of the readers before this ring. Smaller slots shorten the \
+                     time until a frame is complete.",
         },
         /// The backend of the ring's BAR mapping, if the ring is on a GPU and the CPU can write it.
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,14 +1,14 @@
 //! The writing side of a ring.
 
 use super::{Lease, Shared, Slice};
-use crate::frame::FrameMeta;
+use crate::frame::{Clock, FrameMeta};
 use crate::leak::leak;
 use crate::notify::Wait;
 use crate::region::Region;
 use crate::ring::RingOptions;
 use crate::sync::{Arc, Ordering, fence};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The only producer of a ring. Dropping it closes the ring: readers read the published frames and then finish.
 #[derive(Debug)]
@@ -271,6 +271,9 @@ impl Producer {
         }
         self.published += n;
         self.submitted = self.submitted.saturating_sub(n);
+        if self.shared.ledger.times.is_due(self.published) {
+            self.record_time(n);
+        }
         // Update the ledger first, so that a reader never counts a frame that the ring has not counted yet.
         self.shared.ledger.published.set(self.published);
         self.shared
@@ -283,6 +286,26 @@ impl Producer {
             self.shared.ledger.high_water.set(occupancy);
         }
         self.shared.notify_filled();
+    }
+}
+
+impl Producer {
+    /// Records when the next `n` frames, which are counted as published, are published.
+    #[cold]
+    fn record_time(&self, n: u64) {
+        let (shared, first) = (&self.shared, self.published - n);
+        let (ledger, slots) = (&shared.ledger, shared.options.slots as u64);
+        ledger.times.record(first, self.published, slots);
+        let arrival = shared.state.slots.read(shared.slot_of(first)).timestamp;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        if matches!(arrival.clock, Clock::Host | Clock::Kernel)
+            && let Some(latency) = now
+                .ok()
+                .and_then(|now| now.checked_sub(Duration::from_nanos(arrival.ns)))
+        {
+            let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+            ledger.latency.add(ns);
+        }
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Reader {
     overrun: u64,
     /// Whether frames with missing packets are dropped.
     drops_incomplete: bool,
+    /// Number of the next recorded publication whose latency is to be counted.
+    timed: u64,
     ledger: ReaderLedger,
 }
 
@@ -76,6 +78,7 @@ impl Reader {
             ledger.leased.set(ALL_PROTECTED);
         }
         Self {
+            timed: shared.ledger.times.recorded(),
             shared,
             index,
             position,
@@ -296,17 +299,26 @@ impl Reader {
 
     /// Completes the oldest lease and frees its slots.
     fn end(&mut self, frames: u64, used: Use) {
+        let first = self.retired;
         self.retired += frames;
         self.publish_bound();
         self.shared.notify_freed();
         match used {
             Use::Leased { read } => {
+                let (times, latency) = (&self.shared.ledger.times, &self.ledger.latency);
+                times.pass(&mut self.timed, first + read, Some(latency));
                 self.ledger.read.add(read);
                 if frames > read {
+                    // Frames that were not read have no latency.
+                    times.pass(&mut self.timed, self.retired, None);
                     self.ledger.discarded.add(frames - read);
                 }
             }
-            Use::Incomplete => self.ledger.dropped_incomplete.add(frames),
+            Use::Incomplete => {
+                let times = &self.shared.ledger.times;
+                times.pass(&mut self.timed, self.retired, None);
+                self.ledger.dropped_incomplete.add(frames);
+            }
         }
     }
 
@@ -335,6 +347,8 @@ impl Reader {
         // Use `raise` instead of `set`, because a snapshot may already have counted frames that were overwritten before
         // this reader detected it.
         self.ledger.overrun.raise(self.overrun);
+        let times = &self.shared.ledger.times;
+        times.pass(&mut self.timed, position, None);
         self.position = position;
         self.retired = position;
         self.shared.cells[self.index]

@@ -63,7 +63,7 @@ pub enum MarkKind {
     Start,
     /// The run ended.
     Stop,
-    /// A sender restarted or its numbers jumped.
+    /// A sender restarted or its numbers made a jump.
     Epoch,
     /// daq started again and continues the history of an earlier run.
     Restart,
@@ -191,6 +191,9 @@ impl History {
     pub(crate) fn start(&self, saved: Option<SavedHistory>) -> Result<(), String> {
         self.with(|state| {
             let now = state.checked;
+            // Nothing of an older history would be left.
+            let is_recent = |saved: &SavedHistory| now.saturating_sub(saved.checked) < DAY;
+            let saved = saved.filter(is_recent);
             let restored = saved.map(|saved| state.restore(saved));
             match restored {
                 Some(Ok(mark)) => {
@@ -257,11 +260,12 @@ impl State {
         let is_past = |mark: &Mark| mark.at <= now;
         self.marks = saved.marks.into_iter().filter(is_past).collect();
         let gap = now.saturating_sub(saved.checked);
+        let time = sentence::duration(gap);
         let text = if saved.ended {
-            format!("daq started again, {gap} s after the last run ended")
+            format!("daq started again, {time} after the last run ended")
         } else {
             format!(
-                "daq started again after the last run was killed; the last {gap} s are not in the history"
+                "daq started again after the last run was killed; the last {time} are not in the history"
             )
         };
         Ok(Mark {
@@ -345,7 +349,7 @@ impl State {
                 kind: MarkKind::Epoch,
                 source: Some(name.to_owned()),
                 text: format!(
-                    "the sender restarted or its numbers jumped (epoch {}, {} {} skipped)",
+                    "the sender restarted or its numbers made a jump (epoch {}, {} {} skipped)",
                     source.epochs,
                     change.skipped,
                     source.unit()

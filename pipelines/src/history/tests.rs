@@ -114,7 +114,7 @@ fn restarted_daemon_continues_the_day_and_marks_the_gap() {
     assert_eq!(adc.numbers.lost["wire_gap"][0], Some(3));
     assert_eq!(
         adc.sentence,
-        "complete since 00:05:30 UTC; before that 3 packets lost on the wire and 300 s without a record"
+        "complete since 00:05:30 UTC; before that 3 packets lost on the wire and 5 min without a record"
     );
     let marks: Vec<_> = day.marks.iter().map(|mark| (mark.at, mark.kind)).collect();
     assert_eq!(
@@ -134,6 +134,10 @@ fn restarted_daemon_continues_the_day_and_marks_the_gap() {
     let mark = third.answer(Span::Day, 0).marks.pop().unwrap();
     assert!(mark.text.contains("killed"), "{mark:?}");
     assert_eq!(mark.unrecorded, Some(100));
+    let later = history(START + 40 + DAY);
+    later.start(Some(first.saved())).unwrap();
+    let marks = later.answer(Span::Day, 0).marks;
+    assert_eq!((marks.len(), marks[0].kind), (1, MarkKind::Start));
 }
 
 #[test]

@@ -103,11 +103,12 @@ fn exported(text: &MetricText, names: &[&str], sample: Sample<'_>) -> proto::Met
             counts,
             count,
             sum,
+            divisor,
         } => {
             let mut histogram = proto::Histogram::default();
-            histogram.set_bucket(cumulative(bounds, counts));
+            histogram.set_bucket(cumulative(bounds, counts, divisor));
             histogram.set_sample_count(count);
-            histogram.set_sample_sum(sum as f64);
+            histogram.set_sample_sum(sum as f64 / divisor);
             metric.set_histogram(histogram);
         }
     }
@@ -115,12 +116,12 @@ fn exported(text: &MetricText, names: &[&str], sample: Sample<'_>) -> proto::Met
 }
 
 /// Returns the size classes in Prometheus' cumulative form: each class includes all smaller classes.
-fn cumulative(bounds: &[u64], counts: &[u64]) -> Vec<Bucket> {
+fn cumulative(bounds: &[u64], counts: &[u64], divisor: f64) -> Vec<Bucket> {
     let mut up_to = 0;
     let classes = bounds.iter().zip(counts).map(|(bound, count)| {
         up_to += count;
         let mut bucket = Bucket::default();
-        bucket.set_upper_bound(*bound as f64);
+        bucket.set_upper_bound(*bound as f64 / divisor);
         bucket.set_cumulative_count(up_to);
         bucket
     });

@@ -676,9 +676,25 @@ fn dashboard() -> Vec<String> {
     found
 }
 
+/// Returns the expressions of the alert rules.
+fn alerts() -> Vec<String> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../configs/prometheus/alerts.yml"
+    );
+    let text = std::fs::read_to_string(path).unwrap();
+    // An expression ends before the next key of its rule.
+    let rules = text.split("expr:").skip(1);
+    let expressions: Vec<_> = rules
+        .map(|rule| rule.split("labels:").next().unwrap().to_owned())
+        .collect();
+    assert!(expressions.len() > 10);
+    expressions
+}
+
 #[test]
-fn dashboard_shows_only_existing_metrics() {
-    for expression in dashboard() {
+fn dashboard_and_alerts_use_only_existing_metrics() {
+    for expression in dashboard().into_iter().chain(alerts()) {
         for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
             let is_name = word.starts_with("daq_") || word.starts_with("process_");
             let is_of = |metric: &&MetricText| {
@@ -720,5 +736,42 @@ fn dashboard_queries_are_valid_promql() {
             "{}",
             String::from_utf8_lossy(&output.stderr)
         ),
+    }
+}
+
+#[test]
+fn alert_rules_pass_their_unit_tests() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/prometheus");
+    let read = |name: &str| std::fs::read_to_string(format!("{directory}/{name}")).unwrap();
+    let tests = read("alerts_test.yml");
+    for rule in read("alerts.yml").split("alert: ").skip(1) {
+        let name = rule.lines().next().unwrap();
+        for end in ["fires", "does not fire"] {
+            let test = format!("name: {name} {end}\n");
+            assert!(
+                tests.contains(&test),
+                "alerts_test.yml has no test {test:?}"
+            );
+        }
+    }
+    for arguments in [["check", "alerts.yml"], ["test", "alerts_test.yml"]] {
+        let [verb, file] = arguments;
+        let run = std::process::Command::new("promtool")
+            .args([verb, "rules", file])
+            .current_dir(directory)
+            .output();
+        let output = match run {
+            Ok(output) => output,
+            Err(error) => {
+                eprintln!("skipped: promtool (Debian: prometheus) does not start: {error}");
+                return;
+            }
+        };
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed);
+        assert!(
+            output.status.success(),
+            "promtool {verb} rules {file}:\n{printed}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The lines of the live block.
 
-use super::{above_zero, mean_size, percent, scaled, shown_rate};
+use super::{above_zero, mean_size, percent, shown_rate, shown_scaled};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
@@ -66,7 +66,7 @@ fn source(source: &SourceReport, old: Option<&SourceReport>, seconds: f64) -> St
         _ => String::new(),
     };
     let (unit, loss) = (source.unit(), source.loss());
-    let packets = scaled(packets);
+    let packets = shown_scaled(packets);
     format!("{bits:>11}  {packets:>5} {unit}/s  {loss}{epochs}")
 }
 

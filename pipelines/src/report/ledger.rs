@@ -1,7 +1,7 @@
 //! The final ledger as text. A counter without a place of its own in the line of its component is added to the line if
 //! it is above 0, so that every counter is shown.
 
-use super::{above_zero, mean_size, percent, shown_rate};
+use super::{above_zero, mean_size, percent, shown_latency, shown_rate};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, ReaderReport, Report,
@@ -93,13 +93,14 @@ fn engine(engine: &EngineReport) -> String {
 fn ring(name: &str, ring: &RingReport) -> String {
     let shown = ["capacity", "high_water", "published", "ring_full"];
     format!(
-        "ring {name}: produced {}, published {}, refused {}; max in use {} of {}{}",
+        "ring {name}: produced {}, published {}, refused {}; max in use {} of {}{}{}",
         ring.produced,
         ring.published,
         ring.ring_full,
         ring.high_water,
         ring.capacity,
-        others(ring.counters(), &shown)
+        others(ring.counters(), &shown),
+        shown_latency(&ring.latency)
     )
 }
 
@@ -191,7 +192,7 @@ fn reader(name: &str, reader: &ReaderReport) -> String {
         "blocked",
     ];
     format!(
-        "reader {name} of {}: published {}, read {}, overrun {}, discarded {}{}, pending {}{blocked}{}",
+        "reader {name} of {}: published {}, read {}, overrun {}, discarded {}{}, pending {}{blocked}{}{}",
         reader.ring,
         reader.published,
         reader.read,
@@ -199,7 +200,8 @@ fn reader(name: &str, reader: &ReaderReport) -> String {
         reader.discarded,
         above_zero(", ", [("dropped as incomplete", reader.dropped_incomplete)]),
         reader.pending,
-        others(reader.counters(), &shown)
+        others(reader.counters(), &shown),
+        shown_latency(&reader.latency)
     )
 }
 

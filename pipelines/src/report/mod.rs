@@ -6,9 +6,10 @@ mod ledger;
 pub use block::block;
 pub use ledger::ledger;
 
-use daq_core::ledger::Report;
+use daq_core::ledger::{LatencyReport, Report};
 use daq_core::units::ByteSize;
 use std::fmt::Display;
+use std::time::Duration;
 
 /// Returns `SEPARATOR NAME NUMBER` for each number above 0.
 fn above_zero<N: Display>(separator: &str, numbers: impl IntoIterator<Item = (N, u64)>) -> String {
@@ -61,13 +62,31 @@ pub fn status_line(now: &Report, before: &Report) -> String {
 }
 
 /// Formats a rate of `bits` per second with three significant digits, because further digits change too fast to read.
-pub(crate) fn shown_rate(bits: f64) -> String {
+pub fn shown_rate(bits: f64) -> String {
     let (number, prefix) = significant(bits);
     format!("{number} {prefix}bit/s")
 }
 
+/// Formats the latencies of a ring or reader as the end of a line; empty without measured frames.
+fn shown_latency(latency: &LatencyReport) -> String {
+    let quantiles = latency.quantile(0.5).zip(latency.quantile(0.99));
+    quantiles.map_or_else(String::new, |(median, high)| {
+        let (median, high) = (shown_time(median), shown_time(high));
+        format!("; latency {median} (median), {high} (99 %)")
+    })
+}
+
+/// Formats a duration with three significant digits.
+pub fn shown_time(duration: Duration) -> String {
+    let ns = duration.as_nanos() as f64;
+    let units = [(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")];
+    let unit = units.into_iter().find(|(size, _)| ns >= 0.9995 * size);
+    let (size, unit) = unit.unwrap_or((1.0, "ns"));
+    format!("{} {unit}", significant(ns / size).0)
+}
+
 /// Formats a number with three significant digits and a letter for its factor, such as `12.3k`.
-fn scaled(number: f64) -> String {
+pub fn shown_scaled(number: f64) -> String {
     let (number, prefix) = significant(number);
     format!("{number}{prefix}")
 }

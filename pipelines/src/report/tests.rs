@@ -3,10 +3,19 @@
 use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
-    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, PartReport, PathState,
-    ReaderReport, RingReport, SinkReport, SourceReport,
+    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, Latency, LatencyReport,
+    PartReport, PathState, ReaderReport, RingReport, SinkReport, SourceReport,
 };
 use std::time::Duration;
+
+/// Latencies of frames in nanoseconds.
+fn latency(frames: &[u64]) -> LatencyReport {
+    let latency = Latency::default();
+    for ns in frames {
+        latency.add(*ns);
+    }
+    latency.report()
+}
 
 /// A report in which every number differs and every equation holds.
 pub(crate) fn sample_report() -> Report {
@@ -61,6 +70,7 @@ pub(crate) fn sample_report() -> Report {
         published: 100,
         ring_full: 10,
         newest_frame_age_ns: Some(250_000_000),
+        latency: latency(&[1500, 1500, 3_000_000]),
         mapping: Some(Backend::Vulkan),
     };
     report.rings.insert("raw".to_owned(), ring);
@@ -78,6 +88,7 @@ pub(crate) fn sample_report() -> Report {
         dropped_incomplete: 0,
         pending: 16,
         blocked: 11,
+        latency: latency(&[150_000]),
     };
     report.readers.insert("spectrum".to_owned(), reader);
     let clients = ClientsReport {
@@ -175,7 +186,7 @@ fn ledger_shows_every_counter() {
              rejected 6, control packets 7, before start 14, skipped 8, epochs 2, path verified, \
              fault descriptor: magic 12, fallbacks 10, restarts 9, quiesce timeouts 11 (921600 bytes); counts skipped 4711",
             "part 50001 of source adc: expected 500, delivered 470, lost 10, duplicates 2, rejected 1",
-            "ring raw: produced 110, published 100, refused 10; max in use 33 of 64",
+            "ring raw: produced 110, published 100, refused 10; max in use 33 of 64; latency 1.75 us (median), 2.97 ms (99 %)",
             "ring raw@host: produced 0, published 0, refused 0; max in use 0 of 0",
             "copy to raw from raw@host: started 107, frames 100 (31 stored by the CPU), failed 2, pending 5; \
              copies 36, bytes 409600, mean size 11 KiB, in flight 3; busy 0.750 s at 4.37 Mbit/s",
@@ -184,7 +195,7 @@ fn ledger_shows_every_counter() {
             "kernel spectrum: in 80, consumed 64, accumulating 12, failed 1, pending 3; produced 13",
             "kernel trigger: in 0, consumed 0, accumulating 0, failed 0, pending 0; produced 0; persistent, \
              occupancy 12.5 %",
-            "reader spectrum of raw: published 99, read 70, overrun 9, discarded 4, pending 16, blocked 11 frames",
+            "reader spectrum of raw: published 99, read 70, overrun 9, discarded 4, pending 16, blocked 11 frames; latency 125 us (median), 150 us (99 %)",
             "clients of raw: total 103, attached 2, revoked 5; published 1000, read 600, overrun 200, discarded 107, \
              unread 51, pending 42",
             "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19, packets 50, \

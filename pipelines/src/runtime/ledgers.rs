@@ -147,6 +147,14 @@ impl Ledgers {
         let _ = self.rings[ring].1.set(backend);
     }
 
+    /// Requests that each ring records the time of its next publication, which it otherwise records less often at high
+    /// rates.
+    pub(super) fn refresh_times(&self) {
+        for (ring, _) in self.rings.values() {
+            ring.times.refresh();
+        }
+    }
+
     pub(super) fn reader(&self, name: &str) -> ReaderLedger {
         self.readers[name].1.clone()
     }

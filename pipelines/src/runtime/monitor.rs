@@ -8,7 +8,7 @@ use super::Ledgers;
 use super::control::{Control, Heartbeat};
 use crate::history::{History, Saver};
 use daq_core::entry::SilenceHint;
-use daq_core::ledger::{Rejections, Report, SourceReport};
+use daq_core::ledger::{LatencyCounts, Rejections, Report, SourceReport};
 use daq_core::plan::Plan;
 use daq_core::units::counted;
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Interval between comparisons of the counters.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Minimum age of the latencies with which recent latencies are compared.
+const RECENT: Duration = Duration::from_secs(10);
 /// Time for which all packets must be rejected before a message is logged.
 const REJECTION_TIME: Duration = Duration::from_secs(1);
 /// Minimum number of rejected packets in that time. If the source never accepted a packet, one rejected packet is
@@ -38,6 +40,45 @@ struct Seen {
     frames: BTreeMap<String, Instant>,
     /// For each silent source: the reason why the source is not ready.
     silent: BTreeMap<String, String>,
+    latencies: Latencies,
+}
+
+/// The latencies of rings and readers some seconds ago.
+#[derive(Debug, Default)]
+struct Latencies {
+    /// Time of `newer`.
+    at: Option<Instant>,
+    newer: BTreeMap<String, LatencyCounts>,
+    /// At least [`RECENT`] and at most twice as old.
+    older: BTreeMap<String, LatencyCounts>,
+}
+
+impl Latencies {
+    /// Keeps the counts of `report`, if those kept last are old enough.
+    fn observe(&mut self, report: &Report, now: Instant) {
+        let is_old = |at: Instant| now.saturating_duration_since(at) >= RECENT;
+        if self.at.is_none_or(is_old) {
+            self.at = Some(now);
+            let rings = report.rings.iter();
+            let rings = rings.map(|(name, ring)| (format!("ring {name}"), *ring.latency.counts()));
+            let readers = report.readers.iter();
+            let readers = readers.map(|(name, reader)| (name.clone(), *reader.latency.counts()));
+            let counts = rings.chain(readers).collect();
+            self.older = std::mem::replace(&mut self.newer, counts);
+        }
+    }
+
+    /// Adds the recent latencies to a report.
+    fn add_to(&self, report: &mut Report) {
+        let none = LatencyCounts::default();
+        let before = |name: &str| self.older.get(name).unwrap_or(&none);
+        for (name, ring) in &mut report.rings {
+            ring.latency.set_recent(before(&format!("ring {name}")));
+        }
+        for (name, reader) in &mut report.readers {
+            reader.latency.set_recent(before(name));
+        }
+    }
 }
 
 impl Activity {
@@ -56,6 +97,7 @@ impl Activity {
                 let age = seen.frames.get(name).map(Instant::elapsed);
                 ring.newest_frame_age_ns = age.map(nanoseconds);
             }
+            seen.latencies.add_to(report);
         });
     }
 
@@ -292,6 +334,7 @@ impl Monitor {
         let watch = move || {
             let mut published = BTreeMap::new();
             while stopped.recv_timeout(CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                ledgers.refresh_times();
                 let report = ledgers.report();
                 observe(
                     &ledgers,
@@ -340,6 +383,7 @@ fn observe(
                 seen.frames.insert(name.clone(), now);
             }
         }
+        seen.latencies.observe(report, now);
     });
     for source in sources {
         let name = source.watched.name.clone();

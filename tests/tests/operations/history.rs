@@ -1,7 +1,8 @@
-//! Tests the history of the ledgers over HTTP, and that a restarted daemon continues it.
+//! Tests the history of the ledgers over HTTP, that a restarted daemon continues it, and latencies.
 
-use daq_testkit::{Daq, Live, ledger, wait_for};
+use daq_testkit::{Daq, Live, free_udp_port, ledger, wait_for};
 use serde_json::Value;
+use std::net::UdpSocket;
 use std::path::PathBuf;
 
 /// A source that loses packets on the wire, and a reader that blocks its ring.
@@ -133,4 +134,68 @@ fn damaged_history_is_ignored_with_one_warning() {
     let warnings = outcome.stderr.matches("cannot use the history in").count();
     assert_eq!(warnings, 1, "{}", outcome.stderr);
     serde_json::from_slice::<Value>(&std::fs::read(&path).unwrap()).unwrap();
+}
+
+#[test]
+fn latencies_are_measured_from_arrival_to_the_end_of_the_sink() {
+    let port = free_udp_port();
+    let daq = Daq::new(&format!(
+        r#"
+[source.adc]
+driver = "udp"
+listen = "127.0.0.1:{port}"
+ring = "raw"
+[source.adc.format]
+kind = "raw"
+header = "16 B"
+payload = 1024
+sequence = {{ offset = 0, bytes = 8 }}
+
+[ring.raw]
+slot = "4 KiB"
+slots = 64
+
+[sink.drop]
+driver = "null"
+input = "raw"
+
+[http]
+listen = "127.0.0.1:0"
+"#
+    ));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut sequence = 0_u64;
+    let report = wait_for("measured frames", || {
+        let mut packet = [0; 16 + 1024];
+        for _ in 0..64 {
+            packet[..8].copy_from_slice(&sequence.to_be_bytes());
+            let _ = socket.send_to(&packet, ("127.0.0.1", port));
+            sequence += 1;
+        }
+        let report = live.report();
+        let is_measured = |path| ledger::count(&report, path) > 0;
+        (is_measured("rings.raw.latency.count") && is_measured("readers.drop.latency.count"))
+            .then_some(report)
+    });
+    for latency in [
+        &report["rings"]["raw"]["latency"],
+        &report["readers"]["drop"]["latency"],
+    ] {
+        let us = |key: &str| latency[key].as_f64().unwrap();
+        assert!(
+            us("p50_us") > 0.0 && us("p50_us") <= us("p99_us"),
+            "{latency}"
+        );
+        assert!(us("p99_us") <= us("max_us"), "{latency}");
+    }
+    let metrics = live.get("/metrics").body;
+    for series in [
+        "daq_ring_latency_seconds_bucket{ring=\"raw\",le=\"+Inf\"}",
+        "daq_reader_latency_seconds_count{reader=\"drop\",ring=\"raw\"}",
+    ] {
+        assert!(metrics.contains(series), "{series} is not in\n{metrics}");
+    }
+    let _ = live.stop().ok();
 }
