@@ -15,7 +15,7 @@ mod track;
 
 pub(crate) use file::Saver;
 
-use daq_core::ledger::{Report, SourceReport};
+use daq_core::ledger::{Report, RingReport, SourceReport};
 use numbers::{RingNumbers, SourceNumbers};
 use sentence::{Account, Completeness, RECENT};
 use serde::{Deserialize, Serialize};
@@ -312,7 +312,7 @@ impl State {
             let pending = readers.filter(|reader| reader.ring == *name);
             let pending = pending.map(|reader| reader.pending).max().unwrap_or(0);
             let old = before.rings.get(name);
-            let change = RingNumbers::between(old.unwrap_or(&Default::default()), ring, pending);
+            let change = RingNumbers::between(old.unwrap_or(&RingReport::default()), ring, pending);
             self.seconds.add_ring(name, &change);
             self.minutes.add_ring(name, &change);
         }

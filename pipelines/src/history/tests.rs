@@ -1,7 +1,7 @@
 //! Tests the history with reports of a simulated run.
 
 use super::*;
-use daq_core::ledger::{ReaderReport, RingReport};
+use daq_core::ledger::ReaderReport;
 use proptest::prelude::*;
 
 const START: u64 = 1_763_942_400;

@@ -107,7 +107,9 @@ impl Track {
     fn clear(&mut self, slot: usize) {
         for source in self.sources.values_mut() {
             for names in source.named_mut() {
-                names.values_mut().for_each(|series| series.0[slot] = 0);
+                for series in names.values_mut() {
+                    series.0[slot] = 0;
+                }
             }
             for series in source.fixed_mut() {
                 series.0[slot] = 0;

@@ -3,6 +3,7 @@
 
 mod flood;
 mod sys;
+mod top;
 
 use daq_testkit::{
     Daq, TIMEOUT, assert_contains, files, free_tcp_port, free_udp_port, get, wait_for,

@@ -17,6 +17,7 @@ mod run;
 mod selftest;
 mod state;
 mod tap;
+mod top;
 mod topo;
 mod tune;
 
@@ -123,6 +124,8 @@ enum Command {
     Emulate(emulate::Device),
     /// Measure the copy rates of this machine's GPUs and save them for later runs (under 1 s per GPU).
     Tune(tune::Args),
+    /// Show the state of running pipelines: rates, losses, fill of rings, lag and latency of readers.
+    Top(top::Args),
     /// Print the JSON schema of configurations, or a reference page.
     Reference {
         /// The page.
@@ -189,6 +192,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::Tap(args) => tap::tap(&args),
         Command::Emulate(device) => emulate::emulate(&device, registry),
         Command::Tune(args) => tune::tune(&args),
+        Command::Top(args) => top::top(&args),
         Command::Reference { page } => show(&reference::page(registry, page)),
         Command::FpgaGuard { device } => guard::guard(&device),
         Command::Completions { shell } => {

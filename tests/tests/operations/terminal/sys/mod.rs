@@ -1,17 +1,29 @@
 //! Opens pseudo terminals.
 
 use std::fs::File;
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd as _, FromRawFd};
 
-/// Opens a pseudo terminal with `columns` columns and `rows` rows. Returns its master side, which a terminal emulator
-/// reads, and its slave side.
-pub fn open(columns: u16, rows: u16) -> (File, File) {
-    let size = libc::winsize {
+const fn size(columns: u16, rows: u16) -> libc::winsize {
+    libc::winsize {
         ws_row: rows,
         ws_col: columns,
         ws_xpixel: 0,
         ws_ypixel: 0,
-    };
+    }
+}
+
+/// Changes the size of the pseudo terminal with the given master side.
+pub fn resize(master: &File, columns: u16, rows: u16) {
+    let size = size(columns, rows);
+    // SAFETY: the request only reads one `winsize`, which is valid during the call. The descriptor is open.
+    let result = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Opens a pseudo terminal with `columns` columns and `rows` rows. Returns its master side, which a terminal emulator
+/// reads, and its slave side.
+pub fn open(columns: u16, rows: u16) -> (File, File) {
+    let size = size(columns, rows);
     let (mut master, mut slave) = (-1, -1);
     // SAFETY: the first two pointers are valid for one descriptor each, to which the call writes. `size` is valid and
     // only read. Null is allowed for the name and the modes.

@@ -1,0 +1,146 @@
+//! `daq top` shows the state of running pipelines.
+
+mod client;
+mod model;
+mod pattern;
+mod screen;
+mod view;
+
+use super::{exit, show};
+use client::{Address, get};
+use daq_core::units::Span;
+use daq_pipelines::console::print_error;
+use model::{Answer, Daemon};
+use pattern::Pattern;
+use screen::Screen;
+use std::io::{self, IsTerminal as _};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Shortest interval between requests.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Seconds of the history that are requested.
+const PAST_SECONDS: u64 = 31;
+
+/// Arguments of `daq top`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub(super) struct Args {
+    /// Addresses of the HTTP servers of daemons: HOST, HOST:PORT or http://HOST:PORT/. Default: 127.0.0.1:9464.
+    #[arg(value_name = "ADDRESS")]
+    addresses: Vec<Address>,
+    /// Time between updates.
+    #[arg(long, value_name = "TIME", default_value = "1 s")]
+    interval: Span,
+    /// Show only sources, rings, readers, kernels and sinks whose names match. `*` matches any text, `?` any character.
+    #[arg(long = "match", value_name = "PATTERN")]
+    patterns: Vec<Pattern>,
+    /// Print the state once as plain text, after two requests. This is the default if stdout is not a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Do not use colours. This is the default if the environment variable `NO_COLOR` is set.
+    #[arg(long)]
+    no_colours: bool,
+}
+
+const AFTER_HELP: &str = "\
+Keys:
+  q, Esc, Ctrl-C   quit
+  space            pause
+  arrows, Page Up, Page Down, Home, End
+                   scroll
+Latencies are those of the last 10 to 20 s: at a ring from the arrival of a frame's first packet until the frame is
+published, at a reader from then until the reader has finished the frame.";
+
+/// A response of the daemon with this index.
+type Update = (usize, Result<Answer, String>);
+
+pub(super) fn top(args: &Args) -> u8 {
+    let interval = args.interval.0.max(MIN_INTERVAL);
+    let mut addresses = args.addresses.clone();
+    if addresses.is_empty() {
+        addresses.push(Address::default());
+    }
+    let names = addresses.iter().map(ToString::to_string);
+    let mut daemons: Vec<_> = names.map(Daemon::new).collect();
+    let updates = match request(addresses, interval) {
+        Ok(updates) => updates,
+        Err(error) => {
+            print_error!("error: cannot start a thread: {error}; raise the limit (ulimit -u)");
+            return exit::UNAVAILABLE;
+        }
+    };
+    if args.once || !io::stdout().is_terminal() {
+        return once(&mut daemons, &updates, &args.patterns);
+    }
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let shown = Screen::new(!args.no_colours && !no_colour).and_then(|mut screen| {
+        screen.run(|| {
+            for (i, answer) in updates.try_iter() {
+                daemons[i].update(answer);
+            }
+            view::lines(&daemons, &args.patterns)
+        })
+    });
+    match shown {
+        Ok(()) => 0,
+        Err(error) => {
+            print_error!(
+                "error: cannot use the terminal: {error}; `daq top --once` prints plain text"
+            );
+            exit::IO
+        }
+    }
+}
+
+/// Starts one thread per daemon that requests its state in intervals.
+fn request(addresses: Vec<Address>, interval: Duration) -> io::Result<Receiver<Update>> {
+    let (send, updates) = mpsc::channel();
+    for (i, address) in addresses.into_iter().enumerate() {
+        let send: Sender<Update> = send.clone();
+        std::thread::Builder::new().spawn(move || {
+            loop {
+                let start = Instant::now();
+                if send.send((i, ask(&address))).is_err() {
+                    return;
+                }
+                std::thread::sleep(interval.saturating_sub(start.elapsed()));
+            }
+        })?;
+    }
+    Ok(updates)
+}
+
+fn ask(address: &Address) -> Result<Answer, String> {
+    let status = get(address, "/status").map_err(|error| error.to_string())?;
+    if !status["report"].is_object() {
+        return Err("the answer is not that of daq: it has no report".to_owned());
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = now
+        .map_or(0, |now| now.as_secs())
+        .saturating_sub(PAST_SECONDS);
+    // The history only completes the picture.
+    let history = get(address, &format!("/history?span=10m&since={since}"));
+    Ok(Answer {
+        status,
+        history: history.unwrap_or_default(),
+    })
+}
+
+/// Prints the state of all daemons when each of them has answered twice or failed.
+fn once(daemons: &mut [Daemon], updates: &Receiver<Update>, patterns: &[Pattern]) -> u8 {
+    let is_open = |daemon: &Daemon| !daemon.has_rates() && daemon.failure.is_none();
+    while daemons.iter().any(is_open) {
+        let Ok((i, answer)) = updates.recv() else {
+            break;
+        };
+        daemons[i].update(answer);
+    }
+    let text = view::plain(view::lines(daemons, patterns));
+    let is_missing = daemons.iter().any(|daemon| !daemon.is_up());
+    show(&text).max(if is_missing { exit::UNAVAILABLE } else { 0 })
+}
+
+#[cfg(test)]
+mod tests;
