@@ -129,6 +129,28 @@ fn top_restores_the_terminal_when_the_user_quits_or_a_signal_ends_it() {
 }
 
 #[test]
+fn top_ends_when_its_terminal_disappears() {
+    let (daq, live, address) = started();
+    let (mut master, slave) = sys::open(120, 40);
+    let mut command = daq.command(&["top", &address]);
+    command
+        .env("TERM", "xterm")
+        .stdin(slave.try_clone().unwrap())
+        .stdout(slave.try_clone().unwrap())
+        .stderr(slave);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let (mut text, mut part) = (String::new(), [0; 4096]);
+    while !text.contains("telescope") {
+        let n = master.read(&mut part).unwrap();
+        text.push_str(&String::from_utf8_lossy(&part[..n]));
+    }
+    drop(master);
+    wait_for("the end of daq top", || child.try_wait().unwrap());
+    let _ = live.stop().ok();
+}
+
+#[test]
 fn top_shows_a_daemon_that_ends_and_one_that_starts() {
     let port = free_tcp_port();
     let daq = Daq::new(&CONFIG.replace("127.0.0.1:0", &format!("127.0.0.1:{port}")));

@@ -6,6 +6,8 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text;
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use std::io;
 use std::sync::Arc;
@@ -64,7 +66,10 @@ impl Screen {
             if self.ended.load(Ordering::Acquire) {
                 return Ok(());
             }
-            if event::poll(POLL_INTERVAL)? {
+            if !wait_for_input()? {
+                return Ok(());
+            }
+            while event::poll(Duration::ZERO)? {
                 match command(&event::read()?) {
                     Command::Quit => return Ok(()),
                     Command::Pause => self.is_paused = !self.is_paused,
@@ -95,6 +100,20 @@ impl Drop for Screen {
     fn drop(&mut self) {
         ratatui::restore();
     }
+}
+
+/// Waits until the terminal has input or [`POLL_INTERVAL`] has passed. Returns false if the terminal no longer exists.
+///
+/// crossterm would read the end of a terminal in an endless loop.
+fn wait_for_input() -> io::Result<bool> {
+    let terminal = io::stdin();
+    let mut polled = [PollFd::new(&terminal, PollFlags::IN)];
+    match rustix::event::poll(&mut polled, Timespec::try_from(POLL_INTERVAL).ok().as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    Ok(!polled[0].revents().intersects(gone))
 }
 
 /// Draws the lines from line `above` on. Returns the number of lines that fit, and the first visible line.
