@@ -170,6 +170,8 @@ impl Region {
         let address = mapping.address();
         if wants_huge && !is_pool {
             match memory::advise_huge(address, length) {
+                // Linux accepts the advice, but ignores it.
+                Ok(()) if options.shared && !memory::has_huge_shared_pages() => {}
                 Ok(()) => granted.pages = "transparent hugepages",
                 Err(errno) => granted.refused.push(format!(
                     "cannot use huge pages: {errno}; reserve huge pages: sysctl vm.nr_hugepages=N"

@@ -87,8 +87,9 @@ class ProduceTest(unittest.TestCase):
 
     def test_wrong_frames_are_rejected(self) -> None:
         producer = self.produce()
-        with self.assertRaisesRegex(ValueError, "16 elements"):
-            producer.write(np.zeros(15, "<i2"))
+        for wrong in [np.zeros(15, "<i2"), np.zeros((2, 8), "<i2")]:
+            with self.assertRaisesRegex(ValueError, r"the shape \(8, 2\)"):
+                producer.write(wrong)
         with self.assertRaisesRegex(TypeError, "int16"):
             producer.write(np.zeros(16))
         self.assertEqual(producer.written, 0)

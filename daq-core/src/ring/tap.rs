@@ -62,6 +62,11 @@ impl Tap {
         Ok(None)
     }
 
+    /// Lets [`newest`](Self::newest) return a frame again that it has returned before.
+    pub const fn rewind(&mut self) {
+        self.next = 0;
+    }
+
     /// Copies frame `index`; returns whether the copy is intact.
     fn copy(&mut self, index: u64) -> Result<bool, CudaError> {
         let Some(stream) = &self.stream else {

@@ -111,6 +111,12 @@ pub(crate) fn advise_huge(address: NonNull<u8>, bytes: usize) -> Result<(), Errn
     unsafe { rustix::mm::madvise(address.as_ptr().cast(), bytes, Advice::LinuxHugepage) }
 }
 
+/// Returns whether Linux uses transparent huge pages for files in memory, for which it has a setting of its own.
+pub(crate) fn has_huge_shared_pages() -> bool {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    setting.is_ok_and(|setting| !setting.contains("[never]") && !setting.contains("[deny]"))
+}
+
 /// Locks a mapping in memory.
 pub(crate) fn lock(address: NonNull<u8>, bytes: usize) -> Result<(), Errno> {
     // SAFETY: mlock reads and writes nothing; for a range that is not mapped it returns ENOMEM.

@@ -2,10 +2,10 @@
 
 use daq_core::frame::Timestamp;
 use daq_core::reorder::{Batch, Outcome, PacketId};
-use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstatfs};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// Type of the filesystem of files that `memfd_create` makes without huge pages (`linux/magic.h`).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -13,7 +13,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The error for a file that cannot be an inbox.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InboxError {
-    /// The file can become shorter, which would stop this process with SIGBUS.
+    /// The file can change its size, so that a slot may no longer exist when it is read.
     #[error(
         "the inbox can change its size; create it with memfd_create and MFD_ALLOW_SEALING, and add the seals F_SEAL_SHRINK and F_SEAL_GROW"
     )]
@@ -31,35 +31,43 @@ pub(crate) enum InboxError {
         /// Maximum number of slots.
         max: usize,
     },
-    /// The file cannot be mapped.
-    #[error("cannot map the inbox: {0}; open it for reading")]
-    Map(#[from] io::Error),
+    /// The file cannot be read.
+    #[error("cannot read the inbox: {0}; open it for reading")]
+    Read(#[from] io::Error),
 }
 
-/// A mapped inbox. The other process can change its bytes at any time.
+/// An inbox. The other process can change its bytes at any time.
+///
+/// The file is read with system calls instead of a mapping. A mapping would allocate memory for each hole that the other
+/// process leaves, and stop this process with SIGBUS if no memory is free.
 #[derive(Debug)]
-pub(crate) struct Inbox(MmapRaw);
+pub(crate) struct Inbox {
+    file: OwnedFd,
+    bytes: usize,
+}
 
 impl Inbox {
-    /// Maps a file whose size cannot change.
+    /// Opens a file whose size cannot change.
     pub(crate) fn open(file: &OwnedFd) -> Result<Self, InboxError> {
         let seals = fcntl_get_seals(file).map_err(|_| InboxError::Kind)?;
         let kind = fstatfs(file).map_err(|_| InboxError::Kind)?.f_type;
-        // A hole in a file with huge pages cannot be filled if the pool of huge pages is empty.
         if u64::try_from(kind) != Ok(TMPFS_MAGIC) {
             return Err(InboxError::Kind);
         }
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(InboxError::Unsealed);
         }
-        Ok(Self(
-            MmapOptions::new().map_raw_read_only(file.as_raw_fd())?,
-        ))
+        rustix::io::pread(file, &mut [0], 0).map_err(io::Error::from)?;
+        let bytes = fstat(file).map_err(io::Error::from)?.st_size;
+        Ok(Self {
+            file: file.try_clone()?,
+            bytes: usize::try_from(bytes).unwrap_or(0),
+        })
     }
 
     /// Returns the size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.0.len()
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Places the `bytes` bytes from `offset` as the packet `id`.
@@ -75,31 +83,33 @@ impl Inbox {
         time: Timestamp,
     ) -> Outcome {
         batch.place_with(id, bytes, time, |memory| {
-            // SAFETY: `place_with` provides `bytes` writable bytes that nothing else accesses.
-            unsafe { self.copy(offset, memory, bytes) };
+            // SAFETY: `place_with` provides `bytes` initialised bytes that nothing else writes.
+            self.read(offset, unsafe {
+                std::slice::from_raw_parts_mut(memory, bytes)
+            });
         })
     }
 
-    /// Copies `bytes` bytes from `offset` to `to`. The other process may write the bytes meanwhile, so the copy can contain
-    /// any values.
+    /// Reads from `offset` into `to`. The other process may write the bytes meanwhile, so they can have any values. Holes, and
+    /// bytes that cannot be read, are zeros.
     ///
     /// # Panics
     /// If the range is outside the inbox.
-    ///
-    /// # Safety
-    /// `to` must be valid for writes of `bytes` bytes.
-    unsafe fn copy(&self, offset: usize, to: *mut u8, bytes: usize) {
-        let end = offset.checked_add(bytes);
+    fn read(&self, offset: usize, to: &mut [u8]) {
+        let end = offset.checked_add(to.len());
         assert!(
-            end.is_some_and(|end| end <= self.bytes()),
-            "{bytes} bytes at {offset} are outside the inbox"
+            end.is_some_and(|end| end <= self.bytes),
+            "{} bytes at {offset} are outside the inbox",
+            to.len()
         );
-        // SAFETY:
-        // - The source range is inside the mapping, which lives as long as `self`. The file is sealed against shrinking, so
-        //   its pages exist.
-        // - The caller guarantees that `to` is valid. The ranges are different mappings, so they do not overlap.
-        // - Another process may write the source meanwhile. No reference to it exists, and every byte value is valid.
-        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr().add(offset), to, bytes) };
+        let mut done = 0;
+        while done < to.len() {
+            match rustix::io::pread(&self.file, &mut to[done..], (offset + done) as u64) {
+                Ok(read @ 1..) => done += read,
+                Err(Errno::INTR) => {}
+                Ok(_) | Err(_) => return to[done..].fill(0),
+            }
+        }
     }
 }
 
@@ -146,8 +156,7 @@ mod tests {
         let inbox = Inbox::open(&file).unwrap();
         assert_eq!(rustix::io::pwrite(&file, b"frame", 100), Ok(5));
         let mut bytes = [0; 5];
-        // SAFETY: `bytes` has 5 bytes.
-        unsafe { inbox.copy(100, bytes.as_mut_ptr(), 5) };
+        inbox.read(100, &mut bytes);
         assert_eq!(&bytes, b"frame");
     }
 }

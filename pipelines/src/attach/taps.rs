@@ -2,6 +2,8 @@
 
 use super::OfferedRing;
 use super::protocol;
+use crate::http::TapBudget;
+use daq_core::plan::PlannedRing;
 use daq_core::ring::Tap;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde_json::{Value, json};
@@ -66,7 +68,7 @@ impl Taps {
         };
         tapped.requested = Instant::now();
         tapped
-            .copy(&offered.planned.kept)
+            .copy(&offered.planned)
             .map_err(|why| format!("cannot copy a frame of ring `{name}`: {why}"))?;
         let newest = tapped.newest.as_ref();
         Ok(newest.filter(|copied| after.is_none_or(|after| copied.index > after)))
@@ -86,10 +88,12 @@ impl Taps {
 
 impl Tapped {
     /// Copies the newest frame unless the last copy is recent.
-    fn copy(&mut self, kept: &[String]) -> Result<(), String> {
+    fn copy(&mut self, planned: &PlannedRing) -> Result<(), String> {
+        // Large frames are copied less often, because the thread also serves clients with a guarantee.
+        let interval = COPY_INTERVAL.max(TapBudget::of(planned.slot_bytes).period());
         if self
             .copied
-            .is_some_and(|copied| copied.elapsed() < COPY_INTERVAL)
+            .is_some_and(|copied| copied.elapsed() < interval)
         {
             return Ok(());
         }
@@ -97,7 +101,7 @@ impl Tapped {
         if let Some(frame) = newest {
             self.newest = Some(Copied {
                 index: frame.index(),
-                frame: protocol::frame(frame.index(), frame.meta(), frame.present(), kept),
+                frame: protocol::frame(frame.index(), frame.meta(), frame.present(), &planned.kept),
                 file: sealed(frame.bytes()).map_err(|error| {
                     format!("{error}; raise the limits on memory and open files")
                 })?,

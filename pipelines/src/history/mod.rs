@@ -15,7 +15,7 @@ mod track;
 
 pub(crate) use file::Saver;
 
-use daq_core::ledger::{Report, RingReport, SourceReport};
+use daq_core::ledger::{ReaderReport, Report, RingReport, SourceReport};
 use numbers::{RingNumbers, SourceNumbers};
 use sentence::{Account, Completeness, RECENT};
 use serde::{Deserialize, Serialize};
@@ -309,7 +309,9 @@ impl State {
         }
         for (name, ring) in &report.rings {
             let readers = report.readers.values();
-            let pending = readers.filter(|reader| reader.ring == *name);
+            // Clients report what they have read only from time to time.
+            let is_own = |reader: &&ReaderReport| reader.ring == *name && reader.process.is_none();
+            let pending = readers.filter(is_own);
             let pending = pending.map(|reader| reader.pending).max().unwrap_or(0);
             let old = before.rings.get(name);
             let change = RingNumbers::between(old.unwrap_or(&RingReport::default()), ring, pending);

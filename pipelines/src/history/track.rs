@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Maximum number of losses by name that are restored for one source.
+/// Maximum number of causes, and of blocking readers, that are recorded for one source.
 const MAX_NAMES: usize = 64;
 
 /// One number per bucket, at index `bucket % len`.
@@ -137,6 +137,9 @@ impl Track {
         }
         for (names, changes) in source.named_mut().into_iter().zip(change.named()) {
             for (name, n) in changes.iter().filter(|(_, n)| **n > 0) {
+                if names.len() >= MAX_NAMES {
+                    names.retain(|_, series| !series.is_zero());
+                }
                 if names.len() < MAX_NAMES || names.contains_key(name) {
                     let series = names.entry(name.clone());
                     series.or_insert_with(|| Series::new(len)).add(slot, *n);

@@ -192,6 +192,9 @@ class Attachment:
     def _take(self) -> AttachedFrame | None:
         """Return the next frame if it can be read now."""
         self._finish()
+        if self.guarantee:
+            # After a revocation, frames can be overwritten at any time.
+            self._listen()
         if self._error is not None:
             raise self._error
         if self._is_over:

@@ -111,10 +111,10 @@ class AttachedFrame(Frame):
     def valid(self) -> bool:
         """Whether everything that was read so far is the payload of this frame, and not that of a later frame.
 
-        Always true for copies, and with a guarantee. On a GPU, waits for the work that was submitted to the streams which
+        Always true for copies; with a guarantee, true unless the daemon has revoked the access. On a GPU, waits for the work that was submitted to the streams which
         received the frame, because that work may still read it.
         """
-        if self._copied is not None or self._lease is not None:
+        if self._copied is not None:
             return True
         memory = self._ring.memory
         if isinstance(memory, CudaMemory) and self._streams:

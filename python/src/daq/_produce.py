@@ -90,6 +90,7 @@ class Producer:
         self._slots = slots
         self._committed = self._done = self._refused = 0
         self._error: RevokedError | None = None
+        self._has_ended = False
         if not 1 <= slots <= 1024:
             raise ValueError(f"`slots` must be 1 to 1024, not {slots}")
         fd = _memory_file(slots * self._stride)
@@ -139,18 +140,19 @@ class Producer:
             ns, clock = 0, CLOCKS[0]
         array = np.asarray(values)
         target = self._inbox[self._committed % self._slots * self._stride :][: self._frame_bytes].view(self.layout.dtype)
-        if array.size != target.size:
-            shape = self.layout.shape(self._frame_bytes)
-            raise ValueError(
-                f"a frame of source {self.name} has {target.size} elements {shape}, not {array.size} {array.shape}"
-            )
+        shape = self.layout.shape(self._frame_bytes)
+        if array.size != target.size or (array.ndim > 1 and _without_ones(array.shape) != _without_ones(shape)):
+            raise ValueError(f"a frame of source {self.name} has the shape {shape}, not {array.shape}")
         if not np.can_cast(array.dtype, target.dtype, "same_kind"):
             raise TypeError(f"source {self.name} has samples of {target.dtype}; convert the {array.dtype} values")
         self._wait(self._slots - 1, None)
         np.copyto(target, array.reshape(-1), casting="same_kind")
-        if not self._connection.send_bytes(_COMMIT.pack(self._committed % self._slots, ns, CLOCKS.index(clock), 0)):
-            self._receive(0.0)
-            raise self._error or RevokedError(f"the daemon does not read the frames of source {self.name}")
+        commit = _COMMIT.pack(self._committed % self._slots, ns, CLOCKS.index(clock), 0)
+        while not self._connection.send_bytes(commit):
+            # The socket is full while the daemon waits for a free slot of the ring.
+            self._receive(0.1)
+            if self._error is not None:
+                raise self._error
         self._committed += 1
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -158,11 +160,17 @@ class Producer:
         return self._wait(0, timeout)
 
     def close(self) -> None:
-        """Wait until all frames are in the ring, and end the production."""
+        """Wait until all frames are in the ring, and end the production.
+
+        If the run ends meanwhile, the frames that it has not accepted are dropped.
+        """
         if self._connection.fileno() >= 0:
             try:
                 if self._error is None:
                     self.flush()
+            except RevokedError:
+                if not self._has_ended:
+                    raise
             finally:
                 self._connection.close()
 
@@ -193,6 +201,7 @@ class Producer:
             self._done, self._refused = _ACKNOWLEDGEMENT.unpack(packet)
             return True
         about = json.loads(packet) if packet else {}
+        self._has_ended = "revoked" not in about
         reason = about.get("revoked") or ("the run has ended" if "ended" in about else "the daemon closed the connection")
         self._error = RevokedError(f"source {self.name} accepts no more frames: {reason}")
         return False
@@ -221,3 +230,7 @@ def _memory_file(size: int) -> int:
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return fd
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)

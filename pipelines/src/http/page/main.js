@@ -1,4 +1,4 @@
-// Shows one view at a time, and asks for the status once a second while the page is visible.
+// Shows one view at a time, and requests the status once a second while the page is visible.
 import { setText } from "./common.js";
 import * as strip from "./strip.js";
 import * as scope from "./scope.js";
@@ -52,7 +52,7 @@ const show = () => {
   if (status) views[next].update?.(status);
 };
 
-// A page in the background asks for nothing and costs the server nothing.
+// A page in the background requests nothing and costs the server nothing.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
     clearTimeout(timer);

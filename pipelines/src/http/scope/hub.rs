@@ -92,13 +92,15 @@ impl Hub {
         let (done, result) = oneshot::channel();
         let copy = move || {
             lower_priority();
-            // The receiver is gone if the browser has disconnected.
-            let _ = done.send(scope.newest());
+            let newest = scope.newest();
+            // The receiver is gone if the browser has disconnected. The permit ends with this thread or with the response.
+            let _ = done.send((newest, permit));
         };
         std::thread::Builder::new()
             .name("daq-download".to_owned())
             .spawn(copy)?;
-        let (headers, file) = result.await.map_err(|_| ScopeError::Stopped)??;
+        let (newest, permit) = result.await.map_err(|_| ScopeError::Stopped)?;
+        let (headers, file) = newest?;
         Ok(Download {
             headers,
             file,
@@ -236,8 +238,8 @@ impl Scope {
         views: &[(View, watch::Sender<Bytes>)],
     ) -> Result<(), CudaError> {
         if is_new {
-            // A new tap returns the newest frame again, so that a new view does not wait for the next frame.
-            *tap = self.ring.ring.tap()?;
+            // A new view does not wait for the next frame.
+            tap.rewind();
         }
         let Some(frame) = tap.newest()? else {
             return Ok(());

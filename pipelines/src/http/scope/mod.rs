@@ -74,7 +74,7 @@ impl TapBudget {
     }
 
     /// Returns the minimum time between two frames.
-    fn period(self) -> Duration {
+    pub fn period(self) -> Duration {
         Duration::from_secs_f64(1.0 / self.frames_per_second)
     }
 }

@@ -1,4 +1,4 @@
-//! What a browser asks for.
+//! What a browser requests.
 
 use super::ScopeError;
 

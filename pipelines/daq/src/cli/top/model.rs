@@ -33,7 +33,7 @@ impl Daemon {
         }
     }
 
-    /// Takes over a response, or the reason why there is none.
+    /// Stores a response, or the reason why there is none.
     pub(super) fn update(&mut self, answer: Result<Answer, String>) {
         match answer {
             Ok(answer) => {

@@ -40,7 +40,7 @@ enum Command {
 }
 
 impl Screen {
-    /// Takes over the terminal. A panic also restores it.
+    /// Switches the terminal to raw mode. A panic also restores it.
     pub(super) fn new(has_colours: bool) -> io::Result<Self> {
         let ended = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGHUP] {
@@ -59,8 +59,10 @@ impl Screen {
     pub(super) fn run(&mut self, mut lines: impl FnMut() -> Vec<Line>) -> io::Result<()> {
         let mut shown = Vec::new();
         loop {
+            // The lines are also read during a pause, so that new numbers do not accumulate.
+            let new = lines();
             if !self.is_paused {
-                shown = lines();
+                shown = new;
             }
             let page = self.draw(&shown)?;
             if self.ended.load(Ordering::Acquire) {

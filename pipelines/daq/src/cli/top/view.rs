@@ -284,7 +284,8 @@ fn rings(daemon: &Daemon, patterns: &[Pattern]) -> Table {
     for ring in matching(daemon, "rings", patterns) {
         let capacity = ring.count("capacity").max(1);
         let readers = daemon.components("readers");
-        let waiting = readers.filter(|reader| reader.text("ring") == ring.name);
+        let waiting = readers
+            .filter(|reader| reader.text("ring") == ring.name && reader.value("process").is_none());
         let waiting = waiting.map(|reader| reader.count("pending")).max();
         let waiting = waiting.unwrap_or(0).min(capacity);
         let filled = usize::try_from((waiting * BAR as u64).div_ceil(capacity)).unwrap_or(BAR);
