@@ -1,6 +1,6 @@
 """Checks the page of a running daq in a headless Chromium, and keeps screenshots.
 
-Arguments: what to check (`tone` or `views`), the address of the page, and the folder of the screenshots.
+Arguments: what to check (`tone`, `losses` or `views`), the address of the page, and the folder of the screenshots.
 """
 
 import sys
@@ -30,6 +30,27 @@ DRAWN = SCOPE + """.spectrum.chart.chart).then((chart) => {
   }
   return false;
 })"""
+# Seconds whose column in the strip has the colour of lost packets on top, and the second of the first column.
+COLOURED = """(async () => {
+  const canvas = document.querySelector('canvas[data-span="10m"]');
+  if (!canvas?.width) return [];
+  const history = await (await fetch("/history?span=10m")).json();
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--wire_gap").trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const { data, width, height } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const seconds = new Set();
+  const buckets = history.sources.antenna.delivered.length;
+  for (let x = 0; x < width; x += 1) {
+    for (let y = 0; y < height; y += 1) {
+      const at = 4 * (y * width + x);
+      if (wanted.every((value, k) => Math.abs(value - data[at + k]) < 3)) {
+        seconds.add(history.start + Math.floor(x / width * buckets));
+        break;
+      }
+    }
+  }
+  return [...seconds];
+})()"""
 
 
 def tone(browser, address, _):
@@ -67,6 +88,23 @@ def tone(browser, address, _):
     assert page.problems() == [], page.problems()
 
 
+def losses(browser, address, _):
+    page = browser.open(f"{address}/#strip")
+    seconds = page.wait("a coloured second", f"({COLOURED}).then((seconds) => seconds.length ? seconds : null)")
+    # The seconds in which the counter grew, by the daemon's own clock.
+    lossy = page.evaluate("""fetch("/history?span=10m").then((answer) => answer.json()).then((history) =>
+      history.sources.antenna.lost.wire_gap.map((count, i) => count > 0 ? history.start + i : null).filter(Boolean))""")
+    assert 1 <= len(lossy) <= 2, lossy
+    assert all(any(abs(second - lost) <= 2 for lost in lossy) for second in seconds), (seconds, lossy)
+    text = page.wait("the sentence", "document.querySelector('.strip .sentence')?.textContent")
+    assert "lost" in text or "complete" in text, text
+    page.evaluate("document.querySelector('canvas[data-span=\"10m\"]').focus()")
+    for name in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=name, key="ArrowLeft", code="ArrowLeft", windowsVirtualKeyCode=37)
+    page.wait("the reading", "document.querySelector('.strip output').textContent.includes('UTC')")
+    assert page.problems() == [], page.problems()
+
+
 def views(browser, address, pictures):
     page = browser.open(f"{address}/#flow")
     page.wait("the graph", "document.querySelectorAll('#graph .node').length === 5 && document.querySelectorAll('#graph path').length === 4")
@@ -74,7 +112,7 @@ def views(browser, address, pictures):
     page.wait("the tables", "document.querySelectorAll('#tables table').length >= 4")
     assert page.problems() == [], page.problems()
     for kind, size in SIZES.items():
-        for view in ("scope", "flow", "ledger"):
+        for view in ("strip", "scope", "flow", "ledger"):
             page = browser.open("about:blank")
             page.emulate(*size)
             page.call("Page.navigate", url=f"{address}/#{view}")
@@ -88,4 +126,4 @@ def views(browser, address, pictures):
 
 
 with Browser() as opened:
-    {"tone": tone, "views": views}[sys.argv[1]](opened, *sys.argv[2:])
+    {"tone": tone, "losses": losses, "views": views}[sys.argv[1]](opened, *sys.argv[2:])

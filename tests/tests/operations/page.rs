@@ -55,14 +55,14 @@ fn has_browser() -> bool {
 }
 
 #[test]
-fn page_shows_tone_where_it_is() {
+fn page_shows_tone_and_losses_where_they_are() {
     if !has_browser() {
         skip!("python3 and Chromium are not installed (Debian packages python3 and chromium)")
     }
     let daq = Daq::new(TONE);
     let mut live = daq.spawn(&[]);
     live.wait_ready();
-    for check in ["tone", "views"] {
+    for check in ["tone", "losses", "views"] {
         let output = browse(&mut live, check);
         assert!(
             output.status.success(),
