@@ -73,7 +73,8 @@ pub struct HostOptions {
     pub lock: bool,
     /// Use huge pages: Linux's pool if it has enough, transparent huge pages otherwise.
     pub huge: bool,
-    /// Back the region by a file in memory ([`Region::file`]), so that another process can also map the region.
+    /// Back the region by a file in memory ([`Region::file`]), so that another process can also map the region. If limits
+    /// prevent this, the memory is private.
     pub shared: bool,
 }
 
@@ -162,7 +163,16 @@ impl Region {
         let is_pool = pool.is_some();
         let (mapping, file) = match pool {
             Some(mapped) => mapped,
-            None => Self::map(length, options.shared, false)?,
+            None => match Self::map(length, options.shared, false) {
+                Err(error) if options.shared => {
+                    granted.refused.push(format!(
+                        "other processes cannot map the memory: {}; raise the limits on open files and file sizes (ulimit -n and -f, LimitNOFILE= and LimitFSIZE=)",
+                        error.source
+                    ));
+                    Self::map(length, false, false)?
+                }
+                mapped => mapped?,
+            },
         };
         if is_pool {
             granted.pages = "hugetlb";

@@ -29,7 +29,9 @@ pub enum SharedMemory {
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     /// The region is private memory of this process.
-    #[error("the memory is private to the daq process; remove `attach = false` from the ring")]
+    #[error(
+        "the memory is private to the daq process; remove `attach = false` from the ring, and raise the limits on open files and file sizes (ulimit -n and -f)"
+    )]
     Private,
     /// The region is GPU memory that the CPU can write, which has no read-only handle.
     #[error(
