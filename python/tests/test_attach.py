@@ -201,6 +201,20 @@ class AttachTest(unittest.TestCase):
         with self.assertRaises(daq.RevokedError):
             next(ring)
 
+    def test_a_revoked_guaranteed_reader_gets_no_more_frames(self) -> None:
+        ring = self.attach(guarantee=True)
+        self.publish(3)
+        frame = self.read(ring)
+        self.assertTrue(frame.valid)
+        # The daemon has revoked the access, and the producer overwrites the frame.
+        self.daemon.send({"revoked": "it held a frame for 2 s"})
+        self.publish(self.daemon.slots)
+        self.assertFalse(frame.valid)
+        with self.assertRaisesRegex(daq.RevokedError, "ring adc: it held a frame for 2 s"):
+            ring.read(timeout=60)
+        with self.assertRaises(daq.RevokedError):
+            next(ring)
+
     def test_a_killed_daemon_is_detected(self) -> None:
         ring = self.attach()
         self.daemon.disconnect()

@@ -111,8 +111,8 @@ class AttachedFrame(Frame):
     def valid(self) -> bool:
         """Whether everything that was read so far is the payload of this frame, and not that of a later frame.
 
-        Always true for copies; with a guarantee, true unless the daemon has revoked the access. On a GPU, waits for the work that was submitted to the streams which
-        received the frame, because that work may still read it.
+        Always true for copies; with a guarantee, true unless the daemon has revoked the access. On a GPU, waits for the work
+        that was submitted to the streams which received the frame, because that work may still read it.
         """
         if self._copied is not None:
             return True
