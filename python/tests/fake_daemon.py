@@ -43,6 +43,8 @@ class FakeDaemon:
         self.published = self.reserved = 0
         self.produced: list[tuple[int, int, int, bytes]] = []
         self.refused = 0
+        #: Sent in place of each reply, if it is set.
+        self.answer = b""
         self.acknowledge = threading.Event()
         self.acknowledge.set()
         self.progress: list[dict[str, int]] = []
@@ -170,7 +172,7 @@ class FakeDaemon:
                 self.requests.append(request)
                 reply, fds = self._reply(request)
                 control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                client.sendmsg([json.dumps(reply).encode()], control)
+                client.sendmsg([self.answer or json.dumps(reply).encode()], control)
 
     def _consume(self, client: socket.socket, fd: int) -> None:
         """Serve a producer whose frames are those of the ring."""

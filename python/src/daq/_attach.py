@@ -16,6 +16,8 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
+from . import _arguments
+from ._arguments import Time
 from ._attached_frame import AttachedFrame
 from ._connection import Connection
 from ._cuda import CudaMemory, Mark
@@ -27,9 +29,9 @@ from ._samples import Array
 from ._state import Record, RingState
 
 #: Where reading begins.
-At = Union[Literal["next", "newest", "oldest"], np.datetime64, datetime.datetime]
+At = Union[Literal["next", "newest", "oldest"], Time]
 #: Which frames are returned.
-Every = Union[int, float, str, datetime.timedelta]
+Every = Union[int, float, str, datetime.timedelta, np.timedelta64]
 
 _REPORT_INTERVAL = 0.1
 # Maximum time of one wait, after which the socket and ended leases are checked.
@@ -64,7 +66,7 @@ def attach(
     with the first frame whose time is not before a `numpy.datetime64` or a `datetime`.
 
     `every` limits the frames: an integer n returns frames whose index is a multiple of n, and a time such as `"1 s"`, `0.5`
-    (seconds) or a `timedelta` returns at most one frame in this time.
+    (seconds), a `timedelta` or a `numpy.timedelta64` returns at most one frame in this time.
 
     `newest` decides what happens if the client is slower than the producer. True skips to the newest frame. False returns the
     frames in order, and skips only frames that were overwritten. Default: true, but false with `guarantee` or `at`.
@@ -74,8 +76,9 @@ def attach(
 
     `copy` returns frames whose payload was copied to host memory and checked; frames that changed meanwhile are skipped.
 
-    Raises AttachError if there is no such ring, or if the daemon refuses.
+    Raises AttachError if there is no such ring, or if the daemon refuses, and TypeError or ValueError for a wrong argument.
     """
+    _arguments.text("ring", ring)
     if socket is None:
         socket = find(ring, pipeline, state_dir).socket
     return Attachment(socket, ring, at=at, every=every, newest=newest, guarantee=guarantee, copy=copy)
@@ -96,12 +99,11 @@ class Attachment:
         copy: bool = False,
     ) -> None:
         self._every, self._interval = _limits(every)
-        self._begin_ns = None if isinstance(at, str) else _nanoseconds(at)
-        begin = at if isinstance(at, str) else "oldest"
-        self._newest = (not guarantee and begin == "next") if newest is None else newest
+        begin, self._begin_ns = _begin(at)
         #: Whether the producer waits for this client.
-        self.guarantee = guarantee
-        self._copy = copy
+        self.guarantee = _arguments.flag("guarantee", guarantee)
+        self._newest = (not guarantee and begin == "next") if newest is None else _arguments.flag("newest", newest)
+        self._copy = _arguments.flag("copy", copy)
         self._due = 0.0
         self._reported_at = time.monotonic()
         self._is_over = False
@@ -110,10 +112,10 @@ class Attachment:
         self._error: RevokedError | None = None
         self._frame: weakref.ref[AttachedFrame] | None = None
         self._run: Any = None
-        self._connection = Connection(socket)
+        self._connection = Connection(_arguments.path("socket", socket))
         try:
             client = os.path.basename(sys.argv[0] or "python")[:64] if sys.argv else "python"
-            request = {"request": "attach", "ring": ring, "guarantee": guarantee, "at": begin, "client": client}
+            request = {"request": "attach", "ring": ring, "guarantee": self.guarantee, "at": begin, "client": client}
             reply, fds = self._connection.request(request)
             try:
                 self._map(reply["ring"], fds)
@@ -129,6 +131,10 @@ class Attachment:
             raise AttachError(f"the daemon sent {len(fds)} file descriptors instead of 2")
         self.name = str(ring["name"])
         self.layout = layout_of(ring)
+        try:
+            self.layout.shape()
+        except ValueError as error:
+            raise AttachError(f"ring {self.name}: {error}; install the version of this package of the daemon") from error
         self.slots = int(ring["slots"])
         #: Names of the kept fields.
         self.kept: list[str] = list(ring.get("kept", []))
@@ -144,11 +150,11 @@ class Attachment:
         self._counts = Counts(int(ring["first"]))
 
     def read(self, timeout: float | None = None) -> AttachedFrame | None:
-        """Return the next frame. Returns None after `timeout` seconds, or after the last frame of the run.
+        """Return the next frame. Returns None after `timeout` seconds, after the last frame of the run, and after `close`.
 
         Raises RevokedError if the daemon ended the access.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + _arguments.seconds("timeout", timeout)
         while True:
             frame = self._take()
             if frame is not None or self._is_over:
@@ -388,28 +394,36 @@ class Attachment:
         )
 
 
+def _begin(at: At) -> tuple[str, int | None]:
+    """Return the frame with which reading begins, and the time before which frames are skipped."""
+    if isinstance(at, (np.datetime64, datetime.datetime)):
+        return "oldest", _arguments.nanoseconds("at", at)
+    if isinstance(at, str) and at in ("next", "newest", "oldest"):
+        return at, None
+    kind = ValueError if isinstance(at, str) else TypeError
+    raise kind(f'`at` must be "next", "newest", "oldest", a numpy.datetime64 or a datetime, not {at!r}')
+
+
 def _limits(every: Every) -> tuple[int, float]:
     """Return the distance between two frames, and the minimum time between them in seconds."""
-    if isinstance(every, int):
+    # A numpy.timedelta64 is also a numpy.integer.
+    if isinstance(every, np.timedelta64):
+        seconds = float(every / np.timedelta64(1, "s"))
+    elif isinstance(every, (int, np.integer)) and not isinstance(every, bool):
         if every < 1:
             raise ValueError(f"`every` must be at least 1, not {every}")
-        return every, 0.0
-    if isinstance(every, datetime.timedelta):
+        return int(every), 0.0
+    elif isinstance(every, datetime.timedelta):
         seconds = every.total_seconds()
     elif isinstance(every, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zµ]+)\s*", every)
+        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zµ]+)\s*", every)
         if not match or match[2] not in _UNITS:
             raise ValueError(f"`every` must be a time such as '1 s' or '100 ms', not {every!r}")
         seconds = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(every, (float, np.floating)):
+        seconds = float(every)
     else:
-        seconds = every
+        raise TypeError(f"`every` must be an integer, or a time such as '1 s' or 0.5 (seconds), not {every!r}")
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"`every` must be a positive time, not {every!r}")
     return 1, seconds
-
-
-def _nanoseconds(at: np.datetime64 | datetime.datetime) -> int:
-    if isinstance(at, datetime.datetime):
-        # NumPy has no time zones. A datetime without one is local time.
-        at = np.datetime64(at.astimezone(datetime.timezone.utc).replace(tzinfo=None), "ns")
-    return int(at.astype("datetime64[ns]").astype(np.int64))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _dlpack
+from . import _arguments, _dlpack
 from ._cuda import CudaMemory, Mark
 from ._flags import Flags
 from ._frame import Frame
@@ -132,7 +132,7 @@ class AttachedFrame(Frame):
         the one that received the frame (for example `torch.cuda.current_stream().cuda_stream`).
         """
         if stream is not None:
-            self._streams.add(stream)
+            self._streams.add(_arguments.integer("stream", stream))
         self._lease = None
 
     def __enter__(self) -> AttachedFrame:

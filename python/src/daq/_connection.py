@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from . import _arguments
 from ._errors import AttachError
 
 MAX_PACKET = 65536
@@ -33,7 +34,8 @@ class Connection:
             self._socket.connect(os.fspath(path))
         except OSError as error:
             self._socket.close()
-            raise AttachError(f"cannot connect to {path}: {error.strerror or error}") from error
+            reason = error.strerror or error
+            raise AttachError(f"cannot connect to {path}: {reason}; is it the socket of a running pipeline?") from error
 
     def request(self, packet: Mapping[str, Any], fds: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
         """Send a request and return the reply with its file descriptors, which the caller closes.
@@ -51,10 +53,10 @@ class Connection:
         try:
             if not data:
                 raise AttachError(f"the daemon closed the connection to {self.path}")
-            reply: dict[str, Any] = json.loads(data)
+            reply: dict[str, Any] = _decode(data, self.path)
             if not reply.get("ok"):
                 raise AttachError(str(reply.get("error") or reply.get("revoked") or "the daemon refused the request"))
-        except (AttachError, ValueError):
+        except AttachError:
             for fd in received:
                 os.close(fd)
             raise
@@ -113,6 +115,16 @@ class Connection:
         self.close()
 
 
+def _decode(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        reply = json.loads(data)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise AttachError(f"{path} is not the socket of a pipeline: it answered {data[:40]!r}")
+    return reply
+
+
 def _encode(packet: Mapping[str, Any]) -> bytes:
     return json.dumps(packet, separators=(",", ":")).encode()
 
@@ -122,7 +134,7 @@ def directories(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
     found = []
     environment = os.environ.get
     if state_dir is not None:
-        found.append(Path(state_dir))
+        found.append(_arguments.path("state_dir", state_dir))
     elif environment("STATE_DIRECTORY"):
         found.append(Path(environment("STATE_DIRECTORY", "").split(":")[0]))
     elif os.path.isabs(environment("XDG_STATE_HOME", "")):

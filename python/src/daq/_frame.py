@@ -79,7 +79,10 @@ class Frame(ABC):
 
     def __getitem__(self, name: str) -> int:
         """Return a kept field. Raises KeyError if the frame does not have it."""
-        return self.kept[name]
+        kept = self.kept
+        if name not in kept:
+            raise KeyError(f"frame {self.number} has no kept field {name!r}; it has {', '.join(kept) or 'none'}")
+        return kept[name]
 
     def values(self) -> Array:
         """Return the numbers of the frame in a type that NumPy calculates with; see `Layout.values`."""

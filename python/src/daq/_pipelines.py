@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import http.client
 import json
 import os
 import urllib.error
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import _arguments
 from ._connection import Connection, directories, sockets
 from ._errors import AttachError
 from ._samples import Layout
@@ -156,6 +158,8 @@ def find(
 
     Raises AttachError if there is none, or if there are several.
     """
+    if pipeline is not None:
+        _arguments.text("pipeline", pipeline)
     running = pipelines(state_dir)
     found = [p for p in running if pipeline in (None, p.name) and (ring is None or ring in p.rings)]
     if len(found) == 1:
@@ -167,8 +171,8 @@ def find(
         places = ", ".join(map(str, directories(state_dir))) or "no directory: HOME is not set"
         raise AttachError(f"no pipeline runs (no socket of a daemon in {places}); start `daq run`, or give `state_dir`")
     known = "; ".join(f"{p.name} has {', '.join(sorted(p.rings))}" for p in running)
-    wanted = f"pipeline {pipeline!r}" if pipeline else "pipeline"
-    raise AttachError(f"no {wanted} with a ring {ring!r}: {known}" if ring else f"no {wanted} runs: {known}")
+    wanted = "pipeline" if pipeline is None else f"pipeline {pipeline!r}"
+    raise AttachError(f"no {wanted} runs: {known}" if ring is None else f"no {wanted} with a ring {ring!r}: {known}")
 
 
 def status(
@@ -179,15 +183,17 @@ def status(
 ) -> dict[str, Any]:
     """Return the state, ledgers and plan of a running pipeline: the object that `/status` of its HTTP server returns.
 
-    `pipeline` is only needed if several pipelines run. `http` is the address of an HTTP server, such as `127.0.0.1:9464`; it
-    also works for pipelines of other users and, through a tunnel, of other hosts. Raises AttachError if nothing answers.
+    `pipeline` is only needed if several pipelines run. `http` is the address of an HTTP server, such as `127.0.0.1:9464`, or
+    the URL of a proxy; it also works for pipelines of other users and, through a tunnel, of other hosts. Raises AttachError if
+    nothing answers.
     """
     return fetch_status(http) if http is not None else find(None, pipeline, state_dir).status()
 
 
 def fetch_status(address: str) -> dict[str, Any]:
     """Return `/status` of the HTTP server at `address`. Raises AttachError if the server does not answer."""
-    url = f"http://{address.removeprefix('http://').rstrip('/')}/status"
+    prefix = "" if _arguments.text("http", address).startswith(("http://", "https://")) else "http://"
+    url = f"{prefix}{address.rstrip('/')}/status"
     # A proxy of the environment cannot reach a loopback address of this host.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -197,5 +203,5 @@ def fetch_status(address: str) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         text = error.read(300).decode(errors="replace").strip()
         raise AttachError(f"{url} answered {error.code}: {text}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise AttachError(f"no daemon answers at {url}: {getattr(error, 'reason', error)}") from error

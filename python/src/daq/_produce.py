@@ -16,6 +16,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments
+from ._arguments import Time
 from ._connection import Connection
 from ._errors import AttachError, RevokedError
 from ._flags import CLOCKS
@@ -51,8 +53,14 @@ def produce(
     those of the source. `slots` is the number of frames that can be on their way to the ring, 1 to 1024. The other arguments
     are those of `attach`.
 
-    Raises AttachError if there is no such source, if another process produces its frames, or if `like` has another shape.
+    Raises AttachError if there is no such source, if another process produces its frames, or if `like` has another shape, and
+    TypeError or ValueError for a wrong argument.
     """
+    _arguments.text("source", source)
+    if like is not None:
+        _arguments.text("like", like)
+    if not 1 <= _arguments.integer("slots", slots) <= 1024:
+        raise ValueError(f"`slots` must be 1 to 1024, not {slots}")
     running = [describe(socket)] if socket is not None else pipelines(state_dir)
     found = [p for p in running if pipeline in (None, p.name) and source in p.sources]
     if len(found) != 1:
@@ -91,8 +99,6 @@ class Producer:
         self._committed = self._done = self._refused = 0
         self._error: RevokedError | None = None
         self._has_ended = False
-        if not 1 <= slots <= 1024:
-            raise ValueError(f"`slots` must be 1 to 1024, not {slots}")
         fd = _memory_file(slots * self._stride)
         try:
             self._inbox = np.frombuffer(mmap.mmap(fd, slots * self._stride), np.uint8)
@@ -120,7 +126,7 @@ class Producer:
         values: npt.ArrayLike,
         like: Frame | None = None,
         *,
-        time: np.datetime64 | None = None,
+        time: Time | None = None,
         clock: str = "host",
     ) -> None:
         """Write one frame. Waits while all slots are on their way to the ring.
@@ -129,15 +135,11 @@ class Producer:
         if this type is of the same kind or a more general one. The frame gets the time of the frame `like`, or `time` of
         `clock`; default: none.
 
-        Raises ValueError if the number of elements is wrong, TypeError if the type cannot be converted, and RevokedError if the
-        daemon ended the access.
+        Raises ValueError if the number of elements is wrong, if integers are too large for the type of the source, or after
+        `close`; TypeError if the type cannot be converted; and RevokedError if the daemon ended the access.
         """
-        if like is not None:
-            ns, clock = like.time_ns, like.clock
-        elif time is not None:
-            ns = int(time.astype("datetime64[ns]").astype(np.int64))
-        else:
-            ns, clock = 0, CLOCKS[0]
+        self._check_open()
+        ns, clock = _timestamp(like, time, clock)
         array = np.asarray(values)
         target = self._inbox[self._committed % self._slots * self._stride :][: self._frame_bytes].view(self.layout.dtype)
         shape = self.layout.shape(self._frame_bytes)
@@ -145,6 +147,10 @@ class Producer:
             raise ValueError(f"a frame of source {self.name} has the shape {shape}, not {array.shape}")
         if not np.can_cast(array.dtype, target.dtype, "same_kind"):
             raise TypeError(f"source {self.name} has samples of {target.dtype}; convert the {array.dtype} values")
+        if target.dtype.kind in "iu" and not np.can_cast(array.dtype, target.dtype):
+            limits, low, high = np.iinfo(target.dtype), int(array.min()), int(array.max())
+            if low < limits.min or high > limits.max:
+                raise ValueError(f"source {self.name} has samples of {target.dtype}; the values are {low} to {high}")
         self._wait(self._slots - 1, None)
         np.copyto(target, array.reshape(-1), casting="same_kind")
         commit = _COMMIT.pack(self._committed % self._slots, ns, CLOCKS.index(clock), 0)
@@ -157,6 +163,9 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all frames are in the ring, or were refused. Returns false after `timeout` seconds."""
+        self._check_open()
+        if timeout is not None:
+            _arguments.seconds("timeout", timeout)
         return self._wait(0, timeout)
 
     def close(self) -> None:
@@ -173,6 +182,12 @@ class Producer:
                     raise
             finally:
                 self._connection.close()
+
+    def _check_open(self) -> None:
+        if self._connection.fileno() < 0:
+            raise ValueError(
+                f"the production of source {self.name} was closed; write inside `with daq.produce(…)`, or before `close`"
+            )
 
     def _wait(self, pending: int, timeout: float | None) -> bool:
         """Wait until at most `pending` frames are on their way."""
@@ -230,6 +245,26 @@ def _memory_file(size: int) -> int:
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return fd
+
+
+def _timestamp(like: Frame | None, time: Time | None, clock: str) -> tuple[int, str]:
+    """Return the nanoseconds and the clock of a frame."""
+    if like is not None and time is not None:
+        raise ValueError("give either `like` or `time`, not both")
+    if clock not in CLOCKS:
+        raise ValueError(f"`clock` must be one of {', '.join(CLOCKS)}, not {clock!r}")
+    if like is not None:
+        if not isinstance(like, Frame):
+            raise TypeError(
+                f"`like` must be a frame, whose time is used, not a {type(like).__name__}; for a time, write `time=`"
+            )
+        return like.time_ns, like.clock
+    if time is None:
+        return 0, CLOCKS[0]
+    ns = _arguments.nanoseconds("time", time)
+    if ns < 0:
+        raise ValueError(f"`time` must not be before 1970, not {time}")
+    return ns, clock
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

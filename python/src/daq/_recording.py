@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _sigmf, _zarr
+from . import _arguments, _sigmf, _zarr
 from ._errors import RecordingError
 from ._flags import CLOCKS, Flags, to_datetimes
 from ._frame import Frame
@@ -93,7 +93,9 @@ class Recording:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        self.path = Path(path)
+        self.path = _arguments.path("path", path)
+        if name is not None:
+            _arguments.text("name", name)
         paths = _find(self.path, name)
         self.segments: list[Segment] = [
             _sigmf.read_segment(path) if path.name.endswith(_sigmf.META) else _zarr.read_store(path) for path in paths
@@ -131,7 +133,7 @@ class Recording:
     @staticmethod
     def names(path: str | os.PathLike[str]) -> list[str]:
         """Return the names of the recordings in a directory, which are the values for `name`."""
-        return sorted({match["name"] for match in map(_SEGMENT.fullmatch, _entries(Path(path))) if match})
+        return sorted({match["name"] for match in map(_SEGMENT.fullmatch, _entries(_arguments.path("path", path))) if match})
 
     @property
     def state(self) -> str:
@@ -220,6 +222,9 @@ class Recording:
 
     def __getitem__(self, index: int) -> RecordedFrame:
         """Return one frame with its metadata."""
+        if not isinstance(index, (int, np.integer)):
+            raise TypeError(f"a frame is selected by an integer, not {index!r}; `frames[…]` and `values(…)` select several")
+        index = int(index)
         if not -len(self) <= index < len(self):
             raise IndexError(f"frame {index} of {len(self)} frames")
         return RecordedFrame(self, index % len(self))

@@ -75,6 +75,8 @@ class Rows:
             if rows.shape != (len(self),):
                 raise IndexError(f"a mask of shape {rows.shape} for {len(self)} rows")
             rows = np.flatnonzero(rows)
+        elif rows.dtype.kind not in "iu" and rows.size:
+            raise IndexError(f"rows are selected by integers, slices or a mask, not by {rows.dtype} values")
         return self._join([self._row(int(row))[np.newaxis] for row in rows.reshape(-1)])
 
     def _join(self, parts: list[Array]) -> Array:

@@ -15,6 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import numpy as np
+
+from . import _arguments
 from ._attach import Attachment, attach
 from ._connection import SUFFIX
 from ._errors import AttachError, RunError
@@ -58,20 +61,30 @@ def run(
     ring; see `daq run --help` for these options, `drain` and `state_dir`. `arguments` are further options.
 
     `log` is the file for the log, such as `sys.stderr`; default: a temporary file, which `Run.log` returns. `binary` is the
-    program; default: `daq` in the search path. Raises RunError if it does not exist.
+    program; default: `daq` in the search path. Raises RunError if the program cannot be started, and TypeError for a wrong
+    argument.
     """
-    program = shutil.which(os.fspath(binary or "daq"), path=(env or os.environ).get("PATH"))
+    wanted = os.fspath(_arguments.path("binary", "daq" if binary is None else binary))
+    program = shutil.which(wanted, path=(os.environ if env is None else env).get("PATH"))
     if program is None:
-        raise RunError(f"cannot find the program {os.fspath(binary or 'daq')!r}; install daq or give its path as `binary`", 127)
-    command = [os.path.abspath(program), "run", *(os.fspath(file) for file in configurations), "--report", "json"]
-    for key, value in (set or {}).items():
-        command += ["--set", f"{key}={_toml(value)}"]
-    for ring, count in (frames or {}).items():
-        command += ["--frames", f"{ring}={count}"]
-    for option, text in (("--for", duration), ("--drain", drain), ("--state-dir", state_dir)):
-        if text is not None:
-            command += [option, os.fspath(text)]
-    return Run([*command, *arguments], Path(state_dir) if state_dir is not None else None, cwd, env, log)
+        raise RunError(f"cannot find the program {wanted!r}; install daq or give its path as `binary`", 127)
+    files = [os.fspath(_arguments.path("configurations", file)) for file in configurations]
+    command = [os.path.abspath(program), "run", *files, "--report", "json"]
+    for key, value in _mapping("set", set).items():
+        command += ["--set", f"{key}={value if isinstance(value, str) else _toml(key, value)}"]
+    for ring, count in _mapping("frames", frames).items():
+        command += ["--frames", f"{ring}={_arguments.integer(f'frames[{ring!r}]', count)}"]
+    for name, option, limit in (("duration", "--for", duration), ("drain", "--drain", drain)):
+        if limit is not None:
+            command += [option, _arguments.text(name, limit)]
+    if state_dir is not None:
+        state_dir = _arguments.path("state_dir", state_dir)
+        command += ["--state-dir", os.fspath(state_dir)]
+    if isinstance(arguments, str):
+        raise TypeError(f"`arguments` must be a list of texts, not {arguments!r}; write {arguments.split()!r}")
+    if log is not None and not hasattr(log, "fileno"):
+        raise TypeError(f"`log` must be an open file such as sys.stderr, not {log!r}")
+    return Run([*command, *arguments], state_dir, cwd, env, log)
 
 
 class Run:
@@ -88,14 +101,17 @@ class Run:
         self._state_dir = state_dir if state_dir is None or cwd is None else Path(cwd) / state_dir
         self._output: IO[bytes] = tempfile.TemporaryFile()
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if log is None else None
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._log if self._log is not None else log,
-            cwd=cwd,
-            env=None if env is None else dict(env),
-        )
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._log if self._log is not None else log,
+                cwd=cwd,
+                env=None if env is None else dict(env),
+            )
+        except OSError as error:
+            raise RunError(f"cannot start {command[0]}: {error.strerror}: {error.filename}", 127) from error
 
     @property
     def pid(self) -> int:
@@ -216,8 +232,22 @@ def _read(file: IO[bytes]) -> str:
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
-def _toml(value: object) -> str:
-    """Return a value as `--set` expects it: TOML without quotes around texts."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
+def _mapping(name: str, value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"`{name}` must be a dictionary, not {value!r}")
+    return value or {}
+
+
+def _toml(key: str, value: object) -> str:
+    """Return the value of a key in TOML."""
+    if isinstance(value, (bool, np.bool_)):
+        return str(value).lower()
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    if isinstance(value, (str, os.PathLike)):
+        return json.dumps(os.fspath(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml(key, entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(key, entry) for entry in value) + "]"
+    raise TypeError(f"`set[{key!r}]` must be a number, text, list or dictionary, not {value!r}")

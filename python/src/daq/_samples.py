@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _arguments
+
 Array = npt.NDArray[Any]
 
 # Types of whole bytes, by their names in the configuration. NumPy has no bfloat16, so its bits are read as integers.
@@ -47,23 +49,28 @@ def number_bits(sample_type: str) -> int:
     packed = _PACKED.fullmatch(sample_type)
     if packed:
         return int(packed[2])
+    return _whole(sample_type).itemsize * 8
+
+
+def _whole(sample_type: str) -> np.dtype[Any]:
     if sample_type not in _WHOLE:
         raise ValueError(f"unknown sample type {sample_type!r}; known are {', '.join(_WHOLE)} and packed types")
-    return np.dtype(_WHOLE[sample_type]).itemsize * 8
+    return np.dtype(_WHOLE[sample_type])
 
 
 def unpack(data: npt.ArrayLike, sample_type: str) -> Array:
     """Return the numbers of packed bytes as a new array of 8-bit or 16-bit integers.
 
     `data` are bytes of a packed type such as `uint12p` or `int4pmsb`: whole groups of numbers, so multiples of 5 bytes for
-    10 bits and of 3 bytes for 12 bits. Raises ValueError otherwise.
+    10 bits and of 3 bytes for 12 bits. Raises ValueError otherwise, and TypeError if `data` are no bytes.
     """
+    _arguments.text("sample_type", sample_type)
     packed = _PACKED.fullmatch(sample_type)
     if not packed:
         raise ValueError(f"{sample_type!r} is not a packed type such as 'uint12p'")
     signed, bits, msb_first = packed[1] == "", int(packed[2]), packed[3] is not None
     numbers, size = _GROUPS[bits]
-    raw = np.ascontiguousarray(data, dtype=np.uint8).reshape(-1)
+    raw = _bytes(data)
     if raw.size % size:
         raise ValueError(f"{raw.size} bytes of {sample_type} are not a multiple of {size} bytes")
     groups = raw.reshape(-1, size)
@@ -81,6 +88,17 @@ def unpack(data: npt.ArrayLike, sample_type: str) -> Array:
         return flat
     half = 1 << (bits - 1)
     return (flat.astype(np.int16) ^ half) - half if bits > 8 else ((flat ^ half).astype(np.int8) - np.int8(half))
+
+
+def _bytes(data: npt.ArrayLike) -> Array:
+    """Return a flat array of bytes."""
+    array = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray)) else np.asarray(data)
+    if array.dtype != np.uint8:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"`data` must be bytes, not {array.dtype} values")
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) <= 255:
+            raise ValueError(f"`data` must be bytes, not values from {array.min()} to {array.max()}")
+    return np.ascontiguousarray(array, np.uint8).reshape(-1)
 
 
 def widen_bfloat16(bits: Array) -> Array:
@@ -120,7 +138,7 @@ class Layout:
             return np.dtype(np.uint8)
         if self.is_complex and self.sample_type in _COMPLEX:
             return np.dtype(_COMPLEX[self.sample_type])
-        return np.dtype(_WHOLE[self.sample_type])
+        return _whole(self.sample_type)
 
     @property
     def point_bits(self) -> int:
