@@ -348,7 +348,8 @@ def produce_wrongly(path):
     other = connect(path)
     socket.send_fds(other, [b'{"request":"produce","source":"flags"}'], [inbox(4096, 6)])
     errors.append(json.loads(other.recv(65536))["error"])
-    sock.send(struct.pack("<4Q", 1, 0, 0, 0))
+    # The inbox has one slot, so the second commit is invalid.
+    sock.send(struct.pack("<8Q", 0, 0, 0, 0, 1, 0, 0, 0))
     errors.append(json.loads(sock.recv(65536))["revoked"])
     show(errors)
 

@@ -97,7 +97,7 @@ impl ProcessFiller {
         }
     }
 
-    /// Starts to serve a process that has connected; returns false if there is none.
+    /// Starts to serve a process that has connected. Returns false if no process has connected.
     fn connect(&mut self, window: &mut ReorderWindow) -> bool {
         let Ok(process) = self.receiver.try_recv() else {
             return false;
@@ -117,8 +117,9 @@ impl ProcessFiller {
         self.connections.release();
     }
 
-    /// Disconnects a process that broke the rule `why`.
-    fn revoke(&mut self, why: &str) {
+    /// Disconnects a process that broke the rule `why`, and rejects `commits` of its commits.
+    fn revoke(&mut self, window: &ReorderWindow, commits: usize, why: &str) {
+        window.reject(commits as u64);
         let name = &self.name;
         self.failures.run(|suppressed| {
             tracing::warn!("source {name}: disconnected the producing process: {why}{suppressed}");
@@ -132,8 +133,8 @@ impl ProcessFiller {
         self.disconnect();
     }
 
-    /// Receives the next packet of the process. Returns false if there is none; then `timeout` has passed, or the process
-    /// was disconnected.
+    /// Receives the next packet of the process. Returns false after `timeout` without a packet, or if the process was
+    /// disconnected.
     fn receive(&mut self, window: &ReorderWindow, timeout: Duration) -> bool {
         let Some(process) = &self.process else {
             return false;
@@ -148,8 +149,8 @@ impl ProcessFiller {
                     (self.commits, self.done) = (commits.len(), 0);
                     return true;
                 }
-                window.reject(1);
-                self.revoke("a commit is invalid, or names a slot that the inbox does not have");
+                let why = "a commit is invalid, or names a slot that the inbox does not have";
+                self.revoke(window, length.div_ceil(COMMIT), why);
             }
             Err(Errno::AGAIN | Errno::INTR) => {
                 let mut descriptors = [PollFd::new(&process.socket, PollFlags::IN)];
@@ -192,13 +193,13 @@ impl ProcessFiller {
             Polled::Busy
         });
         if self.taken > before {
-            self.acknowledge();
+            self.acknowledge(window);
         }
         polled
     }
 
     /// Sends the number of frames that were copied or refused, so that the process can use their slots again.
-    fn acknowledge(&mut self) {
+    fn acknowledge(&mut self, window: &ReorderWindow) {
         let Some(process) = &self.process else {
             return;
         };
@@ -210,7 +211,10 @@ impl ProcessFiller {
         match rustix::net::send(&process.socket, &packet, flags) {
             // If the process has ended, its remaining commits are still received.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
-            Err(_) => self.revoke("it does not read the acknowledgements"),
+            Err(_) => {
+                let why = "it does not read the acknowledgements";
+                self.revoke(window, self.commits - self.done, why);
+            }
         }
     }
 }

@@ -6,9 +6,10 @@
 //! one can continue.
 //!
 //! # Ledger
-//! Every committed frame is expected. It is delivered, or lost to `ring_full` if no slot was free and `backpressure` is
-//! false. Frames that were committed before the process ended or was killed are delivered. A process that commits a slot
-//! that its inbox does not have is disconnected, and the commit is `rejected`. Each process opens an epoch.
+//! A committed frame is expected, unless it is rejected. It is delivered, or lost to `ring_full` if no slot was free and
+//! `backpressure` is false. Frames that were committed before the process ended or was killed are delivered. A process that
+//! commits a slot that its inbox does not have, or does not read acknowledgements, is disconnected. Then the commits in its
+//! last packet that were not copied yet are `rejected`. Each process opens an epoch.
 
 mod filler;
 mod inlet;

@@ -531,6 +531,6 @@ fn killed_and_wrong_producers_do_not_stop_the_pipeline() {
     let outcome = live.stop().ok();
     let expected = outcome.count("sources.flags.expected");
     assert_eq!(outcome.count("sources.flags.delivered"), expected);
-    assert_eq!(outcome.count("sources.flags.rejected"), 1);
+    assert_eq!(outcome.count("sources.flags.rejected"), 2);
     assert_eq!(outcome.count("sources.flags.epochs"), 2);
 }
