@@ -1,5 +1,9 @@
 //! The meaning of a frame's bytes: sample type, channels, points and axes.
 
+mod array;
+
+pub use array::ArrayType;
+
 use crate::config::Problem;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,8 +12,7 @@ use std::fmt;
 /// The type of a real sample, or of each component of a complex sample, in a frame.
 ///
 /// Types of whole bytes have the names of NumPy's types. They are little-endian, or big-endian if their names end in `be`.
-/// Packed types have no unused bits between
-/// their numbers; their names end in `p` or `pmsb` as in the GenICam Pixel Format Naming Convention (PFNC):
+/// Packed types have no unused bits between their numbers; their names end in `p` or `pmsb` as in the GenICam Pixel Format Naming Convention (PFNC):
 ///
 /// ```text
 ///   uint12p      byte 0: a[7:0]    byte 1: b[3:0] a[11:8]    byte 2: b[11:4]

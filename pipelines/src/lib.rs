@@ -6,7 +6,7 @@
 //! | [`kernels`] | the built-in compute steps |
 //! | [`http`] | metrics, probes, status |
 //! | [`attach`] | other processes that read rings |
-//! | [`npy`], [`numbers`] | frames as NumPy arrays, and as numbers |
+//! | [`numbers`] | frames as numbers |
 //! | [`report`] | the final ledger, the live block and the status line as text |
 //! | [`clock`] | the state of the clocks that timestamps refer to |
 //! | [`console`] | output to the terminal while a pipeline runs |
@@ -28,7 +28,6 @@ pub mod console;
 pub mod history;
 pub mod http;
 pub mod kernels;
-pub mod npy;
 pub mod numbers;
 pub mod report;
 pub mod runtime;

@@ -1,8 +1,7 @@
 //! Requests and replies. `docs/src/reference/attach.md` describes them.
 
-use crate::npy::ArrayType;
 use daq_core::frame::{Flags, FrameMeta, Present};
-use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::layout::{ArrayType, Axis, Layout, Order, Scalar};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

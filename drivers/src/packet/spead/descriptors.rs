@@ -6,7 +6,7 @@
 
 use super::Spead;
 use super::items::{IMMEDIATE, Item, WORD, build_packet, find_item, item};
-use daq_core::layout::{Layout, Order, Scalar};
+use daq_core::layout::{ArrayType, Layout};
 use daq_core::outgoing::OutgoingFrames;
 
 /// Identifiers of the items of a descriptor.
@@ -40,14 +40,14 @@ pub(super) fn read_name(descriptor: &[u8]) -> Option<(&str, u64)> {
 ///
 /// Its heap counter is the middle of the number range, so that it differs from those of frames for as long as possible.
 pub(super) fn build(address_bits: u32, timestamp: Option<u64>, frames: &OutgoingFrames) -> Vec<u8> {
-    let (element, shape) = array(&frames.layout, frames.frame_bytes);
+    let array = array(&frames.layout, frames.frame_bytes);
     let samples = Descriptor {
         id: item::SAMPLES,
         name: "samples",
         description: "Samples of one frame",
         format: Vec::new(),
-        shape: &shape,
-        dtype: Some(dtype(&element, &shape)),
+        shape: &array.shape,
+        dtype: Some(array.description()),
     };
     let mut payload = Vec::new();
     let mut begins = vec![0];
@@ -136,62 +136,19 @@ fn field(code: u8, bits: u32, address_bits: u32) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the NumPy type of an element, and the shape of a frame.
-///
-/// NumPy has no complex integers, so their two components are the last dimension. Frames whose samples have no NumPy type are
-/// bytes.
-fn array(layout: &Layout, frame_bytes: usize) -> (String, Vec<usize>) {
-    // NumPy has no complex numbers of two halves.
-    let is_complex_float = layout.complex
-        && matches!(
-            layout.scalar.little_endian(),
-            Scalar::Float32 | Scalar::Float64
-        );
-    let channels = layout.channels as usize;
-    let mut shape = match (channels, layout.order) {
-        (0 | 1, _) => vec![layout.points],
-        (_, Order::Planar) => vec![channels, layout.points],
-        (_, Order::Interleaved) => vec![layout.points, channels],
-    };
-    if layout.complex && !is_complex_float {
-        shape.push(2);
+/// Returns the array that holds a frame. The dimension of a single channel is left out. Frames that are longer or shorter than
+/// their layout are bytes.
+fn array(layout: &Layout, frame_bytes: usize) -> ArrayType {
+    if layout.frame_bytes() != frame_bytes {
+        return ArrayType::of_bytes(frame_bytes);
     }
-    match kind(layout.scalar) {
-        Some(kind) if layout.frame_bytes() == frame_bytes => {
-            let (kind, bytes) = if is_complex_float {
-                ('c', 2 * layout.scalar.bits() / 8)
-            } else {
-                (kind, layout.scalar.bits() / 8)
-            };
-            let order = match (bytes, layout.scalar.is_big_endian()) {
-                (1, _) => '|',
-                (_, true) => '>',
-                (_, false) => '<',
-            };
-            (format!("{order}{kind}{bytes}"), shape)
-        }
-        _ => ("|u1".to_owned(), vec![frame_bytes]),
+    let mut array = ArrayType::of(layout);
+    let channel = array.axes.iter().position(|axis| *axis == "channel");
+    if let Some(dimension) = channel.filter(|_| layout.channels == 1) {
+        array.shape.remove(dimension);
+        array.axes.remove(dimension);
     }
-}
-
-/// Returns the letter of a NumPy type, or `None` if NumPy does not have the type.
-fn kind(scalar: Scalar) -> Option<char> {
-    let (name, bits) = (scalar.little_endian().name(), scalar.bits());
-    let kinds = [("int", 'i'), ("uint", 'u'), ("float", 'f')];
-    let found = kinds
-        .into_iter()
-        .find(|(kind, _)| name == format!("{kind}{bits}"));
-    found.map(|(_, letter)| letter)
-}
-
-/// Returns the header of a NumPy array, as in files of NumPy.
-fn dtype(element: &str, shape: &[usize]) -> String {
-    let lengths: Vec<String> = shape.iter().map(usize::to_string).collect();
-    let comma = if shape.len() == 1 { "," } else { "" };
-    format!(
-        "{{'descr': '{element}', 'fortran_order': False, 'shape': ({}{comma})}}",
-        lengths.join(", ")
-    )
+    array
 }
 
 #[cfg(test)]
@@ -221,16 +178,11 @@ mod tests {
                 &[30, 2, 2],
             ),
         ] {
-            let (found, lengths) = array(&layout(text, 240), 240);
-            assert_eq!((found.as_str(), &lengths[..]), (element, shape), "{text}");
+            let array = array(&layout(text, 240), 240);
+            assert_eq!((array.dtype, &array.shape[..]), (element, shape), "{text}");
         }
-        // The frames are longer or shorter than their layout.
         let bytes = array(&layout("type = \"int16\"", 240), 239);
-        assert_eq!(bytes, ("|u1".to_owned(), vec![239]));
-        assert_eq!(
-            dtype("<i2", &[30]),
-            "{'descr': '<i2', 'fortran_order': False, 'shape': (30,)}"
-        );
+        assert_eq!(bytes.description(), ArrayType::of_bytes(239).description());
     }
 
     #[test]

@@ -3,12 +3,11 @@
 use super::exit;
 use super::ls::socket_directories;
 use clap::{Args as ClapArgs, ValueEnum};
-use daq_core::layout::{Layout, Order};
+use daq_core::layout::{ArrayType, Layout, Order};
 use daq_core::units::Span;
 use daq_pipelines::attach::client::{Client, ClientError, Tapped};
 use daq_pipelines::attach::sockets;
 use daq_pipelines::console::print_error;
-use daq_pipelines::npy::ArrayType;
 use daq_pipelines::numbers::{Number, numbers};
 use serde_json::{Map, Value};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};

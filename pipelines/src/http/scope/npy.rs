@@ -1,8 +1,7 @@
 //! The newest frame as a file for NumPy.
 
 use super::decode::Samples;
-use crate::npy::ArrayType;
-use daq_core::layout::Layout;
+use daq_core::layout::{ArrayType, Layout};
 
 /// Returns a frame as the bytes of an NPY file. Packed numbers are unpacked to `int16`.
 pub(super) fn npy(layout: &Layout, samples: &Samples<'_>) -> Vec<u8> {

@@ -2,7 +2,7 @@
 //!
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
 
-use daq_core::layout::{Axis, Layout, Order, Scalar};
+use super::{Axis, Layout, Order, Scalar};
 
 /// Length of the magic string, the version and the length field of an NPY file.
 const PREAMBLE: usize = 10;
@@ -51,8 +51,7 @@ impl ArrayType {
     /// a last dimension of 2. A frame of a packed type is an array of bytes.
     ///
     /// ```
-    /// use daq_core::layout::{Samples, Scalar};
-    /// use daq_pipelines::npy::ArrayType;
+    /// use daq_core::layout::{ArrayType, Samples, Scalar};
     /// let samples = Samples { scalar: Scalar::Int16, complex: true, channels: 2, ..Samples::default() };
     /// let array = ArrayType::of(&samples.layout(800).unwrap());
     /// assert_eq!((array.dtype, array.shape), ("<i2", vec![100, 2, 2]));
@@ -60,11 +59,7 @@ impl ArrayType {
     /// ```
     pub fn of(layout: &Layout) -> Self {
         let Some((dtype, has_parts)) = element(layout.scalar, layout.complex) else {
-            return Self {
-                dtype: "|u1",
-                shape: vec![layout.frame_bytes()],
-                axes: vec!["byte"],
-            };
+            return Self::of_bytes(layout.frame_bytes());
         };
         let points = match layout.axis {
             Axis::Time { .. } => "time",
@@ -82,6 +77,15 @@ impl ArrayType {
         }
         let (shape, axes) = dimensions.into_iter().unzip();
         Self { dtype, shape, axes }
+    }
+
+    /// Returns the type of an array of `bytes` bytes.
+    pub fn of_bytes(bytes: usize) -> Self {
+        Self {
+            dtype: "|u1",
+            shape: vec![bytes],
+            axes: vec!["byte"],
+        }
     }
 
     /// Returns the type of a frame of `bytes` bytes, and how many of them the array contains. A shorter frame has fewer
@@ -112,14 +116,18 @@ impl ArrayType {
         self.dtype[2..].parse().unwrap_or(1)
     }
 
+    /// Returns the description of the array in NumPy's notation, which NPY files and SPEAD descriptors contain.
+    pub fn description(&self) -> String {
+        let sizes: String = self.shape.iter().map(|size| format!("{size},")).collect();
+        format!(
+            "{{'descr': '{}', 'fortran_order': False, 'shape': ({sizes})}}",
+            self.dtype
+        )
+    }
+
     /// Returns the header of an NPY file (version 1.0). The elements follow it in the order of C.
     pub fn header(&self) -> Vec<u8> {
-        let sizes: Vec<_> = self.shape.iter().map(ToString::to_string).collect();
-        let mut text = format!(
-            "{{'descr': '{}', 'fortran_order': False, 'shape': ({},), }}",
-            self.dtype,
-            sizes.join(",")
-        );
+        let mut text = self.description();
         let length = (PREAMBLE + text.len() + 1).next_multiple_of(ALIGNMENT) - PREAMBLE;
         text.push_str(&" ".repeat(length - text.len() - 1));
         text.push('\n');
@@ -137,7 +145,7 @@ impl ArrayType {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::layout::Samples;
+    use crate::layout::Samples;
 
     fn layout(scalar: Scalar, complex: bool, order: Order) -> Layout {
         let samples = Samples {
@@ -186,7 +194,7 @@ mod tests {
         assert!(header.len().is_multiple_of(64) && header.ends_with(b"\n"));
         let text = String::from_utf8_lossy(&header[10..]);
         assert!(
-            text.starts_with("{'descr': '<c16', 'fortran_order': False, 'shape': (3,40,), }"),
+            text.starts_with("{'descr': '<c16', 'fortran_order': False, 'shape': (3,40,)}"),
             "{text}"
         );
     }
