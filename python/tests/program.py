@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import unittest
+from pathlib import Path
+from typing import Any
+
+import daq
 
 
 def binary() -> str:
@@ -12,3 +16,10 @@ def binary() -> str:
     if not path:
         raise unittest.SkipTest("DAQ_TEST_BINARY does not name a program")
     return path
+
+
+def start(directory: Path, configuration: str, **options: Any) -> daq.Run:
+    """Start a run in this directory with the state directory `state`; skips the test without a program."""
+    program = binary()
+    (directory / "daq.toml").write_text(configuration, encoding="utf-8")
+    return daq.run("daq.toml", cwd=directory, state_dir="state", binary=program, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import tempfile
 import time
 import unittest
@@ -15,27 +14,11 @@ import numpy as np
 import daq
 
 from . import pcap
-from .program import binary
+from .program import binary, start
 
-SAMPLES = 512
 PACKETS_PER_FRAME = 64
 FRAMES = 50
 CONFIG = """
-[source.detector]
-driver = "replay"
-path = "capture.pcap"
-port = 4954
-speed = "free"
-loop = true
-backpressure = false
-ring = "raw"
-samples = { type = "int16", rate = "1 MHz" }
-[source.detector.format]
-kind = "raw"
-header = "16 B"
-payload = "1 KiB"
-sequence = { offset = 0, bytes = 8, endian = "big" }
-keep = [{ name = "id", offset = 8, bytes = 8, endian = "big" }]
 [ring.raw]
 slot = "64 KiB"
 slots = 4
@@ -49,29 +32,18 @@ listen = "127.0.0.1:0"
 """
 
 
-def samples(frame: int) -> bytes:
-    """Return the payload of a frame, of which each packet is unique."""
-    first = frame * PACKETS_PER_FRAME
-    return (np.arange(first * SAMPLES, (first + PACKETS_PER_FRAME) * SAMPLES) % 32749).astype("<i2").tobytes()
-
-
 class LiveTest(unittest.TestCase):
     """A pipeline of which each frame has a kept field that determines its payload."""
 
     def setUp(self) -> None:
-        program = binary()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.path = Path(directory.name)
-        self.payloads = [samples(frame) for frame in range(FRAMES)]
-        packets = (
-            struct.pack(">QQ", frame * PACKETS_PER_FRAME + i, frame) + payload[i * 1024 : (i + 1) * 1024]
-            for frame, payload in enumerate(self.payloads)
-            for i in range(PACKETS_PER_FRAME)
-        )
-        pcap.write(self.path / "capture.pcap", ((10**9 * n, packet) for n, packet in enumerate(packets)))
-        (self.path / "live.toml").write_text(CONFIG, encoding="utf-8")
-        self.run_of_daq = daq.run("live.toml", cwd=self.path, state_dir="state", binary=program)
+        self.payloads = [pcap.samples(frame * PACKETS_PER_FRAME, PACKETS_PER_FRAME) for frame in range(FRAMES)]
+        packets = ((10**9 * n, pcap.packet(n, n // PACKETS_PER_FRAME)) for n in range(FRAMES * PACKETS_PER_FRAME))
+        pcap.write(self.path / "capture.pcap", packets)
+        source = pcap.source("id", keys="loop = true\nbackpressure = false")
+        self.run_of_daq = start(self.path, source + CONFIG)
         self.addCleanup(self.run_of_daq.stop)
 
     def attach(self, **options: object) -> daq.Attachment:
@@ -82,8 +54,8 @@ class LiveTest(unittest.TestCase):
     def is_intact(self, frame: daq.AttachedFrame, data: bytes) -> bool:
         """Return whether bytes are the payload of this frame, apart from missing packets."""
         expected = bytearray(self.payloads[frame["id"]])
-        for start, count in frame.spans:
-            expected[2 * start : 2 * (start + count)] = bytes(2 * count)
+        for first, count in frame.spans:
+            expected[2 * first : 2 * (first + count)] = bytes(2 * count)
         return data == bytes(expected)
 
     def test_valid_is_true_only_for_intact_frames(self) -> None:
@@ -134,7 +106,7 @@ class LiveTest(unittest.TestCase):
             for _ in range(50):
                 next(ring)
             status = daq.status(state_dir=self.path / "state")
-            self.assertEqual(status["name"], "live")
+            self.assertEqual(status["name"], "daq")
             self.assertTrue(any(reader.get("process") for reader in status["report"]["readers"].values()), status)
         counts = ring.counts
         self.assertEqual(self.run_of_daq.stop(120), 0)
@@ -159,13 +131,13 @@ class LiveTest(unittest.TestCase):
         self.assertIsNotNone(self.run_of_daq.report)
 
     def test_a_failed_run_reports_the_cause(self) -> None:
-        run = daq.run("live.toml", set={"ring.raw.no-such-key": 1}, cwd=self.path, binary=binary())
+        run = daq.run("daq.toml", set={"ring.raw.no-such-key": 1}, cwd=self.path, binary=binary())
         self.assertEqual(run.wait(120), 78)
         with self.assertRaisesRegex(daq.RunError, "wrong configuration.*\n(.*\n)*.*no-such-key") as raised, run:
             pass
         self.assertEqual(raised.exception.code, 78)
         with self.assertRaisesRegex(daq.RunError, "cannot find the program"):
-            daq.run("live.toml", binary="no-such-program")
+            daq.run("daq.toml", binary="no-such-program")
 
 
 if __name__ == "__main__":

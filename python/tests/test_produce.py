@@ -11,7 +11,7 @@ import numpy as np
 import daq
 
 from .fake_daemon import FakeDaemon
-from .program import binary
+from .program import start
 
 CONFIG = """
 [source.antenna]
@@ -107,14 +107,11 @@ class ProduceTest(unittest.TestCase):
                 producer.flush()
 
     def test_python_is_a_kernel_between_two_rings(self) -> None:
-        program = binary()
         path = Path(self.directory.name)
-        (path / "kernel.toml").write_text(CONFIG, encoding="utf-8")
-        state = path / "state"
         expected, times = [], []
-        with daq.run("kernel.toml", cwd=path, state_dir=state, binary=program) as run:
+        with start(path, CONFIG) as run:
             ring = run.attach("voltages", guarantee=True)
-            with ring, daq.produce("flags", like="voltages", state_dir=state) as flags:
+            with ring, daq.produce("flags", like="voltages", state_dir=path / "state") as flags:
                 for frame in ring:
                     result = frame.values() > 1000
                     flags.write(result, frame)
