@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import struct
 import tempfile
 import unittest
 from pathlib import Path
@@ -14,8 +13,7 @@ import numpy as np
 
 import daq
 
-from . import pcap
-from .program import binary
+from . import pcap, program
 
 SAMPLES = 256
 PACKETS_PER_FRAME = 8
@@ -23,19 +21,6 @@ FRAMES = 40
 # Lost packets: one, and two in a row across the end of a frame.
 LOST = {20, 47, 48}
 CONFIG = """
-[source.detector]
-driver = "replay"
-path = "capture.pcap"
-port = 4954
-speed = "free"
-ring = "raw"
-samples = { type = "int16", complex = true, rate = "1 MHz" }
-[source.detector.format]
-kind = "raw"
-header = "24 B"
-payload = "1 KiB"
-sequence = { offset = 0, bytes = 8, endian = "big" }
-keep = [{ name = "trigger", offset = 8, bytes = 8, endian = "big" }]
 [ring.raw]
 slot = "8 KiB"
 [sink.sigmf]
@@ -71,12 +56,6 @@ path = "out"
 """
 
 
-def samples(packet: int) -> bytes:
-    """Return the payload of a packet: each number is unique in 32768 numbers."""
-    first = packet * SAMPLES * 2
-    return (np.arange(first, first + SAMPLES * 2) % 32749).astype("<i2").tobytes()
-
-
 class RecordingTest(unittest.TestCase):
     """One run of daq, whose output all tests read."""
 
@@ -85,20 +64,16 @@ class RecordingTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        program = binary()
         cls.directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.directory.cleanup)
         path = Path(cls.directory.name)
         packets = (number for number in range(FRAMES * PACKETS_PER_FRAME) if number not in LOST)
+        start = 1_700_000_000_000_000_000
         pcap.write(
             path / "capture.pcap",
-            (
-                (1_700_000_000_000_000_000 + n * 256_000, struct.pack(">QQQ", n, n // PACKETS_PER_FRAME * 10, 0) + samples(n))
-                for n in packets
-            ),
+            ((start + n * 256_000, pcap.packet(n, n // PACKETS_PER_FRAME * 10)) for n in packets),
         )
-        (path / "daq.toml").write_text(CONFIG, encoding="utf-8")
-        with daq.run("daq.toml", cwd=path, state_dir="state", binary=program) as run:
+        with program.start(path, pcap.source("trigger", is_complex=True) + CONFIG) as run:
             run.wait(120)
         report = run.report
         assert report is not None
@@ -139,7 +114,7 @@ class RecordingTest(unittest.TestCase):
                 self.assertEqual(recording.number.tolist(), [n for n in range(FRAMES) if n not in (2, 5, 6)])
                 self.assertEqual(recording.gaps, [daq.Gap(2, 1, None), daq.Gap(4, 2, None)])
                 self.assertEqual(recording.missing.sum(), 0)
-                self.assertEqual(np.asarray(recording[4]).tobytes()[:8], samples(7 * PACKETS_PER_FRAME)[:8])
+                self.assertEqual(np.asarray(recording[4]).tobytes()[:8], pcap.samples(7 * PACKETS_PER_FRAME)[:8])
 
     def test_payload_is_that_of_the_packets(self) -> None:
         for recording in self.recordings():
@@ -148,7 +123,7 @@ class RecordingTest(unittest.TestCase):
                 self.assertEqual(recording.frames.shape, (FRAMES, PACKETS_PER_FRAME * SAMPLES, 1, 2))
                 for frame in recording:
                     packets = range(frame.number * PACKETS_PER_FRAME, (frame.number + 1) * PACKETS_PER_FRAME)
-                    expected = b"".join(bytes(4 * SAMPLES) if p in LOST else samples(p) for p in packets)
+                    expected = b"".join(bytes(4 * SAMPLES) if p in LOST else pcap.samples(p) for p in packets)
                     self.assertEqual(np.asarray(frame).tobytes(), expected)
                 values = recording.values(slice(3, 5))
                 self.assertEqual((values.dtype, values.shape), (np.complex64, (2, 2048, 1)))
@@ -170,6 +145,21 @@ class RecordingTest(unittest.TestCase):
         second = daq.Recording(self.out / "sigmf-000001.sigmf-data")
         offset = len(whole.segments[0])
         self.assertTrue(np.array_equal(np.asarray(second.frames), whole.frames[offset : offset + len(second)]))
+
+    def test_wrong_arguments_are_named(self) -> None:
+        recording = daq.Recording(self.out, "sigmf")
+        wrong_path: Any = 5
+        with self.assertRaisesRegex(TypeError, "`path`.*5"):
+            daq.Recording(wrong_path)
+        with self.assertRaisesRegex(TypeError, "`name`.*5"):
+            daq.Recording(self.out, wrong_path)
+        wrong_index: Any = slice(3)
+        with self.assertRaisesRegex(TypeError, r"slice.*`frames\[…\]`"):
+            recording[wrong_index]
+        with self.assertRaisesRegex(IndexError, "frame 40 of 40"):
+            recording[40]
+        with self.assertRaisesRegex(IndexError, "float64"):
+            recording.frames[1.5]
 
     def test_rows_are_indexed_like_an_array(self) -> None:
         rows = daq.Recording(self.out, "sigmf").frames
@@ -210,6 +200,77 @@ class RecordingTest(unittest.TestCase):
         self.assertEqual(dataset["trigger"].dtype, np.uint64)
         spectra = daq.Recording(self.out, "spectra").to_xarray()
         self.assertEqual(spectra["frequency"].attrs["units"], "Hz")
+
+
+RUN = """
+[source.adc]
+driver = "sim"
+ring = "raw"
+samples = { type = "int16", rate = "1 MHz" }
+packet = "1 KiB"
+frames = 20
+speed = 100
+[ring.raw]
+slot = "8 KiB"
+[sink.disk]
+driver = "file"
+input = "raw"
+path = "out"
+segment = "64 KiB"
+[sink.store]
+driver = "zarr"
+input = "raw"
+path = "out"
+"""
+
+
+class SeveralRunsTest(unittest.TestCase):
+    """Three runs into one directory. The frame numbers of the last one seem to continue those of the others."""
+
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name)
+        for first in (0, 0, 30 * 8):
+            with program.start(self.path, RUN, set={"source.adc.start": first}) as run:
+                run.wait(120)
+
+    def test_runs_are_separated_by_gaps(self) -> None:
+        for name in ("disk", "store"):
+            with self.subTest(name):
+                recording = daq.Recording(self.path / "out", name)
+                self.assertEqual(recording.run.tolist(), [0] * 20 + [1] * 20 + [2] * 20)
+                self.assertEqual(recording.gaps, [daq.Gap(20, None, "new_run"), daq.Gap(40, None, "new_run")])
+                self.assertEqual(np.flatnonzero(recording.flags & daq.Flags.EPOCH).tolist(), [0, 20, 40])
+                steps = np.diff(recording.time)
+                # 4096 samples per frame.
+                self.assertEqual(np.flatnonzero(steps != np.timedelta64(4_096_000, "ns")).tolist(), [19, 39])
+                self.assertTrue((steps > np.timedelta64(0, "ns")).all())
+                self.assertIn("3 runs, 2 gaps, complete", repr(recording))
+        one = daq.Recording(self.path / "out" / "disk-000004.sigmf-meta")
+        self.assertEqual((len(one), one.gaps, set(one.run.tolist())), (8, [], {0}))
+
+    def test_a_file_that_is_being_written_is_named(self) -> None:
+        out = self.path / "out"
+        (out / "disk-000100.sigmf-data.partial").touch()
+        (out / "other-000000.sigmf-data.partial").touch()
+        recording = daq.Recording(out, "disk")
+        self.assertEqual((len(recording), recording.state), (60, "writing"))
+        for path, name in ((out, "other"), (out / "disk-000100.sigmf-meta", None), (out / "disk-000100.sigmf-data", None)):
+            with self.assertRaisesRegex(daq.RecordingError, "-000.00.sigmf-data.partial is being written.*complete"):
+                daq.Recording(path, name)
+
+    def test_runs_are_a_coordinate_of_xarray(self) -> None:
+        try:
+            import xarray  # noqa: F401, PLC0415
+        except ImportError:
+            self.skipTest("xarray is not installed")
+        for name in ("disk", "store"):
+            dataset = daq.Recording(self.path / "out", name).to_xarray()
+            second = dataset.sel(frame=dataset["run"] == 1)
+            self.assertEqual(second["number"].values.tolist(), list(range(20)))
+            mean = dataset["frames"].groupby("run").mean(("frame", "point"))
+            self.assertEqual(mean.sizes["run"], 3)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from ._flags import CLOCKS, Flags, to_datetimes
 from ._frame import Frame
 from ._rows import Rows
 from ._samples import Array, Layout
-from ._segment import Gap, Segment, Span
+from ._segment import NEW_RUN, Gap, Segment, Span
 
 if TYPE_CHECKING:
     import xarray
 
+_PARTIAL = ".sigmf-data.partial"
 _SEGMENT = re.compile(r"(?P<name>.+)-(?P<number>\d{6,})(?P<kind>\.sigmf-meta|\.zarr)")
 
 
@@ -88,6 +89,7 @@ class Recording:
     `path` is the directory of the sink, one `.sigmf-meta` file, or one `.zarr` store. A directory may contain the files of
     several sinks; `name` then selects one of them. All segments become one recording. Payload is memory-mapped and read only
     when it is used. Files of a run in progress can be opened: SigMF shows complete segments, Zarr all committed frames.
+    The frames of several runs follow each other; `run` and `gaps` show where another run begins.
 
     Raises RecordingError if there is no such recording.
     """
@@ -97,6 +99,7 @@ class Recording:
         if name is not None:
             _arguments.text("name", name)
         paths = _find(self.path, name)
+        self._is_growing = not _is_file(self.path) and _has_later_part(paths[-1])
         self.segments: list[Segment] = [
             _sigmf.read_segment(path) if path.name.endswith(_sigmf.META) else _zarr.read_store(path) for path in paths
         ]
@@ -121,14 +124,26 @@ class Recording:
         self.epoch: npt.NDArray[np.uint32] = self._join("epoch")
         #: Nanoseconds of the clock of each frame; 0 where `clock` is `none`.
         self.time_ns: npt.NDArray[np.uint64] = self._join("time_ns")
+        #: Number of the run of daq that wrote each frame, from 0.
+        self.run: npt.NDArray[np.uint32] = self._runs()
         #: Flags of each frame: bits of `Flags`.
         self.flags: npt.NDArray[np.uint32] = self._join("flags")
+        # SigMF files do not list that the first frame of a run, and of a segment, begins an epoch.
+        begins = np.diff(self.run.astype(np.int64), prepend=-1) != 0
+        begins[1:] |= self.epoch[1:] != self.epoch[:-1]
+        self.flags[begins] |= np.uint32(Flags.EPOCH)
         #: Valid bytes of each frame.
         self.length: npt.NDArray[np.uint64] = self._join("length")
         self._clock: npt.NDArray[np.uint8] = self._join("clock")
 
     def _join(self, name: str) -> Array:
         return np.concatenate([getattr(segment, name) for segment in self.segments])
+
+    def _runs(self) -> npt.NDArray[np.uint32]:
+        runs = [0]
+        for last, segment in zip(self.segments, self.segments[1:]):
+            runs.append(runs[-1] + (not segment.continues(last)))
+        return np.repeat(np.array(runs, np.uint32), [len(segment) for segment in self.segments])
 
     @staticmethod
     def names(path: str | os.PathLike[str]) -> list[str]:
@@ -137,8 +152,8 @@ class Recording:
 
     @property
     def state(self) -> str:
-        """`complete`, `writing` (a run is writing the last store) or `recovered` (after a killed run)."""
-        return self.segments[-1].state
+        """`complete`, `writing` (a run writes more frames, or was killed) or `recovered` (after a killed run)."""
+        return "writing" if self._is_growing else self.segments[-1].state
 
     @cached_property
     def time(self) -> npt.NDArray[np.datetime64]:
@@ -152,12 +167,19 @@ class Recording:
 
     @cached_property
     def gaps(self) -> list[Gap]:
-        """Whole frames that are not in the recording."""
-        return [
+        """Whole frames that are not in the recording, and the gaps between runs. The missing time of a gap is
+
+            recording.time[gap.index] - recording.time[gap.index - 1]
+
+        minus the duration of a frame, if both times have the same clock.
+        """
+        gaps = [
             replace(gap, index=gap.index + offset)
             for segment, offset in zip(self.segments, self._offsets)
             for gap in segment.gaps
         ]
+        gaps += [Gap(int(index), None, NEW_RUN) for index in np.flatnonzero(np.diff(self.run)) + 1]
+        return sorted(gaps, key=lambda gap: gap.index)
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -234,16 +256,33 @@ class Recording:
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.frames.shape))
-        return f"<Recording {self.path}: [{shape}] {self.layout.dtype}, {len(self.gaps)} gaps, {self.state}>"
+        runs = len(np.unique(self.run))
+        several = f", {runs} runs" if runs > 1 else ""
+        return f"<Recording {self.path}: [{shape}] {self.layout.dtype}{several}, {len(self.gaps)} gaps, {self.state}>"
 
     def to_xarray(self) -> xarray.Dataset:
-        """Return the recording as a dataset with the coordinates `time`, `number`, `epoch` and, if known, `frequency`.
+        """Return the recording as a dataset with the coordinates `time`, `run`, `epoch`, `number` and, if known, `frequency`.
 
         The variable `frames` is read lazily if the recording is one file, or if dask is installed. Needs xarray.
         """
         from ._xarray import dataset  # noqa: PLC0415 - xarray is optional
 
         return dataset(self)
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether this is the path of one segment, and not of a directory of segments."""
+    return path.name.endswith((_sigmf.META, _zarr.SUFFIX, ".sigmf-data", _PARTIAL))
+
+
+def _has_later_part(path: Path) -> bool:
+    """Return whether a SigMF file after this one is being written."""
+    match = _SEGMENT.fullmatch(path.name)
+    if match is None or match["kind"] != _sigmf.META:
+        return False
+    later = re.compile(re.escape(match["name"]) + rf"-(\d{{6,}}){re.escape(_PARTIAL)}")
+    found = filter(None, map(later.fullmatch, _entries(path.parent)))
+    return any(int(part[1]) > int(match["number"]) for part in found)
 
 
 def _entries(path: Path) -> list[str]:
@@ -255,9 +294,16 @@ def _entries(path: Path) -> list[str]:
 
 def _find(path: Path, name: str | None) -> list[Path]:
     """Return the files and stores of one recording in ascending order."""
-    if path.name.endswith(".sigmf-data"):
+    if path.name.endswith(_PARTIAL):
+        path = path.with_suffix("").with_suffix(_sigmf.META)
+    elif path.name.endswith(".sigmf-data"):
         path = path.with_suffix(_sigmf.META)
-    if path.name.endswith((_sigmf.META, _zarr.SUFFIX)):
+    if _is_file(path):
+        if not path.exists() and path.with_suffix(_PARTIAL).exists():
+            raise RecordingError(
+                f"{path.with_suffix(_PARTIAL)} is being written, or its run was killed; a SigMF file can be opened when it is "
+                "complete"
+            )
         return [path]
     found: dict[tuple[str, str], list[tuple[int, Path]]] = {}
     for match in filter(None, map(_SEGMENT.fullmatch, _entries(path))):
@@ -265,6 +311,12 @@ def _find(path: Path, name: str | None) -> list[Path]:
             key = (match["name"], match["kind"])
             found.setdefault(key, []).append((int(match["number"]), path / match[0]))
     if not found:
+        partial = [entry for entry in _entries(path) if entry.endswith(_PARTIAL) and entry.startswith(f"{name or ''}")]
+        if partial:
+            raise RecordingError(
+                f"{path / partial[0]} is being written, or its run was killed; a SigMF file can be opened when it is complete: "
+                "wait for the end of the segment or of the run, or reduce `segment` of the sink"
+            )
         what = f"no recording named {name!r}" if name else "no complete segment of a recording"
         raise RecordingError(f"{path} contains {what}; names: {', '.join(Recording.names(path)) or 'none'}")
     if len(found) > 1:

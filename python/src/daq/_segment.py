@@ -16,15 +16,19 @@ from ._samples import Array, Layout
 UNKNOWN_NUMBER = np.iinfo(np.uint64).max
 
 
+#: Cause of a gap between two runs of daq.
+NEW_RUN = "new_run"
+
+
 @dataclass(frozen=True)
 class Gap:
     """Whole frames that are not in a recording."""
 
     #: Index of the first frame after the gap.
     index: int
-    #: Number of missing frames.
-    frames: int
-    #: Why they are missing, if the sink knows it, such as `disk_full`.
+    #: Number of missing frames; None between two runs, whose frame numbers do not continue each other.
+    frames: int | None
+    #: Why they are missing, if it is known, such as `disk_full`. `new_run`: another run of daq wrote the frames after the gap.
     cause: str | None
 
 
@@ -68,3 +72,19 @@ class Segment:
 
     def __len__(self) -> int:
         return len(self.number)
+
+    def continues(self, last: Segment) -> bool:
+        """Return whether the same run of daq wrote this segment after `last`.
+
+        The epochs of a run never decrease, and a SigMF file lists the frames that are missing before its first frame.
+        """
+        if self.path.suffix == ".zarr":
+            # There is one store per run.
+            return False
+        if not len(self) or not len(last):
+            return True
+        epoch, last_epoch = int(self.epoch[0]), int(last.epoch[-1])
+        number, last_number = int(self.number[0]), int(last.number[-1])
+        if epoch != last_epoch or last_number == UNKNOWN_NUMBER:
+            return epoch >= last_epoch
+        return number > last_number and (number == last_number + 1 or any(gap.index == 0 for gap in self.gaps))

@@ -24,6 +24,7 @@ def dataset(recording: Recording) -> xarray.Dataset:
         "time": ("frame", recording.time),
         "number": ("frame", recording.number),
         "epoch": ("frame", recording.epoch),
+        "run": ("frame", recording.run),
     }
     axis = layout.axis
     if axis.get("kind") == "frequency" and "start" in axis and "step" in axis:
