@@ -249,6 +249,7 @@ class SeveralRunsTest(unittest.TestCase):
                 self.assertIn("3 runs, 2 gaps, complete", repr(recording))
         one = daq.Recording(self.path / "out" / "disk-000004.sigmf-meta")
         self.assertEqual((len(one), one.gaps, set(one.run.tolist())), (8, [], {0}))
+        self.assertFalse(np.any(one.flags & daq.Flags.EPOCH))
 
     def test_a_file_that_is_being_written_is_named(self) -> None:
         out = self.path / "out"

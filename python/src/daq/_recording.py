@@ -128,10 +128,11 @@ class Recording:
         self.run: npt.NDArray[np.uint32] = self._runs()
         #: Flags of each frame: bits of `Flags`.
         self.flags: npt.NDArray[np.uint32] = self._join("flags")
-        # SigMF files do not list that the first frame of a run, and of a segment, begins an epoch.
-        begins = np.diff(self.run.astype(np.int64), prepend=-1) != 0
-        begins[1:] |= self.epoch[1:] != self.epoch[:-1]
-        self.flags[begins] |= np.uint32(Flags.EPOCH)
+        # SigMF files have no flag for the first frame of an epoch, and the reader of a segment does not see those before it.
+        begins = (np.diff(self.run) != 0) | (np.diff(self.epoch) != 0)
+        self.flags[1:][begins] |= np.uint32(Flags.EPOCH)
+        if first.attributes.get("daq:segment") == 0:
+            self.flags[:1] |= np.uint32(Flags.EPOCH)
         #: Valid bytes of each frame.
         self.length: npt.NDArray[np.uint64] = self._join("length")
         self._clock: npt.NDArray[np.uint8] = self._join("clock")
