@@ -174,10 +174,24 @@ class ArgumentsTest(unittest.TestCase):
         with self.assertRaisesRegex(daq.RunError, "cannot start .*absent"):
             start(cwd=self.path / "absent")
 
+    def script(self, text: str) -> Path:
+        """Return a shell script in place of the program."""
+        path = self.path / "script.sh"
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def test_a_run_that_is_stopped_before_its_start_is_no_crash(self) -> None:
+        script = self.script("exec sleep 60")
+        with self.assertRaisesRegex(daq.RunError, "stopped before it had started"), daq.run(binary=script):
+            pass
+        run = daq.run(binary=script)
+        run.kill()
+        with self.assertRaisesRegex(daq.RunError, "137 .ended by a signal"), run:
+            pass
+
     def test_values_of_a_configuration_become_toml(self) -> None:
-        script = self.path / "print.sh"
-        script.write_text('#!/bin/sh\nfor a in "$@"; do echo "$a"; done\n', encoding="utf-8")
-        script.chmod(0o755)
+        script = self.script('for a in "$@"; do echo "$a"; done')
         values = {"a": "text", "b": True, "c": 5, "d": np.float64(0.5), "e": ["x", 1], "f": {"g": False}, "h": float("inf")}
         run = daq.run(set=values, binary=script)
         run.wait(60)

@@ -8,6 +8,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,9 +43,13 @@ class LiveTest(unittest.TestCase):
         self.payloads = [pcap.samples(frame * PACKETS_PER_FRAME, PACKETS_PER_FRAME) for frame in range(FRAMES)]
         packets = ((10**9 * n, pcap.packet(n, n // PACKETS_PER_FRAME)) for n in range(FRAMES * PACKETS_PER_FRAME))
         pcap.write(self.path / "capture.pcap", packets)
+        self.run_of_daq = self.start()
+
+    def start(self, **options: Any) -> daq.Run:
         source = pcap.source("id", keys="loop = true\nbackpressure = false")
-        self.run_of_daq = start(self.path, source + CONFIG)
-        self.addCleanup(self.run_of_daq.stop)
+        run = start(self.path, source + CONFIG, **options)
+        self.addCleanup(run.stop)
+        return run
 
     def attach(self, **options: object) -> daq.Attachment:
         ring = self.run_of_daq.attach("raw", **options)
@@ -123,6 +128,44 @@ class LiveTest(unittest.TestCase):
         for _ in ring:
             pass
         self.assertTrue(ring.ended)
+
+    def test_a_client_that_holds_a_frame_too_long_is_revoked(self) -> None:
+        self.run_of_daq.pipeline()
+        self.assertEqual(self.run_of_daq.stop(120), 0)
+        run = self.start(set={"ring.raw.attach": {"guarantee": True, "hold": "100 ms"}})
+        with run.attach("raw", guarantee=True) as ring:
+            frame = next(ring)
+            samples = np.asarray(frame)
+            end = time.monotonic() + 120
+            while frame.valid and time.monotonic() < end:
+                time.sleep(0.01)
+            with self.assertRaisesRegex(daq.RevokedError, "ring raw: .*100 ms"):
+                next(ring)
+            del samples
+        self.assertEqual(run.stop(120), 0)
+        report = run.report
+        assert report is not None
+        self.assertEqual(report["clients"]["raw"]["revoked"], 1)
+
+    def test_a_run_that_has_ended_cannot_be_used(self) -> None:
+        ring = self.attach()
+        self.assertEqual(self.run_of_daq.stop(120), 0)
+        for _ in ring:
+            pass
+        for call in (lambda: self.run_of_daq.attach("raw"), self.run_of_daq.status, self.run_of_daq.pipeline):
+            with self.assertRaisesRegex(daq.RunError, "the run has ended"):
+                call()
+        with self.assertRaisesRegex(daq.AttachError, "no pipeline runs"):
+            daq.attach("raw", state_dir=self.path / "state")
+
+    def test_a_killed_run_is_detected(self) -> None:
+        ring = self.attach(newest=False)
+        next(ring)
+        self.run_of_daq.kill()
+        with self.assertRaisesRegex(daq.RevokedError, "raw closed the connection"):
+            for _ in ring:
+                pass
+        self.assertEqual(self.run_of_daq.wait(60), 128 + signal.SIGKILL)
 
     def test_a_run_that_ctrl_c_reached_is_not_ended_at_once(self) -> None:
         self.run_of_daq.pipeline()

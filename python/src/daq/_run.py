@@ -99,6 +99,8 @@ class Run:
         log: IO[Any] | None = None,
     ) -> None:
         self._state_dir = state_dir if state_dir is None or cwd is None else Path(cwd) / state_dir
+        #: The exit code if the signal to stop ended the process at once.
+        self._stop_code: int | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if log is None else None
         try:
@@ -174,7 +176,9 @@ class Run:
         If that takes longer than `timeout` seconds, the process is ended at once; its files remain valid.
         """
         if self.running:
-            self._process.send_signal(_stop_signal())
+            stop = _stop_signal()
+            self._process.send_signal(stop)
+            self._stop_code = 128 + stop
         try:
             return self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -192,6 +196,8 @@ class Run:
 
     def _check(self) -> None:
         code = self.code
+        if self._stop_code is not None and code == self._stop_code:
+            raise RunError("daq run was stopped before it had started; `pipeline()` waits for the start", code, self.log)
         if code:
             log = "\n".join(self.log.splitlines()[-_LOG_LINES:])
             meaning = _MEANINGS.get(code, "ended by a signal" if code > 128 else "failed")
