@@ -9,6 +9,7 @@ mod persistent;
 mod persistent_setup;
 mod persistent_short_frames;
 mod persistent_startup;
+mod scope;
 mod selftest;
 mod simulated_driver;
 mod staging;

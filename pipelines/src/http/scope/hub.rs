@@ -2,7 +2,8 @@
 
 use super::decode::Samples;
 use super::npy::npy;
-use super::reduce::{Headers, Reducer, properties};
+use super::reduce::{Headers, Reducer, failed, properties};
+use super::threads::Threads;
 use super::view::View;
 use super::{MAX_LOAD, ScopeError, ScopedRing, TapBudget};
 use axum::body::Bytes;
@@ -10,21 +11,22 @@ use daq_core::gpu::driver::CudaError;
 use daq_core::ring::Tap;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 /// Maximum number of different views of one ring at the same time.
 const MAX_VIEWS: usize = 16;
 /// Maximum number of downloads at the same time.
 const MAX_DOWNLOADS: usize = 2;
-/// Priority of the threads; the lowest that Linux has.
-const NICE: i32 = 19;
+/// Time in which the threads must end when the server stops. A thread that a GPU blocks is left running.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// All rings that browsers can show.
 pub(in super::super) struct Hub {
     scopes: BTreeMap<String, Arc<Scope>>,
     downloads: Arc<Semaphore>,
+    threads: Threads,
 }
 
 /// A downloaded frame: its metadata as headers, and the file. The permit limits the number of downloads.
@@ -43,9 +45,8 @@ struct Scope {
 #[derive(Default)]
 struct State {
     views: Vec<(View, watch::Sender<Bytes>)>,
-    /// The thread, if it serves the views; it ends when there is no view.
-    thread: Option<JoinHandle<()>>,
-    is_serving: bool,
+    /// The thread that serves the views; `None` without a view.
+    thread: Option<Thread>,
     is_closed: bool,
 }
 
@@ -63,6 +64,7 @@ impl Hub {
                 .map(|(name, ring)| (name, scope(ring)))
                 .collect(),
             downloads: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
+            threads: Threads::default(),
         }
     }
 
@@ -81,7 +83,7 @@ impl Hub {
         ring: &str,
         view: View,
     ) -> Result<watch::Receiver<Bytes>, ScopeError> {
-        self.scope(ring)?.subscribe(view)
+        self.scope(ring)?.subscribe(view, &self.threads)
     }
 
     /// Copies the newest frame of a ring on a thread of low priority.
@@ -90,15 +92,12 @@ impl Hub {
         let permit = self.downloads.clone().try_acquire_owned();
         let permit = permit.map_err(|_| ScopeError::Downloads(MAX_DOWNLOADS))?;
         let (done, result) = oneshot::channel();
-        let copy = move || {
-            lower_priority();
+        let ring = scope.ring.ring.clone();
+        self.threads.spawn("daq-download", &ring, move || {
             let newest = scope.newest();
             // The receiver is gone if the browser has disconnected. The permit ends with this thread or with the response.
             let _ = done.send((newest, permit));
-        };
-        std::thread::Builder::new()
-            .name("daq-download".to_owned())
-            .spawn(copy)?;
+        })?;
         let (newest, permit) = result.await.map_err(|_| ScopeError::Stopped)?;
         let (headers, file) = newest?;
         Ok(Download {
@@ -111,7 +110,7 @@ impl Hub {
     /// Returns the number of threads that serve browsers.
     #[cfg(test)]
     pub(super) fn threads(&self) -> usize {
-        let is_serving = |scope: &&Arc<Scope>| scope.state().is_serving;
+        let is_serving = |scope: &&Arc<Scope>| scope.state().thread.is_some();
         self.scopes.values().filter(is_serving).count()
     }
 
@@ -122,22 +121,16 @@ impl Hub {
             state.is_closed = true;
             state.views.clear();
             if let Some(thread) = &state.thread {
-                thread.thread().unpark();
+                thread.unpark();
             }
         }
     }
 
-    /// Ends all streams, and waits until all threads have ended.
+    /// Ends all streams, and waits for the threads, which use the memory of the rings. A thread that does not end in time
+    /// is left running. It keeps its ring alive, and its GPU is marked as hung.
     pub(in super::super) fn join(&self) {
         self.close();
-        for scope in self.scopes.values() {
-            let thread = scope.state().thread.take();
-            if let Some(thread) = thread
-                && thread.join().is_err()
-            {
-                tracing::error!("the thread of a scope panicked; this is a defect in daq");
-            }
-        }
+        self.threads.join(STOP_TIMEOUT);
     }
 }
 
@@ -146,7 +139,12 @@ impl Scope {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn subscribe(self: &Arc<Self>, view: View) -> Result<watch::Receiver<Bytes>, ScopeError> {
+    /// Returns the messages of a view. Calls no function of a GPU, because the HTTP server must not wait for a GPU.
+    fn subscribe(
+        self: &Arc<Self>,
+        view: View,
+        threads: &Threads,
+    ) -> Result<watch::Receiver<Bytes>, ScopeError> {
         let mut state = self.state();
         if state.is_closed {
             return Err(ScopeError::Stopped);
@@ -156,7 +154,7 @@ impl Scope {
             .retain(|(_, messages)| messages.receiver_count() > 0);
         if let Some((_, messages)) = state.views.iter().find(|(known, _)| *known == view) {
             let mut messages = messages.subscribe();
-            // The newest message is sent immediately, unless there is none yet.
+            // Before the first frame there is no message. Later, the newest message is sent immediately.
             if !messages.borrow_and_update().is_empty() {
                 messages.mark_changed();
             }
@@ -165,47 +163,24 @@ impl Scope {
         if state.views.len() >= MAX_VIEWS {
             return Err(ScopeError::Views(MAX_VIEWS));
         }
-        let tap = if state.is_serving {
-            None
-        } else {
-            Some(self.ring.ring.tap()?)
-        };
+        if state.thread.is_none() {
+            let scope = self.clone();
+            let run = move || scope.serve();
+            state.thread = Some(threads.spawn("daq-scope", &self.ring.ring, run)?);
+        }
         let (sender, messages) = watch::channel(Bytes::new());
         state.views.push((view, sender));
-        if let Some(tap) = tap {
-            if let Some(ended) = state.thread.take() {
-                // The thread has left its loop, and does not need the lock.
-                let _ = ended.join();
-            }
-            let scope = self.clone();
-            let thread = std::thread::Builder::new()
-                .name("daq-scope".to_owned())
-                .spawn(move || scope.serve(tap))?;
-            state.thread = Some(thread);
-            state.is_serving = true;
-        }
         Ok(messages)
     }
 
     /// Taps the ring until no browser shows it.
-    fn serve(&self, mut tap: Tap) {
-        lower_priority();
+    fn serve(&self) {
         let period = TapBudget::of(self.ring.ring.options().slot_bytes).period();
+        let mut tap = None;
         let mut reducers: Vec<Reducer> = Vec::new();
         let mut is_failing = false;
-        loop {
+        while let Some(views) = self.views() {
             let begin = Instant::now();
-            let views = {
-                let mut state = self.state();
-                state
-                    .views
-                    .retain(|(_, messages)| messages.receiver_count() > 0);
-                if state.views.is_empty() {
-                    state.is_serving = false;
-                    return;
-                }
-                state.views.clone()
-            };
             reducers.retain(|reducer| views.iter().any(|(view, _)| view == reducer.view()));
             let is_new = views.len() > reducers.len();
             for (view, _) in &views {
@@ -213,12 +188,23 @@ impl Scope {
                     reducers.push(Reducer::new(view.clone()));
                 }
             }
-            match self.round(&mut tap, is_new, &mut reducers, &views) {
+            let opened = match tap.take() {
+                Some(tap) => Ok(tap),
+                None => self.ring.ring.tap(),
+            };
+            let result = opened.and_then(|opened| {
+                self.round(tap.insert(opened), is_new, &mut reducers, &views)
+            });
+            match result {
                 Ok(()) => is_failing = false,
                 Err(error) => {
+                    let ring = &self.ring.ring.options().name;
                     if !std::mem::replace(&mut is_failing, true) {
-                        let ring = &self.ring.ring.options().name;
                         tracing::warn!(%ring, %error, "the scope cannot read the newest frame of this ring");
+                    }
+                    let message = failed(&format!("cannot read ring `{ring}`: {error}"));
+                    for (_, messages) in &views {
+                        messages.send_replace(message.clone());
                     }
                 }
             }
@@ -227,6 +213,19 @@ impl Scope {
             let pause = busy.mul_f64(1.0 / MAX_LOAD - 1.0);
             std::thread::park_timeout(pause.max(period.saturating_sub(busy)));
         }
+    }
+
+    /// Returns the views that browsers show. Without a view, returns `None`, and the thread must end.
+    fn views(&self) -> Option<Vec<(View, watch::Sender<Bytes>)>> {
+        let mut state = self.state();
+        state
+            .views
+            .retain(|(_, messages)| messages.receiver_count() > 0);
+        if state.views.is_empty() {
+            state.thread = None;
+            return None;
+        }
+        Some(state.views.clone())
     }
 
     /// Reduces the newest frame for each view.
@@ -273,10 +272,4 @@ impl Scope {
         let file = npy(&self.ring.layout, &samples);
         Ok((properties(frame.index(), frame.meta()), file.into()))
     }
-}
-
-/// Gives the calling thread the lowest priority, so that it does not compete with data threads.
-fn lower_priority() {
-    // Linux sets the priority of the calling thread only. A failure leaves the thread with the normal priority.
-    let _ = rustix::process::setpriority_process(None, NICE);
 }

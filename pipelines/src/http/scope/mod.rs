@@ -20,6 +20,7 @@ mod npy;
 mod reduce;
 mod spectrum;
 mod stream;
+mod threads;
 mod view;
 
 pub(super) use hub::Hub;

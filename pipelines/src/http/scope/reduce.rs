@@ -445,6 +445,11 @@ pub(super) fn heartbeat() -> Bytes {
     encode(&json!({}), &[])
 }
 
+/// Returns the message that reports why the ring cannot be read.
+pub(super) fn failed(reason: &str) -> Bytes {
+    encode(&json!({ "error": reason }), &[])
+}
+
 /// HTTP headers: names and values.
 pub(super) type Headers = [(&'static str, String); 7];
 

@@ -2,6 +2,7 @@ use super::decode::Samples;
 use super::hub::Hub;
 use super::npy::npy;
 use super::reduce::Reducer;
+use super::threads::Threads;
 use super::*;
 use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Timestamp};
 use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
@@ -503,4 +504,19 @@ fn every_sample_type_is_decoded() {
         assert_eq!(value, expected, "{scalar}");
         assert_eq!(message.header["type"], scalar.name());
     }
+}
+
+#[test]
+fn thread_that_a_gpu_blocks_does_not_block_the_stop() {
+    let fixture = RingFixture::host("raw", 2, 8);
+    let threads = Threads::default();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    threads
+        .spawn("daq-scope", &fixture.ring, move || {
+            let _ = released.recv();
+        })
+        .unwrap();
+    assert_eq!(threads.join(Duration::from_millis(1)), 1);
+    drop(release);
+    assert_eq!(threads.join(daq_testkit::TIMEOUT), 0);
 }
