@@ -1,8 +1,8 @@
 //! Tests the HTTP server beside a simulated GPU that hangs.
 
 use daq_core::frame::FrameMeta;
-use daq_core::ledger::Report;
 use daq_core::layout::Samples;
+use daq_core::ledger::Report;
 use daq_core::region::Region;
 use daq_core::ring::RingOptions;
 use daq_pipelines::history::History;
