@@ -112,7 +112,7 @@ impl ArrayType {
     }
 
     /// Returns the size of an element in bytes.
-    fn element_bytes(&self) -> usize {
+    pub fn element_bytes(&self) -> usize {
         self.dtype[2..].parse().unwrap_or(1)
     }
 

@@ -18,7 +18,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a file that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads the history in the file `path`; `None` if there is none.
+/// Reads the history in the file `path`. Returns `None` if the file does not exist.
 ///
 /// # Errors
 /// Why the file cannot be used.

@@ -9,7 +9,7 @@
 //! else 503 and the reason |
 //! | `/status` | one JSON object with the ledgers and the plan |
 //! | `/rings/NAME/scope` | the newest frames of a ring, reduced to curves, until the client disconnects |
-//! | `/rings/NAME/frame.npy` | the newest frame of a ring as a file |
+//! | `/rings/NAME/frame.npy` | the newest frame of a ring, or one that a browser shows, as a file |
 //! | `/history` | the history of the ledgers: the last 10 minutes per second, or the last 24 hours per minute |
 //!
 //! Everything is read-only and served without authentication, so the default address is loopback. To serve other

@@ -1,6 +1,6 @@
 //! The handlers of all routes.
 
-use super::scope::{Hub, ScopeError, Stream, View, forward};
+use super::scope::{Hub, ScopeError, Stream, View, forward, index_of};
 use super::{Exposition, HttpError, HttpState, host, page};
 use crate::history::Span;
 use axum::Router;
@@ -208,12 +208,14 @@ async fn scope(
     Ok((BINARY, Body::new(Stream(body))).into_response())
 }
 
-/// Sends the newest frame of a ring as a file.
+/// Sends a frame of a ring as a file: the newest, or one that browsers show.
 async fn frame(
     State(shared): State<Arc<Shared>>,
     Path(ring): Path<String>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ScopeError> {
-    let download = shared.scopes.download(&ring).await?;
+    let index = index_of(&query.unwrap_or_default())?;
+    let download = shared.scopes.download(&ring, index).await?;
     let file = download.file;
     let length = (header::CONTENT_LENGTH, file.len().to_string());
     let (queue, body) = mpsc::channel::<Bytes>(1);
@@ -240,7 +242,7 @@ impl IntoResponse for ScopeError {
     fn into_response(self) -> Response {
         let code = match self {
             Self::Query(_) => StatusCode::BAD_REQUEST,
-            Self::UnknownRing { .. } => StatusCode::NOT_FOUND,
+            Self::UnknownRing { .. } | Self::Gone { .. } => StatusCode::NOT_FOUND,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         (code, format!("{self}\n")).into_response()

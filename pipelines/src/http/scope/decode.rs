@@ -114,30 +114,36 @@ impl<'a> Samples<'a> {
         self.scalar
     }
 
-    /// Returns the ranges of points of `channel` whose packets are missing, in ascending order.
-    pub(super) fn missing(&self, channel: usize) -> Vec<Range<usize>> {
+    /// Returns the bytes of the payload that each missing packet has, in ascending order.
+    fn gaps(&self) -> impl Iterator<Item = Range<u64>> {
         let meta = self.meta;
         let packets = meta.packets_per_frame;
-        let mut found: Vec<Range<usize>> = Vec::new();
-        if meta.arrived >= packets || meta.packet_sizes.rest == 0 && meta.packet_sizes.first == 0 {
-            return found;
-        }
+        let is_complete =
+            meta.arrived >= packets || meta.packet_sizes.rest == 0 && meta.packet_sizes.first == 0;
         let payload = self.payload as u64;
-        for packet in (0..packets).filter(|packet| !self.present.is_present(*packet)) {
-            let offset = |i| meta.packet_sizes.offset(i, packets, payload);
-            let end = if packet + 1 == packets {
-                payload
-            } else {
-                offset(packet + 1)
-            };
-            let gap = self.points_of(offset(packet)..end, channel);
-            match found.last_mut() {
-                _ if gap.is_empty() => {}
-                Some(last) if last.end >= gap.start => last.end = gap.end.max(last.end),
-                _ => found.push(gap),
-            }
-        }
-        found
+        let offset = move |i| meta.packet_sizes.offset(i, packets, payload);
+        let bytes = move |packet| {
+            let is_last = packet + 1 == packets;
+            offset(packet)..if is_last { payload } else { offset(packet + 1) }
+        };
+        (0..if is_complete { 0 } else { packets })
+            .filter(|packet| !self.present.is_present(*packet))
+            .map(bytes)
+    }
+
+    /// Returns the ranges of points of `channel` whose packets are missing, in ascending order.
+    pub(super) fn missing(&self, channel: usize) -> Vec<Range<usize>> {
+        merged(self.gaps().map(|gap| self.points_of(gap, channel)))
+    }
+
+    /// Returns the missing ranges in an array of `len` equal elements that contains all samples, in ascending order.
+    pub(super) fn missing_elements(&self, len: usize) -> Vec<Range<usize>> {
+        let per_byte = len as f64 / self.payload.max(1) as f64;
+        let elements = |gap: Range<u64>| {
+            let (start, end) = (gap.start as f64 * per_byte, gap.end as f64 * per_byte);
+            whole(start..end, len)
+        };
+        merged(self.gaps().map(elements))
     }
 
     /// Returns the points of `channel` that have at least one byte in `bytes` of the payload.
@@ -153,9 +159,27 @@ impl<'a> Samples<'a> {
                 (start - before, end - before)
             }
         };
-        let limit = |point: f64| point.clamp(0.0, self.points as f64) as usize;
-        limit((start + 1e-9).floor())..limit((end - 1e-9).ceil())
+        whole(start..end, self.points)
     }
+}
+
+/// Returns the elements that have at least one point in `range`, of `len` elements.
+fn whole(range: Range<f64>, len: usize) -> Range<usize> {
+    let limit = |point: f64| point.clamp(0.0, len as f64) as usize;
+    limit((range.start + 1e-9).floor())..limit((range.end - 1e-9).ceil())
+}
+
+/// Joins ranges in ascending order that touch each other.
+fn merged(gaps: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for gap in gaps {
+        match found.last_mut() {
+            _ if gap.is_empty() => {}
+            Some(last) if last.end >= gap.start => last.end = gap.end.max(last.end),
+            _ => found.push(gap),
+        }
+    }
+    found
 }
 
 /// Returns the part of `gap` inside `range`, relative to the start of `range`.

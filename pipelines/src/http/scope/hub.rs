@@ -1,8 +1,10 @@
 //! The threads that tap rings, and the browsers that they serve.
 
 use super::decode::Samples;
-use super::npy::npy;
-use super::reduce::{Headers, Reducer, failed, properties};
+use super::frames::{self, Copied, Recent};
+use super::npy::{Headers, NpyFile};
+use super::reduce::{Reducer, description, failed};
+use super::stream::Messages;
 use super::threads::Threads;
 use super::view::View;
 use super::{MAX_LOAD, ScopeError, ScopedRing, TapBudget};
@@ -10,7 +12,7 @@ use axum::body::Bytes;
 use daq_core::gpu::driver::CudaError;
 use daq_core::ring::Tap;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -36,6 +38,10 @@ pub(in super::super) struct Download {
     pub(in super::super) permit: OwnedSemaphorePermit,
 }
 
+/// A view, and where its messages are sent. Because the thread of the scope keeps no sender, a stream also ends while the
+/// thread works.
+type Shown = (View, Weak<watch::Sender<Bytes>>);
+
 /// A ring, and the views that browsers show of it.
 struct Scope {
     ring: ScopedRing,
@@ -44,7 +50,9 @@ struct Scope {
 
 #[derive(Default)]
 struct State {
-    views: Vec<(View, watch::Sender<Bytes>)>,
+    views: Vec<(View, Arc<watch::Sender<Bytes>>)>,
+    /// The frames that the views have shown; empty without a view.
+    recent: Recent,
     /// The thread that serves the views; `None` without a view.
     thread: Option<Thread>,
     is_closed: bool,
@@ -82,24 +90,43 @@ impl Hub {
         &self,
         ring: &str,
         view: View,
-    ) -> Result<watch::Receiver<Bytes>, ScopeError> {
-        self.scope(ring)?.subscribe(view, &self.threads)
+    ) -> Result<Messages, ScopeError> {
+        let scope = self.scope(ring)?;
+        view.check(&scope.ring)?;
+        let description = description(&scope.ring, &view);
+        let newest = scope.subscribe(view, &self.threads)?;
+        Ok(Messages {
+            newest,
+            description,
+        })
     }
 
-    /// Copies the newest frame of a ring on a thread of low priority.
-    pub(in super::super) async fn download(&self, name: &str) -> Result<Download, ScopeError> {
+    /// Copies a frame of a ring on a thread of low priority: that with the number `index`, which browsers show, or the
+    /// newest.
+    pub(in super::super) async fn download(
+        &self,
+        name: &str,
+        index: Option<u64>,
+    ) -> Result<Download, ScopeError> {
         let scope = self.scope(name)?.clone();
+        let frozen = match index {
+            Some(index) => Some(scope.frozen(&scope.state(), index)?),
+            None => None,
+        };
         let permit = self.downloads.clone().try_acquire_owned();
         let permit = permit.map_err(|_| ScopeError::Downloads(MAX_DOWNLOADS))?;
         let (done, result) = oneshot::channel();
         let ring = scope.ring.ring.clone();
         self.threads.spawn("daq-download", &ring, move || {
-            let newest = scope.newest();
+            let file = match frozen {
+                Some(frame) => Ok(scope.file(frame.index, &frame.samples(&scope.ring.layout))),
+                None => scope.newest(),
+            };
             // The receiver is gone if the browser has disconnected. The permit ends with this thread or with the response.
-            let _ = done.send((newest, permit));
+            let _ = done.send((file, permit));
         })?;
-        let (newest, permit) = result.await.map_err(|_| ScopeError::Stopped)?;
-        let (headers, file) = newest?;
+        let (file, permit) = result.await.map_err(|_| ScopeError::Stopped)?;
+        let (headers, file) = file?;
         Ok(Download {
             headers,
             file,
@@ -160,6 +187,9 @@ impl Scope {
             }
             return Ok(messages);
         }
+        if let Some(index) = view.index {
+            self.frozen(&state, index)?;
+        }
         if state.views.len() >= MAX_VIEWS {
             return Err(ScopeError::Views(MAX_VIEWS));
         }
@@ -169,7 +199,7 @@ impl Scope {
             state.thread = Some(threads.spawn("daq-scope", &self.ring.ring, run)?);
         }
         let (sender, messages) = watch::channel(Bytes::new());
-        state.views.push((view, sender));
+        state.views.push((view, Arc::new(sender)));
         Ok(messages)
     }
 
@@ -182,19 +212,31 @@ impl Scope {
         while let Some(views) = self.views() {
             let begin = Instant::now();
             reducers.retain(|reducer| views.iter().any(|(view, _)| view == reducer.view()));
-            let is_new = views.len() > reducers.len();
-            for (view, _) in &views {
-                if !reducers.iter().any(|reducer| reducer.view() == view) {
-                    reducers.push(Reducer::new(view.clone()));
+            let mut is_new = false;
+            for (view, messages) in &views {
+                if reducers.iter().any(|reducer| reducer.view() == view) {
+                    continue;
                 }
+                let mut reducer = Reducer::new(view.clone());
+                match view.index {
+                    Some(index) => {
+                        send(messages, self.reduce_frozen(index, &mut reducer));
+                    }
+                    None => is_new = true,
+                }
+                reducers.push(reducer);
             }
-            let opened = match tap.take() {
-                Some(tap) => Ok(tap),
-                None => self.ring.ring.tap(),
+            let result = if views.iter().all(|(view, _)| view.index.is_some()) {
+                Ok(())
+            } else {
+                let opened = match tap.take() {
+                    Some(tap) => Ok(tap),
+                    None => self.ring.ring.tap(),
+                };
+                opened.and_then(|opened| {
+                    self.round(tap.insert(opened), is_new, &mut reducers, &views)
+                })
             };
-            let result = opened.and_then(|opened| {
-                self.round(tap.insert(opened), is_new, &mut reducers, &views)
-            });
             match result {
                 Ok(()) => is_failing = false,
                 Err(error) => {
@@ -204,11 +246,10 @@ impl Scope {
                     }
                     let message = failed(&format!("cannot read ring `{ring}`: {error}"));
                     for (_, messages) in &views {
-                        messages.send_replace(message.clone());
+                        send(messages, message.clone());
                     }
                 }
             }
-            drop(views);
             let busy = begin.elapsed();
             let pause = busy.mul_f64(1.0 / MAX_LOAD - 1.0);
             std::thread::park_timeout(pause.max(period.saturating_sub(busy)));
@@ -216,16 +257,21 @@ impl Scope {
     }
 
     /// Returns the views that browsers show. Without a view, returns `None`, and the thread must end.
-    fn views(&self) -> Option<Vec<(View, watch::Sender<Bytes>)>> {
+    fn views(&self) -> Option<Vec<Shown>> {
         let mut state = self.state();
         state
             .views
             .retain(|(_, messages)| messages.receiver_count() > 0);
         if state.views.is_empty() {
+            state.recent.clear();
             state.thread = None;
             return None;
         }
-        Some(state.views.clone())
+        let shown = state
+            .views
+            .iter()
+            .map(|(view, messages)| (view.clone(), Arc::downgrade(messages)));
+        Some(shown.collect())
     }
 
     /// Reduces the newest frame for each view.
@@ -234,7 +280,7 @@ impl Scope {
         tap: &mut Tap,
         is_new: bool,
         reducers: &mut [Reducer],
-        views: &[(View, watch::Sender<Bytes>)],
+        views: &[Shown],
     ) -> Result<(), CudaError> {
         if is_new {
             // A new view does not wait for the next frame.
@@ -249,12 +295,41 @@ impl Scope {
             frame.present(),
             frame.bytes(),
         );
+        // A browser may request the frame as soon as the browser shows it.
+        if frame.bytes().len() <= frames::MAX_BYTES {
+            let copied = Copied::new(&frame);
+            let is_frozen = |index| views.iter().any(|(view, _)| view.index == Some(index));
+            self.state().recent.keep(copied, is_frozen);
+        }
         for reducer in reducers {
-            if let Some((_, messages)) = views.iter().find(|(view, _)| view == reducer.view()) {
-                messages.send_replace(reducer.reduce(&self.ring, frame.index(), &samples));
+            let view = reducer.view();
+            if view.index.is_none()
+                && let Some((_, messages)) = views.iter().find(|(known, _)| known == view)
+            {
+                send(
+                    messages,
+                    reducer.reduce(&self.ring, frame.index(), &samples),
+                );
             }
         }
         Ok(())
+    }
+
+    /// Returns the copy of frame `index`, which browsers have shown.
+    fn frozen(&self, state: &State, index: u64) -> Result<Arc<Copied>, ScopeError> {
+        state.recent.find(index).ok_or_else(|| ScopeError::Gone {
+            ring: self.ring.ring.options().name.clone(),
+            index,
+        })
+    }
+
+    /// Reduces the copy of frame `index`.
+    fn reduce_frozen(&self, index: u64, reducer: &mut Reducer) -> Bytes {
+        let frame = self.frozen(&self.state(), index);
+        match frame {
+            Ok(frame) => reducer.reduce(&self.ring, index, &frame.samples(&self.ring.layout)),
+            Err(error) => failed(&error.to_string()),
+        }
     }
 
     /// Returns the newest frame as a file, with its metadata.
@@ -269,7 +344,20 @@ impl Scope {
             frame.present(),
             frame.bytes(),
         );
-        let file = npy(&self.ring.layout, &samples);
-        Ok((properties(frame.index(), frame.meta()), file.into()))
+        Ok(self.file(frame.index(), &samples))
+    }
+
+    /// Returns frame `index` as a file, with its metadata.
+    fn file(&self, index: u64, samples: &Samples<'_>) -> (Headers, Bytes) {
+        let file = NpyFile::new(&self.ring.layout, samples);
+        let headers = file.headers(&self.ring.ring.options().name, index, samples);
+        (headers, file.bytes.into())
+    }
+}
+
+/// Replaces the newest message of a view.
+fn send(messages: &Weak<watch::Sender<Bytes>>, message: Bytes) {
+    if let Some(messages) = messages.upgrade() {
+        messages.send_replace(message);
     }
 }

@@ -15,6 +15,7 @@
 )]
 
 mod decode;
+mod frames;
 mod hub;
 mod npy;
 mod reduce;
@@ -25,13 +26,14 @@ mod view;
 
 pub(super) use hub::Hub;
 pub(super) use stream::{Stream, forward};
-pub(super) use view::View;
+pub(super) use view::{View, index_of};
 
 use daq_core::gpu::driver::CudaError;
-use daq_core::layout::Layout;
+use daq_core::layout::{Layout, Order};
 use daq_core::ring::Ring;
 use daq_core::units::ByteSize;
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 /// Maximum number of frames per second that a scope copies from a ring.
@@ -52,6 +54,31 @@ pub struct ScopedRing {
     pub parts: Vec<String>,
     /// Number of points of one row, if frames are images.
     pub row: Option<usize>,
+}
+
+impl ScopedRing {
+    /// Returns the names of the parts if each part is a range of points of a frame; otherwise no name.
+    fn parts(&self) -> &[String] {
+        let is_contiguous = self.layout.channels <= 1 || self.layout.order == Order::Interleaved;
+        if self.parts.len() > 1 && is_contiguous {
+            &self.parts
+        } else {
+            &[]
+        }
+    }
+
+    /// Returns the points of `part`, or of all parts, in a frame of `points` points.
+    fn range(&self, part: Option<usize>, points: usize) -> Range<usize> {
+        match part {
+            Some(part) => column(part, self.parts().len().max(1), points),
+            None => 0..points,
+        }
+    }
+}
+
+/// Returns the values of column `i` if `len` values are divided into `columns` columns.
+fn column(i: usize, columns: usize, len: usize) -> Range<usize> {
+    i * len / columns..(i + 1) * len / columns
 }
 
 /// The most that the scope of a ring reads while a browser shows the ring.
@@ -128,6 +155,17 @@ pub(super) enum ScopeError {
     /// The ring cannot be tapped.
     #[error(transparent)]
     Tap(#[from] CudaError),
+    /// The requested frame is not in memory.
+    #[error(
+        "frame {index} of ring `{ring}` is not in memory; daq keeps the frames that browsers have shown for a short time, and \
+         a frame that a browser shows frozen as long as its page is open; leave out `index` to request the newest frame"
+    )]
+    Gone {
+        /// The name of the ring.
+        ring: String,
+        /// The number of the frame.
+        index: u64,
+    },
     /// No frame was published.
     #[error("ring `{0}` has no frame yet; try again when its source sends data")]
     NoFrame(String),

@@ -4,13 +4,13 @@
 //!   header bytes (u32) | data bytes (u32) | header: JSON, padded with spaces | data: float32 … |     all little-endian
 //! ```
 
-use super::ScopedRing;
 use super::decode::{Samples, within};
 use super::spectrum::Transform;
 use super::view::View;
+use super::{ScopedRing, column};
 use axum::body::Bytes;
-use daq_core::frame::FrameMeta;
-use daq_core::layout::{Axis, Order, Scalar};
+use daq_core::frame::Flags;
+use daq_core::layout::{Axis, Scalar};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -63,6 +63,8 @@ struct Header<'a> {
     clock: &'static str,
     packets: u32,
     arrived: u32,
+    /// Whether data is missing in the frame, or in the frames that it was computed from.
+    incomplete: bool,
     #[serde(rename = "type")]
     scalar: &'static str,
     complex: bool,
@@ -103,8 +105,8 @@ impl Reducer {
     /// Reduces one frame, the `index`-th that was published.
     pub(super) fn reduce(&mut self, ring: &ScopedRing, index: u64, samples: &Samples<'_>) -> Bytes {
         let layout = &ring.layout;
-        let channel = self.view.channel.min(samples.channels - 1);
-        let (range, parts) = self.range(ring, samples);
+        let channel = self.view.channel;
+        let range = ring.range(self.view.part, samples.points);
         let missing = samples.missing(channel);
         samples.read(channel, range.clone(), &missing, &mut self.re, &mut self.im);
         let gaps: Vec<_> = missing
@@ -132,11 +134,12 @@ impl Reducer {
             clock: meta.timestamp.clock.name(),
             packets: meta.packets_per_frame,
             arrived: meta.arrived,
+            incomplete: meta.flags.contains(Flags::INCOMPLETE),
             scalar: layout.scalar.name(),
             complex: layout.complex,
             channel,
             channels: samples.channels,
-            parts,
+            parts: ring.parts(),
             axis: axis(&layout.axis),
             frame_points: range.len(),
             first,
@@ -179,24 +182,6 @@ impl Reducer {
         encode(&header, &arrays.data)
     }
 
-    /// Returns the points of the chosen part, and the names of the parts if a part is a range of points.
-    fn range<'a>(
-        &self,
-        ring: &'a ScopedRing,
-        samples: &Samples<'_>,
-    ) -> (Range<usize>, &'a [String]) {
-        let parts = ring.parts.len();
-        let is_contiguous = samples.channels == 1 || ring.layout.order == Order::Interleaved;
-        if parts < 2 || !is_contiguous {
-            return (0..samples.points, &[]);
-        }
-        let range = match self.view.part {
-            Some(part) => column(part.min(parts - 1), parts, samples.points),
-            None => 0..samples.points,
-        };
-        (range, &ring.parts)
-    }
-
     /// Replaces complex samples by their squared magnitude.
     fn square(&mut self) {
         for (re, im) in self.re.iter_mut().zip(self.im.drain(..)) {
@@ -227,11 +212,7 @@ impl Reducer {
         complex: bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
-        let max = 1 << self.re.len().checked_ilog2()?;
-        let size = self.view.size.min(max);
-        if size < 16 {
-            return None;
-        }
+        let size = self.view.transform_size(self.re.len())?;
         let transform = self
             .transform
             .take()
@@ -252,7 +233,7 @@ impl Reducer {
         } else {
             0.0
         };
-        Some(json!({ "start": start, "step": step }))
+        Some(json!({ "start": start, "step": step, "size": size }))
     }
 
     /// Adds the number of values per bin. `masked` points are missing. Returns the bins and the statistics.
@@ -365,11 +346,6 @@ impl Reducer {
     }
 }
 
-/// Returns the values of column `i` if `len` values are divided into `columns` columns.
-fn column(i: usize, columns: usize, len: usize) -> Range<usize> {
-    i * len / columns..(i + 1) * len / columns
-}
-
 /// Returns the minimum and the maximum; NaN if every value is NaN.
 fn extremes(values: &[f32]) -> (f32, f32) {
     let nan = (f32::NAN, f32::NAN);
@@ -378,7 +354,7 @@ fn extremes(values: &[f32]) -> (f32, f32) {
         .fold(nan, |(min, max), value| (min.min(*value), max.max(*value)))
 }
 
-/// Returns the mean of all values that are not NaN; NaN if there is none.
+/// Returns the mean of all values that are not NaN. If all values are NaN, returns NaN.
 fn mean(values: impl Iterator<Item = f32>) -> f32 {
     let (mut sum, mut count) = (0.0, 0.0);
     for value in values.filter(|value| !value.is_nan()) {
@@ -440,28 +416,18 @@ fn encode(header: &impl Serialize, data: &[u8]) -> Bytes {
     [lengths.as_flattened(), &text, data].concat().into()
 }
 
-/// Returns the message that keeps a connection open while no frame is published.
-pub(super) fn heartbeat() -> Bytes {
-    encode(&json!({}), &[])
+/// Returns the message that describes a ring without a frame. It also keeps a connection open while no frame is published.
+pub(super) fn description(ring: &ScopedRing, view: &View) -> Bytes {
+    let layout = &ring.layout;
+    let header = json!({
+        "ring": ring.ring.options().name, "type": layout.scalar.name(), "complex": layout.complex,
+        "channel": view.channel, "channels": layout.channels.max(1), "parts": ring.parts(), "axis": axis(&layout.axis),
+        "frame_points": ring.range(view.part, layout.points).len(),
+    });
+    encode(&header, &[])
 }
 
 /// Returns the message that reports why the ring cannot be read.
 pub(super) fn failed(reason: &str) -> Bytes {
     encode(&json!({ "error": reason }), &[])
-}
-
-/// HTTP headers: names and values.
-pub(super) type Headers = [(&'static str, String); 7];
-
-/// Returns the metadata of a frame as HTTP headers.
-pub(super) fn properties(index: u64, meta: &FrameMeta) -> Headers {
-    [
-        ("daq-index", index.to_string()),
-        ("daq-sequence", meta.sequence.to_string()),
-        ("daq-epoch", meta.epoch.to_string()),
-        ("daq-time-ns", meta.timestamp.ns.to_string()),
-        ("daq-clock", meta.timestamp.clock.to_string()),
-        ("daq-packets", meta.packets_per_frame.to_string()),
-        ("daq-arrived", meta.arrived.to_string()),
-    ]
 }

@@ -24,7 +24,7 @@ pub(super) struct Transform {
 
 /// The spectra of a frame.
 pub(super) struct Spectra {
-    /// The mean of all blocks without missing samples; NaN if there is none.
+    /// The mean of all blocks without missing samples; NaN if samples are missing in each block.
     pub(super) mean: Vec<f32>,
     /// Rows of the waterfall, one after the other, the newest first; NaN if samples of the row are missing.
     pub(super) rows: Vec<f32>,

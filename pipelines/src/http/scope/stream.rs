@@ -8,8 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// Time without a new frame after which a browser receives an empty message, so that the connection stays open and a
-/// closed connection is detected.
+/// Time without a new frame after which a browser receives the description of the ring again, so that the connection stays
+/// open and a closed connection is detected.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 
 /// A body whose data arrives through a queue.
@@ -28,18 +28,31 @@ impl HttpBody for Stream {
     }
 }
 
+/// The messages of a view.
+#[derive(Debug)]
+pub(in super::super) struct Messages {
+    /// The newest message; empty before the first frame.
+    pub(super) newest: watch::Receiver<Bytes>,
+    /// The message that describes the ring.
+    pub(super) description: Bytes,
+}
+
 /// Sends the newest message to `queue` whenever the browser has read the message before, until the browser disconnects or
-/// `messages` is closed. A slow browser misses messages.
-pub(in super::super) async fn forward(
-    mut messages: watch::Receiver<Bytes>,
-    queue: mpsc::Sender<Bytes>,
-) {
+/// the view is closed. A slow browser misses messages. Before the first frame, sends the description of the ring.
+pub(in super::super) async fn forward(messages: Messages, queue: mpsc::Sender<Bytes>) {
+    let Messages {
+        newest: mut messages,
+        description,
+    } = messages;
+    if messages.borrow().is_empty() && queue.send(description.clone()).await.is_err() {
+        return;
+    }
     loop {
         let message = tokio::select! {
             changed = tokio::time::timeout(HEARTBEAT_INTERVAL, messages.changed()) => match changed {
                 Ok(Ok(())) => messages.borrow_and_update().clone(),
                 Ok(Err(_)) => return,
-                Err(_) => super::reduce::heartbeat(),
+                Err(_) => description.clone(),
             },
             () = queue.closed() => return,
         };

@@ -1,6 +1,6 @@
 use super::decode::Samples;
 use super::hub::Hub;
-use super::npy::npy;
+use super::npy::NpyFile;
 use super::reduce::Reducer;
 use super::threads::Threads;
 use super::*;
@@ -356,7 +356,7 @@ fn npy_has_type_and_shape_of_the_frame() {
         let mut tap = ring.ring.tap().unwrap();
         let frame = tap.newest().unwrap().unwrap();
         let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
-        let file = npy(&ring.layout, &samples);
+        let file = NpyFile::new(&ring.layout, &samples).bytes;
         let (head, body) = file.split_at(128);
         assert_contains!(String::from_utf8_lossy(head) => header);
         assert_eq!(body, data);
@@ -393,9 +393,197 @@ fn queries_with_unknown_keys_or_values_are_rejected() {
         ("width=1", "from 16 to 4096"),
         ("points=0", "`points`"),
         ("full_scale=nan", "`full_scale` must be a number above 0"),
+        ("row=1", "`row` must be a whole number of at least 2"),
+        ("index=newest", "`index` must be the number of a frame"),
+        (
+            "channel=1&channel=2",
+            "`channel` must not occur more than once",
+        ),
     ] {
         assert_contains!(View::parse(query).unwrap_err().to_string() => part);
     }
+    assert_eq!(index_of("").unwrap(), None);
+    assert_eq!(index_of("index=7").unwrap(), Some(7));
+    for query in ["index=", "channel=1", "index"] {
+        assert_contains!(index_of(query).unwrap_err().to_string() => "index");
+    }
+}
+
+#[test]
+fn queries_that_the_frames_do_not_satisfy_are_rejected() {
+    // 500 points of two channels.
+    let (_fixture, mut ring) = scoped(&int16(2), 2000, 0);
+    let check = |ring: &ScopedRing, query: &str| View::parse(query).unwrap().check(ring);
+    for query in [
+        "",
+        "channel=1&size=256&first=499&points=1&row=500",
+        "points=500&row=2",
+    ] {
+        check(&ring, query).unwrap();
+    }
+    for (query, part) in [
+        (
+            "channel=5",
+            "`channel` must be a whole number from 0 to 1 for ring `raw`, whose frames have 2 channels, not \"5\"",
+        ),
+        (
+            "size=512",
+            "`size` must be a whole number from 16 to 256 for ring `raw`, because 500 points are shown",
+        ),
+        ("first=500", "`first` must be a whole number from 0 to 499"),
+        (
+            "first=490&points=11",
+            "`points` must be a whole number from 1 to 10",
+        ),
+        ("row=501", "`row` must be a whole number from 2 to 500"),
+        (
+            "part=0",
+            "`part` must be left out, because the frames of ring `raw` do not consist of parts",
+        ),
+    ] {
+        assert_contains!(check(&ring, query).unwrap_err().to_string() => part);
+    }
+    ring.parts = vec!["a".into(), "b".into()];
+    check(&ring, "part=1&first=249").unwrap();
+    for (query, part) in [
+        ("part=2", "`part` must be a whole number from 0 to 1"),
+        ("part=1&first=250", "from 0 to 249"),
+    ] {
+        assert_contains!(check(&ring, query).unwrap_err().to_string() => part);
+    }
+    ring.layout.axis = Axis::Frequency {
+        start: None,
+        step: None,
+    };
+    for query in ["size=16", "first=1", "points=1", "row=2"] {
+        let text = check(&ring, query).unwrap_err().to_string();
+        assert_contains!(text => "because the frames of ring `raw` are not samples over time");
+    }
+    // Frames that are too short for a transform.
+    let (_fixture, ring) = scoped(&int16(1), 16, 0);
+    check(&ring, "").unwrap();
+    assert_contains!(check(&ring, "size=16").unwrap_err().to_string() => "`size` must be left out for ring `raw`");
+}
+
+/// Publishes a frame of 1024 int16 samples in 8 packets, of which those in `missing` are missing.
+fn publish_incomplete(fixture: &mut RingFixture, sequence: u64, missing: &[u32]) {
+    let mut slots = fixture.producer.reserve(1);
+    slots.bytes_mut().unwrap().fill(1);
+    slots.finish_with(
+        FrameMeta {
+            flags: Flags::INCOMPLETE,
+            length: 2048,
+            packets_per_frame: 8,
+            arrived: 8 - missing.len() as u32,
+            packet_sizes: PacketSizes::equal(256),
+            ..meta(sequence)
+        },
+        &[(0..8)
+            .filter(|i| !missing.contains(i))
+            .fold(0, |word, i| word | 1 << i)],
+    );
+    slots.publish();
+}
+
+#[test]
+fn file_of_incomplete_frame_lists_missing_elements() {
+    let headers = |samples: &SampleKeys| -> BTreeMap<_, _> {
+        let (mut fixture, ring) = scoped(samples, 2048, 8);
+        publish_incomplete(&mut fixture, 41, &[2, 3, 7]);
+        let mut tap = ring.ring.tap().unwrap();
+        let frame = tap.newest().unwrap().unwrap();
+        let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
+        let file = NpyFile::new(&ring.layout, &samples);
+        file.headers("raw@host", 5, &samples).into_iter().collect()
+    };
+    let found = headers(&int16(1));
+    assert_eq!(
+        (&*found["daq-missing"], &*found["daq-missing-elements"]),
+        ("256:512,896:1024", "384")
+    );
+    assert_eq!(
+        (&*found["daq-index"], &*found["daq-complete"]),
+        ("5", "false")
+    );
+    let name = "attachment; filename=\"raw@host-41-incomplete.npy\"";
+    assert_eq!(found["content-disposition"], name);
+    // A pair of floats is one element, and packed numbers are unpacked.
+    let complex = SampleKeys {
+        scalar: Scalar::Float32,
+        complex: true,
+        ..int16(1)
+    };
+    assert_eq!(headers(&complex)["daq-missing"], "64:128,224:256");
+    let packed = SampleKeys {
+        scalar: Scalar::Uint4p,
+        ..int16(1)
+    };
+    assert_eq!(headers(&packed)["daq-missing"], "1024:2048,3584:4096");
+}
+
+#[test]
+fn frozen_frame_stays_in_memory_while_a_browser_shows_it() {
+    let (mut fixture, ring) = scoped(&int16(1), 64, 0);
+    let hub = hub(&ring);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let download = |index| runtime.block_on(hub.download("raw", Some(index)));
+    let subscribe = |query: &str| {
+        let messages = hub.subscribe("raw", View::parse(query).unwrap());
+        messages.map(|messages| messages.newest)
+    };
+    let shows = |messages: &tokio::sync::watch::Receiver<axum::body::Bytes>, index: u64| {
+        wait_for("a frame", || {
+            let message = messages.borrow().clone();
+            (!message.is_empty() && Message::parse(&message).header["index"] == index).then_some(())
+        });
+    };
+    assert!(matches!(subscribe("index=0"), Err(ScopeError::Gone { .. })));
+    let live = subscribe("").unwrap();
+    fixture.write(&[(meta(0), bytes_of([3; 32]))]);
+    shows(&live, 0);
+    let frozen = subscribe("index=0").unwrap();
+    // A zoomed view of the same frame.
+    let zoomed = subscribe("index=0&first=4&points=2").unwrap();
+    drop(frozen);
+    for index in 1..40 {
+        assert_eq!(fixture.read().len(), 1);
+        fixture.write(&[(meta(index), bytes_of([4; 32]))]);
+        shows(&live, index);
+    }
+    shows(&zoomed, 0);
+    assert_eq!(Message::parse(&zoomed.borrow()).data["max"], [3.0, 3.0]);
+    assert!(download(0).unwrap().file.ends_with(&bytes_of([3; 32])));
+    assert!(download(39).unwrap().file.ends_with(&bytes_of([4; 32])));
+    assert!(matches!(
+        download(1),
+        Err(ScopeError::Gone { index: 1, .. })
+    ));
+    drop(live);
+    assert!(download(0).is_ok(), "the other page is closed");
+    drop(zoomed);
+    wait_for("the end of the thread", || {
+        (hub.threads() == 0).then_some(())
+    });
+    let error = download(0).err().unwrap().to_string();
+    assert_contains!(error => "frame 0 of ring `raw` is not in memory");
+    hub.join();
+}
+
+#[test]
+fn frames_larger_than_the_limit_are_not_kept() {
+    let mut recent = frames::Recent::default();
+    let (mut fixture, ring) = scoped(&int16(1), 24 << 20, 0);
+    let mut tap = ring.ring.tap().unwrap();
+    for index in 0..4 {
+        fixture.write(&[(meta(index), vec![0; 24 << 20])]);
+        assert_eq!(fixture.read().len(), 1);
+        let frame = tap.newest().unwrap().unwrap();
+        recent.keep(frames::Copied::new(&frame), |index| index == 0);
+    }
+    let kept = [0, 1, 2, 3].map(|index| recent.find(index).is_some());
+    assert_eq!(kept, [true, false, false, true]);
 }
 
 #[test]
@@ -416,7 +604,10 @@ fn hub(ring: &ScopedRing) -> Hub {
 fn views_share_one_thread_that_ends_with_the_last_browser() {
     let (mut fixture, ring) = scoped(&int16(1), 2048, 0);
     let hub = hub(&ring);
-    let view = |query| hub.subscribe("raw", View::parse(query).unwrap());
+    let view = |query| {
+        let messages = hub.subscribe("raw", View::parse(query).unwrap());
+        messages.map(|messages| messages.newest)
+    };
     let mut first = view("").unwrap();
     fixture.write(&[(meta(3), bytes_of(0..1024))]);
     wait_for("a message", || first.has_changed().unwrap().then_some(()));
@@ -445,7 +636,7 @@ fn views_share_one_thread_that_ends_with_the_last_browser() {
 fn stalled_browser_keeps_only_the_newest_message_and_blocks_no_frame() {
     let (mut fixture, ring) = scoped(&int16(1), 64, 0);
     let hub = hub(&ring);
-    let stalled = hub.subscribe("raw", View::default()).unwrap();
+    let stalled = hub.subscribe("raw", View::default()).unwrap().newest;
     for sequence in 0..200 {
         fixture.write(&[(meta(sequence), vec![0; 64])]);
         assert_eq!(fixture.read().len(), 1);
