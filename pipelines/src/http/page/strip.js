@@ -1,7 +1,8 @@
 // The view "Strip": whether the data of each source is complete, in the last 10 minutes and 24 hours.
 //
-// Each canvas shows one column per bucket of `/history`. The height is the rate; lost packets stand on top in the colour of
-// their cause, and tint the whole column, so that one lost packet is visible beside a million.
+// Each canvas shows one column per bucket of `/history`. The height is the rate of the packets that the sender sent. The part
+// of the column that was lost has the colour of the cause, and a minimum size, so that one lost packet is visible beside a
+// million.
 import { clock, colour, element, fitted, onScheme, scale, setText, sum } from "./common.js";
 
 const SPANS = [
@@ -11,9 +12,9 @@ const SPANS = [
 const MARKS = { start: "daq started", stop: "daq stopped", epoch: "sender restarted (new epoch)", restart: "daq restarted" };
 /** Height of the row of marks above the columns, in CSS pixels. */
 const MARKS_HEIGHT = 12;
-/** Minimum height of lost packets, in CSS pixels. */
-const MIN_LOSS = 8;
-/** Minimum width of lost packets, in CSS pixels. */
+/** Minimum height of lost, rejected and duplicate packets, in CSS pixels. */
+const MIN_LOSS = 5;
+/** Minimum width of these packets, in CSS pixels. */
 const LOSS_WIDTH = 3;
 /** Maximum number of rows of the table of losses. */
 const MAX_ROWS = 50;
@@ -95,37 +96,36 @@ const draw = (canvas, history, name, selected) => {
   const snap = (position) => Math.round(position * devicePixelRatio) / devicePixelRatio;
   const totals = Array.from({ length: columns }, (_, i) => column(source, Math.floor(i * buckets / columns), Math.floor((i + 1) * buckets / columns)));
   const rate = (total) => total.buckets ? (total.delivered + sum(total.lost)) / total.buckets : 0;
-  const top = Math.max(1, ...totals.map(rate));
+  const top = Math.max(...totals.map(rate));
   const base = height;
   const usable = height - MARKS_HEIGHT;
   const good = colour("good"), missing = colour("missing");
-  const paint = (i, style, y, tall, wide = 0) => {
+  const tall = (count, total) => (count && top ? count / total.buckets / top * usable : 0);
+  const paint = (i, style, y, high, wide = 0) => {
     const x = snap(i * pitch);
     context.fillStyle = style;
-    context.fillRect(x, y, Math.max(wide, snap((i + 1) * pitch) - x), tall);
+    context.fillRect(x, y, Math.max(wide, snap((i + 1) * pitch) - x), high);
   };
-  const heights = totals.map((total) => (total.buckets ? total.delivered / total.buckets / top * usable : 0));
   // daq did not run: a thin line instead of an empty column.
-  totals.forEach((total, i) => (total.buckets ? paint(i, good, base - heights[i], heights[i]) : paint(i, missing, base - 2, 2)));
+  totals.forEach((total, i) => (total.buckets ? paint(i, good, base - tall(total.delivered, total), tall(total.delivered, total)) : paint(i, missing, base - 2, 2)));
   // Losses are drawn over their neighbours, because they are wider than a column.
   totals.forEach((total, i) => {
+    let y = base - tall(total.delivered + sum(total.lost), total);
     const lost = Object.entries(total.lost);
-    const others = [["rejected", total.rejected], ["duplicates", total.duplicates]].filter(([, count]) => count > 0);
-    if (lost.length) {
-      const all = sum(total.lost);
-      const main = lost.reduce((a, b) => (b[1] > a[1] ? b : a))[0];
-      context.globalAlpha = .6;
-      paint(i, causeColour(main), MARKS_HEIGHT, usable, LOSS_WIDTH);
-      context.globalAlpha = 1;
-      const tall = Math.max(MIN_LOSS * lost.length, all / total.buckets / top * usable);
-      let y = Math.max(MARKS_HEIGHT, base - heights[i] - tall);
-      for (const [cause, count] of lost) {
-        const part = Math.max(MIN_LOSS, tall * count / all);
-        paint(i, causeColour(cause), y, part, LOSS_WIDTH);
-        y += part;
-      }
+    // Small losses have their minimum height, also in a column that is smaller than this.
+    y = Math.min(y, base - MIN_LOSS * lost.length);
+    for (const [cause, count] of lost) {
+      const part = Math.max(MIN_LOSS, tall(count, total));
+      paint(i, causeColour(cause), y, part, LOSS_WIDTH);
+      y += part;
     }
-    others.forEach(([kind], k) => paint(i, causeColour(kind), base - MIN_LOSS * (k + 1), MIN_LOSS, LOSS_WIDTH));
+    let bottom = base;
+    for (const kind of ["rejected", "duplicates"]) {
+      if (!total[kind]) continue;
+      const part = Math.max(MIN_LOSS, Math.min(usable, tall(total[kind], total)));
+      bottom -= part;
+      paint(i, causeColour(kind), bottom, part, LOSS_WIDTH);
+    }
   });
   const xOf = (time) => (time - history.start) / history.step / buckets * width;
   const { tick } = SPANS.find(({ key }) => key === canvas.dataset.span);
@@ -238,7 +238,8 @@ class Row {
     if (!history?.sources[this.name]) return;
     draw(this.canvases[key], history, this.name, this.selected[key] ?? null);
     const { top } = this.canvases[key].dataset;
-    setText(this.captions[key], top ? `≤ ${scale(Number(top), `${unitOf(history, this.name)}/s`)}` : "no complete column yet");
+    const unit = unitOf(history, this.name);
+    setText(this.captions[key], !top ? "no complete column yet" : Number(top) ? `max ${scale(Number(top), `${unit}/s`)}` : `no ${unit}`);
   }
 
   update(key) {
