@@ -1,6 +1,6 @@
 """Checks the page of a running daq in a headless Chromium, and keeps screenshots.
 
-Arguments: what to check (`tone`, `losses` or `views`), the address of the page, and the folder of the screenshots.
+Arguments: what to check (`tone`, `losses`, `views` or `empty`), the address of the page, and the folder of the screenshots.
 """
 
 import sys
@@ -78,14 +78,66 @@ def tone(browser, address, _):
     assert (best, width) == (512 + 128, 1024), (best, width)
     assert page.evaluate(DRAWN % (125, -12.04)), "no line at the tone"
     assert not page.evaluate(DRAWN % (-125, -12.04)), "a line where no tone is"
-    # Freezing stops the display.
+    # Freezing stops the display, and the frozen frame can be downloaded when many newer frames have arrived.
+    published = "fetch('/status').then((answer) => answer.json()).then((status) => status.report.rings.voltages.published)"
     page.evaluate("document.getElementById('freeze').click()")
     frozen = page.evaluate("document.getElementById('scope-state').textContent")
-    time.sleep(1)
+    begin = page.evaluate(published)
+    page.wait("newer frames", f"{published}.then((count) => count > {begin} + 64)")
     assert page.evaluate("document.getElementById('scope-state').textContent") == frozen
+    sequence, largest = page.evaluate("""fetch(document.getElementById('download').href).then(async (answer) => {
+      const samples = new Int16Array((await answer.arrayBuffer()).slice(128));
+      // The real parts of channel 1.
+      return [answer.headers.get('daq-sequence'), samples.filter((_, i) => i % 4 === 2).reduce((a, b) => Math.max(a, b))];
+    })""")
+    assert frozen.startswith(f"frozen: frame {sequence} "), (frozen, sequence)
+    assert largest == page.evaluate(SCOPE + ".time.chart.data[1].reduce((a, b) => Math.max(a, b)))"), largest
     page.evaluate("document.getElementById('freeze').click()")
     page.wait("the next frame", f"document.getElementById('scope-state').textContent !== {frozen!r}")
+    # The browser does not accept a channel that the ring does not have.
+    page.evaluate("""(() => {
+      const { channel } = document.getElementById('scope-form').elements;
+      channel.value = '5';
+      channel.dispatchEvent(new Event('change', { bubbles: true }));
+    })()""")
+    assert page.evaluate("document.querySelector('input[name=channel]').validity.rangeOverflow")
     assert page.problems() == [], page.problems()
+
+
+def empty(browser, address, pictures):
+    """Rings without a frame, and with frames of 16 samples."""
+    page = browser.open("about:blank")
+    page.emulate(*SIZES["light"])
+    page.call("Page.navigate", url=f"{address}/#scope?ring=never")
+    text = page.wait("the reason", "document.getElementById('scope-state').textContent")
+    assert text.startswith("Waiting for the first frame of ring never: source deaf has received nothing for "), text
+    assert page.evaluate("[...document.querySelectorAll('.panels figure')].every((figure) => figure.hidden)")
+    assert page.evaluate("document.getElementById('freeze').disabled && !document.getElementById('download').href")
+    page.screenshot(Path(pictures) / "scope-empty.png")
+    # Values that were kept when the ring had more channels and longer frames.
+    page.evaluate("""(() => {
+      localStorage.setItem('scope small', JSON.stringify({ channel: '3', size: '1024' }));
+      const { ring } = document.getElementById('scope-form').elements;
+      ring.value = 'small';
+      ring.dispatchEvent(new Event('change', { bubbles: true }));
+    })()""")
+    shown = page.wait("the samples", SCOPE + ".time.chart?.data)")
+    assert [len(line) for line in shown] == [16, 16, 16], shown
+    page.wait("the spectrum", SCOPE + ".spectrum.chart?.data?.[0].length === 16)")
+    sizes = page.evaluate("[...document.querySelectorAll('select[name=size] option')].filter((option) => !option.disabled).map((option) => option.text)")
+    assert sizes == ["auto", "16"], sizes
+    page.screenshot(Path(pictures) / "scope-small.png")
+    # The first request was answered with 400.
+    assert all("400" in problem for problem in page.problems()), page.problems()
+
+
+def names(page):
+    """Checks that assistive programs find a name for each control."""
+    page.call("Accessibility.enable")
+    roles = {"button", "link", "combobox", "spinbutton", "checkbox", "textbox", "image"}
+    for node in page.call("Accessibility.getFullAXTree")["nodes"]:
+        if not node.get("ignored") and node["role"]["value"] in roles:
+            assert node.get("name", {}).get("value"), f"no name: {node}"
 
 
 def losses(browser, address, _):
@@ -121,9 +173,10 @@ def views(browser, address, pictures):
             page.screenshot(Path(pictures) / f"{view}-{kind}.png")
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, f"{view}, {kind}: {overflow} pixels wider than the window"
+            names(page)
             assert page.problems() == [], page.problems()
             page.connection.close()
 
 
 with Browser() as opened:
-    {"tone": tone, "losses": losses, "views": views}[sys.argv[1]](opened, *sys.argv[2:])
+    {"tone": tone, "losses": losses, "views": views, "empty": empty}[sys.argv[1]](opened, *sys.argv[2:])

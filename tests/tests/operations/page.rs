@@ -78,6 +78,55 @@ fn page_shows_tone_and_losses_where_they_are() {
     );
 }
 
+/// A source that receives nothing, and a source with frames of 16 samples.
+const EMPTY: &str = r#"
+[source.deaf]
+driver = "udp"
+listen = "127.0.0.1:0"
+ring = "never"
+samples = { type = "int16", channels = 4, rate = "1 MHz" }
+[source.deaf.format]
+kind = "raw"
+header = 8
+payload = 1024
+sequence = { offset = 0, bytes = 8 }
+[ring.never]
+slot = "64 KiB"
+[sink.first]
+driver = "null"
+input = "never"
+[source.tiny]
+driver = "sim"
+ring = "small"
+samples = { type = "int16", complex = true, rate = "2 kHz" }
+tones = [{ frequency = "250 Hz", amplitude = 0.25 }]
+packet = 64
+[ring.small]
+slot = 64
+[sink.second]
+driver = "null"
+input = "small"
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+#[test]
+fn page_says_why_a_ring_has_no_frame_and_shows_short_frames() {
+    if !has_browser() {
+        skip!("python3 and Chromium are not installed (Debian packages python3 and chromium)")
+    }
+    let daq = Daq::new(EMPTY);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("rings.small.published", 1);
+    let output = browse(&mut live, "empty");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let _ = live.stop();
+}
+
 #[test]
 fn ten_open_pages_lose_nothing() {
     let config = TONE

@@ -1,5 +1,5 @@
 // The panels of the view "Scope": each draws one kind of data of a reduced frame.
-import { axisUnit, colour, element, fitted, onScheme, setText } from "./common.js";
+import { axisUnit, colour, counted, element, fitted, onScheme, setText } from "./common.js";
 import { paint } from "./palette.js";
 
 const caption = (figure, text) => setText(figure.querySelector("figcaption"), text);
@@ -36,7 +36,7 @@ class Chart {
 
   clear() {
     this.chart?.destroy();
-    this.chart = null;
+    this.chart = this.data = null;
     this.key = "";
   }
 }
@@ -63,6 +63,9 @@ const shade = (ranges) => (chart) => {
   ctx.restore();
 };
 
+/** Maximum number of samples that are drawn as dots. */
+const MAX_DOTS = 100;
+
 /** Samples over time: the minimum and the maximum of each column. */
 export class Series {
   constructor(figure, zoom) {
@@ -83,8 +86,13 @@ export class Series {
     if (data.min_im) lines.push(listed(data.max_im), listed(data.min_im));
     this.ranges = frame.missing.map(([from, to]) => [from * scale, to * scale]);
     this.scale = scale;
-    const key = [unit, lines.length, frame.ring].join();
-    const pair = (name, line) => [drawn(columns === points ? name : `${name} max`, line), drawn(`${name} min`, line)];
+    const isExact = columns === points;
+    // Without columns of several samples, the minimum is the maximum.
+    if (isExact) for (const at of data.min_im ? [4, 2] : [2]) lines.splice(at, 1);
+    const hasDots = points <= MAX_DOTS;
+    const key = [unit, lines.length, hasDots, frame.ring].join();
+    const line = (name, stroke) => drawn(name, stroke, { points: { show: hasDots, size: 5, fill: stroke } });
+    const pair = (name, stroke) => (isExact ? [line(name, stroke)] : [line(`${name} max`, stroke), line(`${name} min`, stroke)]);
     this.chart.show(key, lines, () => ({
       axes: axes(`time in the frame (${unit})`, "value"),
       scales: { x: { time: false } },
@@ -94,7 +102,7 @@ export class Series {
         ...pair(data.min_im ? "real" : "value", colour("accent")),
         ...(data.min_im ? pair("imag", colour("second")) : []),
       ],
-      bands: [{ series: [1, 2], fill: colour("band") }, ...(data.min_im ? [{ series: [3, 4], fill: colour("second-band") }] : [])],
+      bands: isExact ? [] : [{ series: [1, 2], fill: colour("band") }, ...(data.min_im ? [{ series: [3, 4], fill: colour("second-band") }] : [])],
       hooks: {
         drawClear: [shade(() => this.ranges)],
         setSelect: [(chart) => {
@@ -161,15 +169,18 @@ export class Spectrum {
       return Number.isNaN(shown) || !this.counts[i] ? null : Math.max(shown, -399);
     }))];
     this.range(lines, isDecibel);
-    const reference = frame.full_scale === 1 ? "dB" : "dBFS";
+    const reference = !frame.spectrum || frame.full_scale === 1 ? "dB" : "dBFS";
     const key = [unit, isDecibel, reference, frame.ring].join();
     this.chart.show(key, lines, () => ({
-      axes: axes(`frequency (${unit})`, isDecibel ? (frame.spectrum ? reference : "dB") : "power"),
+      axes: axes(`frequency (${unit})`, isDecibel ? reference : "power"),
       scales: { x: { time: false }, y: { range: () => [this.low, this.high] } },
       series: [{ label: unit, value: (_, value) => number(value) }, drawn("now", colour("accent")), drawn("mean", colour("second"), { width: 2 }), drawn("maximum", colour("hold"))],
       hooks: { draw: [({ bbox }) => this.waterfall.align(bbox.left / devicePixelRatio, bbox.width / devicePixelRatio)] },
     }));
-    caption(this.figure, `Spectrum (mean of ${this.count.toLocaleString()} frames)`);
+    const [frequencies, , mean] = lines;
+    const peak = mean.reduce((best, value, i) => (value !== null && (best === null || value > mean[best]) ? i : best), null);
+    const where = peak === null ? "" : `, peak ${isDecibel ? `${mean[peak].toFixed(1)} ${reference}` : number(mean[peak])} at ${unit === "bins" ? `bin ${number(frequencies[peak])}` : `${number(frequencies[peak])} ${unit}`}`;
+    caption(this.figure, `Spectrum (mean of ${counted(this.count, "frame")}${where})`);
     this.waterfall.update(added.map((values) => values.map(level)), columns, this.low, this.high);
   }
 
@@ -255,6 +266,7 @@ export class Histogram {
   update(frame, { log }) {
     const { start, step, low, high, count, min, max, mean, rms, not_finite: notFinite, low_limit: lowLimit, high_limit: highLimit } = frame.histogram;
     const counts = frame.data.histogram;
+    this.step = step;
     const isClipped = (i) => (i === 0 && low > 0) || (i === counts.length - 1 && high > 0);
     const shown = (value) => (log && value === 0 ? null : value);
     const lines = [
@@ -265,7 +277,7 @@ export class Histogram {
     const bars = uPlot.paths.bars({ size: [1, Infinity], gap: 0 });
     this.chart.show([log, frame.ring].join(), lines, () => ({
       axes: axes("value", "count"),
-      scales: { x: { time: false, range: (_, from, to) => [from, to] }, y: log ? { distr: 3 } : {} },
+      scales: { x: { time: false, range: (_, from, to) => [from - this.step / 2, to + this.step / 2] }, y: log ? { distr: 3 } : {} },
       legend: { show: false },
       series: [{}, drawn("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), drawn("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
     }));
@@ -273,9 +285,9 @@ export class Histogram {
     const clipped = low + high;
     const note = document.getElementById("clipping");
     note.classList.toggle("bad", clipped > 0);
-    const limits = highLimit === undefined || highLimit === null ? "" : ` (${number(lowLimit)} and ${number(highLimit)})`;
+    const limits = highLimit == null ? "" : lowLimit == null ? ` the limit ${number(highLimit)}` : ` the limits ${number(lowLimit)} and ${number(highLimit)}`;
     setText(note, [
-      clipped ? `clipped: ${clipped.toLocaleString()} values at the limits${limits}, ${(100 * clipped / count).toPrecision(2)} %` : limits ? `no value at the limits${limits}` : "",
+      clipped ? `clipped: ${clipped.toLocaleString()} values at${limits}, ${(100 * clipped / count).toPrecision(2)} %` : limits && `no value at${limits}`,
       `minimum ${number(min)}, maximum ${number(max)}, mean ${number(mean)}, rms ${number(rms)}`,
       notFinite ? `${notFinite.toLocaleString()} values are not finite` : "",
     ].filter(Boolean).join(" · "));
@@ -283,6 +295,9 @@ export class Histogram {
 
   clear() { this.chart.clear(); }
 }
+
+/** Space between the border of a figure and its canvas, in CSS pixels, as in the style sheet. */
+const PADDING = 13;
 
 /** A frame as an image: its rows are lines or channels. */
 export class Picture {
@@ -306,7 +321,11 @@ export class Picture {
     const natural = frame.image?.pixels ?? [rows, columns];
     // Lines of an image keep their proportions; channels become rows of a readable height.
     const isImage = frame.image?.kind === "rows";
-    this.canvas.style.height = `${isImage ? Math.min(640, this.canvas.clientWidth * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6))}px`;
+    const space = this.canvas.parentElement.clientWidth - 2 * PADDING;
+    const tall = isImage ? Math.min(640, space * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6));
+    this.canvas.style.height = `${tall}px`;
+    this.canvas.style.width = `${isImage ? tall * natural[1] / natural[0] : space}px`;
+    this.figure.classList.toggle("first", isImage);
     const { context, width, height } = fitted(this.canvas);
     context.imageSmoothingEnabled = columns > width;
     context.drawImage(this.pixels, 0, 0, width, height);

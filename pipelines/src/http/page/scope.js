@@ -3,11 +3,15 @@ import { element, scale, setText } from "./common.js";
 import { Histogram, Picture, Series, Spectrum, Values } from "./panels.js";
 import { read } from "./stream.js";
 
-const SIZES = [256, 512, 1024, 2048, 4096, 8192];
+/** Sizes of Fourier transforms. */
+const SIZES = Array.from({ length: 13 }, (_, i) => 16 << i);
 /** Pause before the stream is requested again after an error, in milliseconds. */
 const RETRY = 2000;
-/** Keys of the form that the server reduces by, and that are kept for each ring. */
-const KEYS = ["channel", "part", "size", "full_scale", "row"];
+/** Age of the newest frame from which the page mentions it, in seconds. */
+const OLD = 3;
+/** Keys of the form that the server reduces by, and that are kept for each ring. An empty value is the server's default. */
+const DEFAULTS = { channel: "0", part: "", size: "", full_scale: "", row: "" };
+const KEYS = Object.keys(DEFAULTS);
 /** Checkbox of the form: levels of spectra and images, and counts, are logarithmic. */
 const LOG = "log";
 
@@ -15,6 +19,7 @@ const figure = (name) => document.getElementById(`panel-${name}`);
 const form = document.getElementById("scope-form");
 const stateLine = document.getElementById("scope-state");
 const freezeButton = document.getElementById("freeze");
+const download = document.getElementById("download");
 let panels = null;
 let stream = null;
 let retry = null;
@@ -27,43 +32,88 @@ let last = null;
 let received = [];
 /** Number of the newest frame of the stream; a server can send a frame again when another page opens. */
 let newest = -1;
+/** Number of the newest frame in the waterfall, the mean and the maximum. */
+let counted = -1;
+/** The newest response of `/status`. */
+let status = null;
 /** Whether levels are logarithmic; `null` before the first frame of a ring without a saved choice. */
 let log = null;
 
+/** Shows the points `from` to `to` of the frame, or all points if `from` is `null`. */
+const zoom = (from, to) => {
+  const points = last.frame_points;
+  const first = Math.max(0, Math.min(points - 1, from));
+  zoomed = from === null ? null : [first, Math.max(1, Math.min(points, to) - first)];
+  start();
+};
+
 const make = () => {
   panels = {
-    time: new Series(figure("time"), (from, to) => { zoomed = from === null ? null : [Math.max(0, from), Math.max(1, to - from)]; start(); }),
+    time: new Series(figure("time"), zoom),
     spectrum: new Spectrum(figure("spectrum")),
     histogram: new Histogram(figure("histogram")),
     image: new Picture(figure("image")),
     values: new Values(figure("values")),
   };
-  for (const size of SIZES) element("option", String(size), form.elements.size).selected = size === 1024;
+  form.elements.size.append(new Option("auto", ""), ...SIZES.map((size) => new Option(size)));
   form.addEventListener("change", (event) => {
     const { name } = event.target;
     if (name === LOG) { log = event.target.checked; save(); repaint(); return; }
-    if (name === "ring") restore();
-    else save();
+    // The browser marks a field with an invalid value.
+    if (!event.target.checkValidity()) { event.target.reportValidity(); return; }
+    if (name === "ring") {
+      freeze(false);
+      restore();
+      clear();
+    } else {
+      save();
+    }
     zoomed = null;
-    clear();
+    reset();
     start();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("reset").addEventListener("click", () => { panels.spectrum.reset(); });
-  freezeButton.addEventListener("click", () => freeze(!frozen));
+  freezeButton.addEventListener("click", () => { freeze(!frozen); start(); });
 };
 
+/** Removes everything that belongs to another ring. */
 const clear = () => {
   last = null;
+  for (const name of Object.keys(panels)) figure(name).hidden = true;
+  for (const key of KEYS) form.elements[key].parentElement.hidden = true;
+  stateLine.className = "";
+  setText(stateLine, "");
+  waiting();
+  offer();
+};
+
+/** Starts the waterfall, the mean and the maximum again. */
+const reset = () => {
+  pending = [];
   received = [];
+  counted = -1;
   for (const panel of Object.values(panels)) panel.clear();
 };
 
 const freeze = (wanted) => {
+  if (frozen === wanted) return;
+  if (pending.length) repaint();
   frozen = wanted;
   freezeButton.setAttribute("aria-pressed", String(frozen));
-  if (frozen) stop();
-  else start();
+  if (last) describe(last, []);
+  offer();
+};
+
+/** Offers the frame that is shown for download if the display is frozen; otherwise the newest frame. */
+const offer = (isKept = true) => {
+  freezeButton.disabled = !last && !frozen;
+  const hasFile = Boolean(last) && isKept;
+  setText(download, frozen ? "Download frozen frame" : "Download newest frame");
+  download.setAttribute("aria-disabled", String(!hasFile));
+  const path = `/rings/${encodeURIComponent(form.elements.ring.value)}/frame.npy`;
+  if (hasFile) download.href = frozen ? `${path}?index=${last.index}` : path;
+  else download.removeAttribute("href");
 };
 
 const save = () => {
@@ -74,10 +124,9 @@ const save = () => {
 
 const restore = () => {
   const kept = JSON.parse(localStorage.getItem(`scope ${form.elements.ring.value}`) ?? "{}");
-  const defaults = { channel: "0", part: "", size: "1024", full_scale: "", row: "" };
   for (const key of KEYS) {
     const field = form.elements[key];
-    const value = kept[key] ?? defaults[key];
+    const value = kept[key] ?? DEFAULTS[key];
     if (key === "part" && value && ![...field.options].some((option) => option.value === value)) element("option", value, field).value = value;
     field.value = value;
   }
@@ -86,25 +135,38 @@ const restore = () => {
 
 const address = () => {
   const { ring } = form.elements;
-  const query = new URLSearchParams(KEYS.map((key) => [key, form.elements[key].value]).filter(([, value]) => value !== ""));
+  const query = new URLSearchParams(KEYS.map((key) => [key, form.elements[key].value]).filter(([key, value]) => value !== DEFAULTS[key]));
   query.set("width", String(Math.max(200, Math.min(1200, figure("time").clientWidth || 800))));
   if (zoomed) { query.set("first", zoomed[0]); query.set("points", zoomed[1]); }
+  if (frozen) query.set("index", last.index);
   return `/rings/${encodeURIComponent(ring.value)}/scope?${query}`;
 };
 
 const receive = (frame) => {
-  if (frozen || !frame.arrays || frame.index === newest) return;
+  if (frame.error) { problem(frame.error); return; }
+  if (!frame.arrays) {
+    if (!last) fields(frame);
+    return;
+  }
+  if (frame.index === newest || (frozen && frame.index !== last.index)) return;
   newest = frame.index;
   if (!pending.length) requestAnimationFrame(repaint);
   pending.push(frame);
 };
 
+const problem = (text) => {
+  setText(stateLine, text);
+  stateLine.className = "bad";
+};
+
 /** Shows the newest frame, and adds all received frames to the waterfall, the mean and the maximum. */
 const repaint = () => {
-  const frames = pending;
+  last = pending.at(-1) ?? last;
+  // The server sends a frozen frame again when the page shows other points of it.
+  const frames = pending.filter(({ index }) => index !== counted);
   pending = [];
-  last = frames.at(-1) ?? last;
   if (!last || !panels) return;
+  counted = last.index;
   if (log === null) form.elements[LOG].checked = last.axis.kind === "frequency";
   else if (frames.length) form.elements[LOG].checked = log;
   log = form.elements[LOG].checked;
@@ -129,6 +191,24 @@ const repaint = () => {
   }
   describe(last, frames);
   fields(last);
+  if (freezeButton.disabled) offer();
+};
+
+/** Says why a ring has no frame. */
+const waiting = () => {
+  const ring = status?.plan.rings.find(({ name }) => name === form.elements.ring.value);
+  const report = status?.report;
+  if (last || !ring || report.rings[ring.name]?.published) return;
+  const source = report.sources[ring.producer];
+  const rejected = source?.rejected ?? 0;
+  const received = (source?.delivered ?? 0) + (source?.duplicates ?? 0);
+  const why = !source
+    ? `${ring.producer} has written no frame yet`
+    : received || rejected
+      ? `source ${ring.producer} has received ${received.toLocaleString()} packets${rejected ? ` and rejected ${rejected.toLocaleString()}` : ""}, but no frame is complete yet`
+      : `source ${ring.producer} has received nothing for ${Math.floor(report.seconds)} s`;
+  stateLine.className = "";
+  setText(stateLine, `Waiting for the first frame of ring ${ring.name}: ${why}.`);
 };
 
 /** The line with number, time and completeness of the newest frame. */
@@ -138,25 +218,34 @@ const describe = (frame, frames) => {
   received = received.filter(([at]) => now - at < 3000);
   const [oldest, newest] = [received[0], received.at(-1)];
   const seconds = (newest?.[0] - oldest?.[0]) / 1000;
-  const rates = seconds > .5 ? ` · shows ${((received.length - 1) / seconds).toFixed(1)} of ${scale((newest[1] - oldest[1]) / seconds, "frames/s")}` : "";
+  const rates = !frozen && seconds > .5 ? ` · shows ${((received.length - 1) / seconds).toFixed(1)} of ${scale((newest[1] - oldest[1]) / seconds, "frames/s")}` : "";
   const time = frame.clock === "none" ? "" : ` · ${new Date(frame.time_ms).toISOString().replace("T", " ").replace("Z", "")} (${frame.clock})`;
-  const packets = frame.packets ? ` · ${frame.arrived} of ${frame.packets} packets` : "";
-  setText(stateLine, `${frozen ? "frozen: " : ""}frame ${frame.sequence} · epoch ${frame.epoch}${time}${packets}${rates} · ${frame.complex ? "complex " : ""}${frame.type}`);
-  stateLine.classList.toggle("bad", frame.packets > 0 && frame.arrived < frame.packets);
+  const packets = frame.packets ? ` · ${frame.arrived} of ${frame.packets} packets` : frame.incomplete ? " · computed from incomplete frames" : "";
+  setText(stateLine, `${frozen ? "frozen: " : ""}frame ${frame.sequence} · epoch ${frame.epoch}${time}${packets}${rates} · ${frame.complex ? "complex " : ""}${frame.type}${age()}`);
+  stateLine.classList.toggle("bad", frame.incomplete || (frame.packets > 0 && frame.arrived < frame.packets));
   const rows = frame.data.waterfall?.shape[0] ?? 0;
   setText(document.getElementById("waterfall-note"), rows > 1 ? `Newest on top; ${rows} rows per frame. Missing data is grey. Frames that are not shown have no row.` : "Newest frame on top. Missing data is grey. Frames that are not shown have no row.");
 };
 
-/** Shows the fields of the form that the ring has. */
+/** Says how old the newest frame is if no frame arrives. */
+const age = () => {
+  const seconds = (status?.report.rings[form.elements.ring.value]?.newest_frame_age_ns ?? 0) / 1e9;
+  return !frozen && seconds > OLD ? ` · no new frame for ${Math.floor(seconds)} s` : "";
+};
+
+/** Shows the fields of the form that the ring has, with the values that they can have. */
 const fields = (frame) => {
   const { channel, part, size, full_scale: fullScale, row } = form.elements;
   const show = (field, wanted) => { field.parentElement.hidden = !wanted; };
+  const isTime = frame.axis.kind === "time";
   channel.max = String(frame.channels - 1);
+  row.max = String(frame.frame_points);
+  for (const option of size.options) option.hidden = option.disabled = Number(option.value) > frame.frame_points;
   show(channel, frame.channels > 1);
   show(part, frame.parts.length > 1);
-  show(size, Boolean(frame.data.spectrum));
-  show(fullScale, frame.axis.kind === "time" && frame.full_scale !== 1);
-  show(row, frame.axis.kind === "time");
+  show(size, isTime && frame.frame_points >= SIZES[0]);
+  show(fullScale, isTime && !frame.type.startsWith("float"));
+  show(row, isTime && frame.frame_points > 1);
   if (part.options.length !== frame.parts.length + 1) {
     const chosen = part.value;
     part.replaceChildren(new Option("all", ""), ...frame.parts.map((name, i) => new Option(name, String(i))));
@@ -164,39 +253,60 @@ const fields = (frame) => {
   }
 };
 
-/** Follows the list of rings. */
-export const update = ({ plan }) => {
-  const names = plan.rings.map(({ name }) => name);
-  if (names.join() === rings) return;
+/** Shows a response of `/status`: follows the list of rings, and how long a ring has had no new frame. */
+export const update = (next) => {
+  status = next;
+  const names = status.plan.rings.map(({ name }) => name);
+  if (names.join() === rings) {
+    waiting();
+    if (last && !frozen && age() && stream) describe(last, []);
+    return;
+  }
   rings = names.join();
   const { ring } = form.elements;
   const wanted = ring.value || new URLSearchParams(location.hash.split("?")[1] ?? "").get("ring");
   ring.replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(wanted)) ring.value = wanted;
   restore();
+  clear();
   start();
 };
 
+/** Requests the stream of the view that the form describes. The stream before it ends when the new one has begun, so that the
+ *  server keeps a frozen frame. */
 export const start = () => {
   if (!panels) make();
-  stop();
-  const { ring } = form.elements;
-  if (!ring.value || frozen) return;
-  document.getElementById("download").href = `/rings/${encodeURIComponent(ring.value)}/frame.npy`;
+  clearTimeout(retry);
+  if (!form.elements.ring.value || (frozen && stream?.url === address())) return;
+  const previous = stream;
+  const mine = Object.assign(new AbortController(), { url: address() });
+  stream = mine;
   newest = -1;
-  stream = new AbortController();
-  const { signal } = stream;
-  const again = (text) => {
-    if (signal.aborted) return;
-    setText(stateLine, text);
-    stateLine.className = "bad";
-    retry = setTimeout(start, RETRY);
+  const end = (text, code) => {
+    previous?.abort();
+    if (stream !== mine) return;
+    stream = null;
+    problem(text);
+    if (code === 400 && KEYS.some((key) => form.elements[key].value !== DEFAULTS[key])) {
+      // The values were kept when the ring had another layout.
+      for (const key of KEYS) form.elements[key].value = DEFAULTS[key];
+      save();
+      zoomed = null;
+    }
+    if (frozen && code) offer(false);
+    else retry = setTimeout(start, RETRY);
   };
-  read(address(), signal, receive).then(() => again("The server ended the stream."), (error) => again(error.message));
+  const got = (message) => {
+    previous?.abort();
+    if (stream === mine) receive(message);
+  };
+  read(mine.url, mine.signal, got).then(() => end("The server ended the stream."), (error) => end(error.message, error.status));
 };
 
+/** Ends the stream. A frozen frame is still shown later, so that its stream continues. */
 export const stop = () => {
   clearTimeout(retry);
+  if (frozen) return;
   stream?.abort();
   stream = null;
 };

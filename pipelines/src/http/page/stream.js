@@ -31,7 +31,7 @@ export const decode = ({ header, data }) => {
 /** Calls `receive` for each message of `url` until `signal` is aborted or the server ends the stream. */
 export const read = async (url, signal, receive) => {
   const response = await fetch(url, { signal, cache: "no-store" });
-  if (!response.ok) throw new Error((await response.text()).trim());
+  if (!response.ok) throw Object.assign(new Error((await response.text()).trim()), { status: response.status });
   const reader = response.body.getReader();
   let bytes = new Uint8Array();
   for (;;) {
