@@ -67,7 +67,7 @@ export const bottleneck = (report, nodes, rateOf) => {
   return worst;
 };
 
-/** Describes latencies, those of the last seconds if there are any. */
+/** Describes latencies: those of the last seconds or, if nothing was measured in these seconds, those since the start. */
 const latency = (stage, values) => {
   const [median, most] = values?.recent_p50_us != null ? [values.recent_p50_us, values.recent_p99_us] : [values?.p50_us, values?.p99_us];
   return median == null ? "" : `${stage}: p50 ${duration(median)}, p99 ${duration(most)}`;
@@ -79,7 +79,7 @@ const lines = (node, report) => {
   const reader = node.reader && report.readers[node.reader];
   if (reader) {
     const frames = rate((status) => status.readers[node.reader]?.read);
-    found.push(`${frames === null ? "" : `${scale(frames, "frames/s")}, `}lag ${counted(reader.pending, "frame")}`, latency("ring to done", reader.latency));
+    found.push(`${frames === null ? "" : `${scale(frames, "frames/s")}, `}lag ${reader.pending.toLocaleString()}`, latency("ring to done", reader.latency));
     const overrun = reader.overrun + reader.discarded + reader.dropped_incomplete;
     if (overrun) found.push([`${counted(overrun, "frame")} not read`, "bad"]);
     if (reader.blocked) found.push([`blocked ${reader.ring} for ${counted(reader.blocked, "frame")}`, "bad"]);
@@ -136,6 +136,9 @@ const build = (plan, nodes, links) => {
         element("i", undefined, bar);
         element("b", undefined, bar);
       }
+      // For screen readers, and for narrow screens, where edges cross cards.
+      const inputs = links.filter(([, to]) => to === id).map(([from]) => nodes.get(from).name);
+      if (inputs.length) element("p", `from ${inputs.join(", ")}`, card, "inputs");
       cards.set(id, { card, bar, text: element("div", undefined, card) });
     }
   }

@@ -1,5 +1,5 @@
 // The view "Ledger": tables with all counters.
-import { element, scale, sum } from "./common.js";
+import { duration, element, scale, sum } from "./common.js";
 
 // Columns whose value should be 0.
 const losses = new Set(["lost", "incomplete", "duplicates", "rejected", "skipped", "silent", "ring_full", "overrun", "discarded", "dropped_incomplete", "blocked", "failed", "dropped", "full", "engine_faults", "engine_fallbacks", "engine_quiesce_timeouts"]);
@@ -13,6 +13,7 @@ const show = (value, key = "") => {
   if (value === undefined) return "–";
   if (key === "last_packet_ns") return new Date(value / 1e6).toISOString();
   if (unit(key)) return (value / unit(key)[1]).toLocaleString(undefined, { maximumFractionDigits: 3 });
+  if (key === "latency") return value?.p50_us == null ? "–" : `p50 ${duration(value.p50_us)}, p99 ${duration(value.p99_us)}`;
   if (Array.isArray(value)) {
     const parts = value.map((count, i) => [classes[i], count]).filter(([, count]) => count > 0);
     return show(Object.fromEntries(parts));
