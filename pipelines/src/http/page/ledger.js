@@ -42,6 +42,7 @@ const table = (report, kind) => {
   const parts = [element("h2", kind)];
   if (!rows.length) return [];
   const made = element("table");
+  made.ariaLabel = kind;
   const head = element("tr", undefined, made);
   element("th", "name", head);
   const rated = "bytes" in rows[0][1];

@@ -73,6 +73,25 @@ export class Series {
     this.zoom = zoom;
     this.chart = new Chart(figure, 250);
     this.ranges = [];
+    const { place } = this.chart;
+    place.tabIndex = 0;
+    place.role = "group";
+    place.ariaLabel = "Samples over time. Plus and minus zoom, the arrow keys move, Home shows the whole frame.";
+    place.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  /** Zooms and moves with the keys. */
+  move(event) {
+    if (!this.shown || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { first, points, frame_points: all } = this.shown;
+    const wanted = { "+": points / 2, "=": points / 2, "-": points * 2, ArrowLeft: points, ArrowRight: points, Home: all }[event.key];
+    if (wanted === undefined) return;
+    event.preventDefault();
+    const width = Math.max(2, Math.round(wanted));
+    if (width >= all) { this.zoom(null); return; }
+    const step = { ArrowLeft: -points / 4, ArrowRight: points / 4 }[event.key] ?? (points - width) / 2;
+    const from = Math.max(0, Math.min(all - width, Math.round(first + step)));
+    this.zoom(from, from + width);
   }
 
   update(frame) {
@@ -84,6 +103,7 @@ export class Series {
     const middle = (i) => (columns === points ? first + i : first + (i + .5) * points / columns);
     const lines = [Array.from({ length: columns }, (_, i) => middle(i) * scale), listed(data.max), listed(data.min)];
     if (data.min_im) lines.push(listed(data.max_im), listed(data.min_im));
+    this.shown = frame;
     this.ranges = frame.missing.map(([from, to]) => [from * scale, to * scale]);
     this.scale = scale;
     const isExact = columns === points;

@@ -41,6 +41,7 @@ let log = null;
 
 /** Shows the points `from` to `to` of the frame, or all points if `from` is `null`. */
 const zoom = (from, to) => {
+  if (!last) return;
   const points = last.frame_points;
   const first = Math.max(0, Math.min(points - 1, from));
   zoomed = from === null ? null : [first, Math.max(1, Math.min(points, to) - first)];
