@@ -159,7 +159,7 @@ struct State {
 impl History {
     /// Creates an empty history at the time `now`, in seconds since 1970. `sources` are the names of the sources, with the
     /// ring that each source fills.
-    pub(crate) fn new(sources: BTreeMap<String, String>, rings: Vec<String>, now: u64) -> Self {
+    pub fn new(sources: BTreeMap<String, String>, rings: Vec<String>, now: u64) -> Self {
         let track = |step, complete| {
             let sources = sources.keys().map(String::as_str);
             Track::new(
