@@ -1,4 +1,4 @@
-"""A process that reads rings of `sim` with the pattern `counter`, and compares every byte with this pattern.
+"""A process that reads rings of `sim` with the pattern `counter` or `silence`, and compares every byte with this pattern.
 
 Commands arrive on stdin and results leave on stdout, as one JSON object per line, so that the time of imports is not measured.
 """
@@ -28,9 +28,11 @@ def expected(number: int, words: int) -> Any:
 class Comparison:
     """Counts the words of frames that differ from the pattern, where the frames are: in host or GPU memory."""
 
-    def __init__(self, kind: str, words: int) -> None:
-        self.words, self.kind = words, kind
-        base = expected(0, words)
+    def __init__(self, kind: str, words: int, pattern: str = "counter") -> None:
+        self.kind = kind
+        # The pattern `silence` is zeros.
+        self.step = words if pattern == "counter" else 0
+        base = expected(0, words) if pattern == "counter" else np.zeros(words, dtype="<i8")
         if kind == "cupy":
             self.library: Any = importlib.import_module("cupy")
             self.base = self.library.asarray(base)
@@ -50,17 +52,17 @@ class Comparison:
 
     def wrong(self, frame: daq.AttachedFrame) -> Any:
         """Return the number of wrong words in a frame, as a number of this library. Does not wait for the GPU."""
-        return self.library.count_nonzero(self.array(frame).reshape(-1) - self.base != frame.number * self.words)
+        return self.library.count_nonzero(self.array(frame).reshape(-1) - self.base != frame.number * self.step)
 
 
-def read(kind: str, ring: str, socket: str, seconds: float, **options: Any) -> dict[str, Any]:
+def read(kind: str, ring: str, socket: str, seconds: float, pattern: str = "counter", **options: Any) -> dict[str, Any]:
     """Read frames in order for some time."""
     frames = invalid = skipped = 0
     last = None
     options.update(socket=socket, newest=False, copy=kind == "copy")
     with daq.attach(ring, **options) as attached:
         # The first call of each function of a GPU library loads code. Meanwhile the producer would overwrite the whole ring.
-        comparison = Comparison(kind, attached.layout.frame_bytes // 8)
+        comparison = Comparison(kind, attached.layout.frame_bytes // 8, pattern)
         frame = next(attached)
         wrong = comparison.wrong(frame)
         wrong = wrong + wrong if frame.valid else wrong

@@ -30,7 +30,7 @@ _SOURCE = """
 driver = "sim"
 ring = "{ring}"
 samples = {{ type = "int64" }}
-pattern = "counter"
+pattern = "{pattern}"
 packet = "{packet} B"
 pace = "{pace}"
 backpressure = true
@@ -82,13 +82,15 @@ class Bench:
 
 
 @contextlib.contextmanager
-def pipeline(options: argparse.Namespace, sources: dict[str, str], frame: int, pace: str) -> Iterator[Bench]:
+def pipeline(
+    options: argparse.Namespace, sources: dict[str, str], frame: int, pace: str, pattern: str = "counter"
+) -> Iterator[Bench]:
     """Run a pipeline with one source for each ring in `sources`, whose values are the memory of the ring."""
     text = '[http]\nlisten = "127.0.0.1:0"\n'
     for ring, memory in sources.items():
         packet = min(frame, 1 << 20)
-        values = {"name": f"{ring}-sim", "packet": packet, "pace": pace, "slots": options.slots, "frame": frame}
-        text += _SOURCE.format(ring=ring, memory=memory, **values)
+        values = {"name": f"{ring}-sim", "packet": packet, "pace": pace, "slots": options.slots}
+        text += _SOURCE.format(ring=ring, memory=memory, frame=frame, pattern=pattern, **values)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         (path / "gpu.toml").write_text(text, encoding="utf-8")
@@ -168,7 +170,8 @@ def rates(options: argparse.Namespace) -> bool:
         names = [f"voltages{i}" for i in range(count)]
         with contextlib.ExitStack() as stack:
             started = {name: stack.enter_context(clients(count, name)) for name in sorted(set(kinds(options).values()))}
-            with pipeline(options, dict.fromkeys(names, options.memory), options.frame, options.pace) as bench:
+            memory = dict.fromkeys(names, options.memory)
+            with pipeline(options, memory, options.frame, options.pace, options.pattern) as bench:
                 results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds(options)}
                 alone, rates, ratios = [], {k: [] for k in results}, {k: [] for k in results}  # type: ignore[var-annotated]
                 alone.append(bench.rate(names, options.seconds))
@@ -176,7 +179,7 @@ def rates(options: argparse.Namespace) -> bool:
                     for kind, library in kinds(options).items():
                         for name, client in zip(names, started[library]):
                             command = {"command": "read", "kind": kind, "ring": name, "socket": bench.socket}
-                            client.send(**command, seconds=options.seconds + 0.5)
+                            client.send(**command, seconds=options.seconds + 0.5, pattern=options.pattern)
                         for client in started[library]:
                             client.answer()
                         rates[kind].append(bench.rate(names, options.seconds))

@@ -43,6 +43,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--sources", default="1,3", help="`rates`: number of sources with a ring each")
     parser.add_argument("--pace", default="free", help="`rates`: `pace` of the sources")
+    parser.add_argument("--pattern", default="counter", help="`rates`: `counter`, or `silence`, which is faster to make")
     parser.add_argument("--rounds", type=int, default=3, help="`rates`: number of rounds")
     parser.add_argument("--seconds", type=float, default=2.0, help="`rates`: duration of a measurement")
     parser.add_argument("--frames", type=int, default=5000, help="`latency`: number of frames")
