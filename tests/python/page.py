@@ -52,6 +52,17 @@ COLOURED = """(async () => {
   return [...seconds];
 })()"""
 
+# Height of the highest coloured part of a column, in CSS pixels.
+HEIGHT = """(() => {
+  const canvas = document.querySelector('canvas[data-span="10m"]');
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--wire_gap").trim();
+  const wanted = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const { data, width, height } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const counts = new Array(width).fill(0);
+  for (let i = 0; i < width * height; i += 1) if (wanted.every((value, k) => Math.abs(value - data[4 * i + k]) < 3)) counts[i % width] += 1;
+  return Math.max(...counts) / devicePixelRatio;
+})()"""
+
 
 def tone(browser, address, _):
     page = browser.open("about:blank")
@@ -148,6 +159,9 @@ def losses(browser, address, _):
       history.sources.antenna.lost.wire_gap.map((count, i) => count > 0 ? history.start + i : null).filter(Boolean))""")
     assert 1 <= len(lossy) <= 2, lossy
     assert all(any(abs(second - lost) <= 2 for lost in lossy) for second in seconds), (seconds, lossy)
+    # One percent is lost, so that the coloured part has its minimum height and the rest of the column is green.
+    height = page.evaluate(HEIGHT)
+    assert 4 <= height <= 8, height
     text = page.wait("the sentence", "document.querySelector('.strip .sentence')?.textContent")
     assert "lost" in text or "complete" in text, text
     page.evaluate("document.querySelector('canvas[data-span=\"10m\"]').focus()")
