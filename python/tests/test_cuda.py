@@ -27,12 +27,14 @@ class FakeDriver(_cuda.Driver):
         self.calls: list[str] = []
         self.access = 0
         self.pending = False
+        #: Results of functions that fail.
+        self.failures: dict[str, int] = {}
         self.memory: Any = None
 
     def result(self, function: str, *arguments: Any) -> int:
         self.calls.append(function)
         code = getattr(self, "_" + function, lambda *_: 0)(*arguments)
-        return int(code or 0)
+        return self.failures.get(function, int(code or 0))
 
     def __call__(self, function: str, *arguments: Any) -> None:
         code = self.result(function, *arguments)
@@ -163,6 +165,24 @@ class CudaTest(unittest.TestCase):
         self.driver.pending = False
         self.assertIsNone(ring.read(timeout=0))
         self.daemon.wait_progress(retired=1, read=1)
+
+    def test_a_guaranteed_frame_never_retires_after_an_error_of_the_gpu(self) -> None:
+        for function in ("cuEventQuery", "cuEventRecord"):
+            with self.subTest(function):
+                ring = self.attach(guarantee=True)
+                self.driver.failures[function] = 719
+                frame = self.frame(ring)
+                frame.__dlpack__(stream=2)
+                del frame
+                if function == "cuEventRecord":
+                    with self.assertRaisesRegex(daq.AttachError, "719"):
+                        ring.read(timeout=0)
+                else:
+                    self.assertIsNone(ring.read(timeout=0))
+                retired = ring.counts["read"]
+                self.driver.failures.clear()
+                ring.close()
+                self.assertEqual(retired, 0)
 
     def test_an_interface_holds_the_frame(self) -> None:
         ring = self.attach(guarantee=True)

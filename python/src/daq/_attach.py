@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import os
 import re
@@ -109,7 +108,7 @@ class Attachment:
         self._is_over = False
         #: Whether the daemon reported the end of the run.
         self._has_ended = False
-        self._error: RevokedError | None = None
+        self._error: AttachError | None = None
         self._frame: weakref.ref[AttachedFrame] | None = None
         self._run: Any = None
         self._connection = Connection(_arguments.path("socket", socket))
@@ -284,11 +283,14 @@ class Attachment:
 
     def _end(self, run: Any, streams: set[int]) -> None:
         """End a lease. Work on a GPU that reads the frame must be done before the frame can be overwritten."""
-        if streams and isinstance(self.memory, CudaMemory):
-            with contextlib.suppress(AttachError):
-                run.done = Mark(self.memory, streams)
-                return
-        run.done = True
+        if not (streams and isinstance(self.memory, CudaMemory)):
+            run.done = True
+            return
+        try:
+            run.done = Mark(self.memory, streams)
+        except AttachError as error:
+            # The GPU may still read the frame, so the frame never retires.
+            self._error = self._error or error
 
     def _finish(self) -> None:
         """End the use of the last frame that was returned."""

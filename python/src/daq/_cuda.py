@@ -18,7 +18,6 @@ _POSIX_FILE_DESCRIPTOR = 1
 _LOCATION_DEVICE = 1
 _ACCESS_READ = 1
 _EVENT_DISABLE_TIMING = 2
-_NOT_READY = 600
 
 
 class _Uuid(ctypes.Structure):
@@ -166,9 +165,10 @@ class Mark:
                 memory.cuda("cuEventRecord", event, c_void_p(stream))
 
     def is_reached(self) -> bool:
-        """Return whether the GPU has finished everything before the position."""
+        """Return whether the GPU has finished everything before the position. After an error of the GPU, this is unknown,
+        so the result is False."""
         with self._memory.current():
-            return all(self._memory.cuda.result("cuEventQuery", event) != _NOT_READY for event in self._events)
+            return all(self._memory.cuda.result("cuEventQuery", event) == 0 for event in self._events)
 
     def wait(self) -> None:
         """Wait until the GPU has finished everything before the position."""
