@@ -62,7 +62,7 @@ fn lock(shared: &Shared) -> MutexGuard<'_, Task> {
     shared.0.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes the history to a file once a minute and at the end, if there is a file.
+/// Writes the history to a file once a minute and at the end. Without a path, writes nothing.
 #[derive(Debug)]
 pub(crate) struct Saver(Option<Writer>);
 
@@ -73,8 +73,8 @@ struct Writer {
 }
 
 impl Saver {
-    /// Marks the start of the run in `history`. Continues the history in the file `path`, if there is one, and starts the
-    /// thread that writes the file. A damaged file is logged and replaced later. Without `path`, nothing is written.
+    /// Marks the start of the run in `history`. If the file `path` exists, continues the history in it. Starts the thread
+    /// that writes the file. A damaged file is logged and replaced later. Without `path`, nothing is written.
     pub(crate) fn start(path: Option<PathBuf>, history: &History) -> io::Result<Self> {
         let Some(path) = path else {
             let _ = history.start(None);

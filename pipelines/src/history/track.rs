@@ -68,7 +68,7 @@ impl Track {
     ) -> Self {
         let len = complete + 1;
         let series = || Series::new(len);
-        let source = || SourceNumbers::<()>::default().map(|()| true, |()| series());
+        let source = || SourceNumbers::<()>::default().map(|()| series());
         let ring = || RingNumbers::<()>::default().map(|()| series());
         let mut track = Self {
             step,
@@ -116,7 +116,7 @@ impl Track {
             }
         }
         for ring in self.rings.values_mut() {
-            for series in ring.values_mut() {
+            for series in ring.fixed_mut() {
                 series.0[slot] = 0;
             }
         }
@@ -132,10 +132,10 @@ impl Track {
         let Some(source) = self.sources.get_mut(name) else {
             return;
         };
-        for (series, n) in source.fixed_mut().into_iter().zip(change.fixed()) {
+        for (series, n) in source.fixed_mut().zip(change.fixed()) {
             series.add(slot, *n);
         }
-        for (names, changes) in source.named_mut().into_iter().zip(change.named()) {
+        for (names, changes) in source.named_mut().zip(change.named()) {
             for (name, n) in changes.iter().filter(|(_, n)| **n > 0) {
                 if names.len() >= MAX_NAMES {
                     names.retain(|_, series| !series.is_zero());
@@ -171,9 +171,7 @@ impl Track {
             numbers.fold(0, u64::saturating_add)
         };
         let found = self.sources.get(source);
-        let mut sums = found.map_or_else(SourceNumbers::default, |source| {
-            source.map(|series| !series.is_zero(), sum)
-        });
+        let mut sums = found.map_or_else(SourceNumbers::default, |source| source.map(sum));
         for names in sums.named_mut() {
             names.retain(|_, n| *n > 0);
         }
@@ -197,7 +195,10 @@ impl Track {
                 .sources
                 .iter()
                 .map(|(name, source)| {
-                    let columns = source.map(|series| !series.is_zero(), column);
+                    let mut columns = source.map(column);
+                    for names in columns.named_mut() {
+                        names.retain(|_, column| column.iter().any(|n| n.unwrap_or(0) > 0));
+                    }
                     (name.clone(), columns)
                 })
                 .collect(),
@@ -216,11 +217,11 @@ impl Track {
         }
         let first = saved.start / self.step;
         let columns = saved.sources.values().flat_map(|source| {
-            let named = source.named().into_iter().flat_map(BTreeMap::values);
-            source.fixed().into_iter().chain(named)
+            let named = source.named().flat_map(BTreeMap::values);
+            source.fixed().chain(named)
         });
         let rings = saved.rings.values();
-        let rings = rings.flat_map(|ring| [&ring.published, &ring.ring_full, &ring.fill]);
+        let rings = rings.flat_map(RingNumbers::fixed);
         let mut lengths = columns.chain(rings).map(Vec::len);
         let len = lengths.next().unwrap_or(0);
         if lengths.any(|other| other != len) || len > self.known.len() {
@@ -239,7 +240,7 @@ impl Track {
                 column[i].unwrap_or(0)
             };
             for (name, source) in &saved.sources {
-                let change = source.map(|_| true, &mut at);
+                let change = source.map(&mut at);
                 self.add_source_at(bucket, name, &change);
             }
             for (name, ring) in &saved.rings {

@@ -305,7 +305,7 @@ impl PowerSpectrum {
             "complex samples have no one-sided spectrum",
             "write \"power\" or \"density\": positive and negative frequencies have separate bins",
         )?;
-        // 0 Hz has no negative counterpart. For even sizes, half the sample rate has none either.
+        // 0 Hz has no negative counterpart. For even sizes, half the sample rate has no counterpart either.
         let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
         Ok(Shape {
             size,

@@ -1,8 +1,8 @@
 //! Tests the history of the ledgers over HTTP, that a restarted daemon continues it, and latencies.
 
-use daq_testkit::{Daq, Live, free_udp_port, ledger, wait_for};
+use super::sender::Sender;
+use daq_testkit::{Daq, Live, ledger, wait_for};
 use serde_json::Value;
-use std::net::UdpSocket;
 use std::path::PathBuf;
 
 /// A source that loses packets on the wire, and a reader that blocks its ring.
@@ -138,19 +138,9 @@ fn damaged_history_is_ignored_with_one_warning() {
 
 #[test]
 fn latencies_are_measured_from_arrival_to_the_end_of_the_sink() {
-    let port = free_udp_port();
+    let mut sender = Sender::new();
     let daq = Daq::new(&format!(
-        r#"
-[source.adc]
-driver = "udp"
-listen = "127.0.0.1:{port}"
-ring = "raw"
-[source.adc.format]
-kind = "raw"
-header = "16 B"
-payload = 1024
-sequence = {{ offset = 0, bytes = 8 }}
-
+        r#"{}
 [ring.raw]
 slot = "4 KiB"
 slots = 64
@@ -161,19 +151,13 @@ input = "raw"
 
 [http]
 listen = "127.0.0.1:0"
-"#
+"#,
+        sender.source("adc", "raw")
     ));
     let mut live = daq.spawn(&[]);
     live.wait_ready();
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let mut sequence = 0_u64;
     let report = wait_for("measured frames", || {
-        let mut packet = [0; 16 + 1024];
-        for _ in 0..64 {
-            packet[..8].copy_from_slice(&sequence.to_be_bytes());
-            let _ = socket.send_to(&packet, ("127.0.0.1", port));
-            sequence += 1;
-        }
+        sender.send(64);
         let report = live.report();
         let is_measured = |path| ledger::count(&report, path) > 0;
         (is_measured("rings.raw.latency.count") && is_measured("readers.drop.latency.count"))

@@ -11,4 +11,5 @@ mod interruptions;
 mod monitoring;
 mod page;
 mod resource_limits;
+mod sender;
 mod terminal;

@@ -5,22 +5,19 @@ mod flood;
 mod sys;
 mod top;
 
-use daq_testkit::{
-    Daq, TIMEOUT, assert_contains, files, free_tcp_port, free_udp_port, get, wait_for,
-};
+use super::sender::Sender;
+use daq_testkit::{Daq, TIMEOUT, assert_contains, files, free_tcp_port, get, wait_for};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{PipeReader, Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
-/// Payload bytes per packet.
-const PAYLOAD: usize = 1024;
 const CTRL_S: &[u8] = b"\x13";
 const CTRL_Q: &[u8] = b"\x11";
 
@@ -29,24 +26,14 @@ struct Run {
     daq: Daq,
     child: Child,
     address: SocketAddr,
-    socket: UdpSocket,
-    sent: u64,
+    sender: Sender,
 }
 
 impl Run {
     fn start(arguments: &[&str], env: &[(&str, &str)], stderr: OwnedFd, stdout: Stdio) -> Self {
-        let (udp, http) = (free_udp_port(), free_tcp_port());
+        let (sender, http) = (Sender::new(), free_tcp_port());
         let daq = Daq::new(&format!(
-            r#"
-[source.a]
-driver = "udp"
-listen = "127.0.0.1:{udp}"
-ring = "r"
-[source.a.format]
-kind = "raw"
-header = "16 B"
-payload = {PAYLOAD}
-sequence = {{ offset = 0, bytes = 8 }}
+            r#"{}
 [ring.r]
 slot = "8 KiB"
 slots = 256
@@ -57,7 +44,8 @@ path = "out"
 segment = "1 MiB"
 [http]
 listen = "127.0.0.1:{http}"
-"#
+"#,
+            sender.source("a", "r")
         ));
         let mut command = daq.command(&[&["run", "daq.toml"], arguments].concat());
         command
@@ -67,13 +55,11 @@ listen = "127.0.0.1:{http}"
         let child = command.spawn().unwrap();
         // The slave side of the terminal must not stay open in this process.
         drop(command);
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut run = Self {
             daq,
             child,
             address: SocketAddr::from(([127, 0, 0, 1], http)),
-            socket,
-            sent: 0,
+            sender,
         };
         wait_for("readiness", || {
             run.assert_running();
@@ -81,7 +67,6 @@ listen = "127.0.0.1:{http}"
                 .ok()
                 .filter(|answer| answer.code == 200)
         });
-        run.socket.connect(("127.0.0.1", udp)).unwrap();
         run
     }
 
@@ -93,13 +78,6 @@ listen = "127.0.0.1:{http}"
 
     fn assert_running(&mut self) {
         assert_eq!(self.child.try_wait().unwrap(), None, "the run ended");
-    }
-
-    fn send(&self, sequence: u64) {
-        let mut packet = [0; 16 + PAYLOAD];
-        packet[..8].copy_from_slice(&sequence.to_be_bytes());
-        // Ignore an error, because it would refer to an earlier packet.
-        let _ = self.socket.send(&packet);
     }
 
     fn status(&self) -> Value {
@@ -116,10 +94,7 @@ listen = "127.0.0.1:{http}"
         };
         let before = delivered(self);
         wait_for("delivered packets", || {
-            for _ in 0..64 {
-                self.send(self.sent);
-                self.sent += 1;
-            }
+            self.sender.send(64);
             self.assert_running();
             (delivered(self) > before).then_some(())
         });
@@ -127,7 +102,7 @@ listen = "127.0.0.1:{http}"
 
     /// Makes daq log a warning: sends a packet whose number is far away from the others.
     fn provoke_warning(&self) {
-        self.send(1 << 50);
+        self.sender.send_number(1 << 50);
     }
 
     fn signal(&self, signal: Signal) {
@@ -329,8 +304,7 @@ fn second_signal_with_blocked_sink_and_stderr_exits_immediately() {
         daq,
         child,
         address,
-        socket: UdpSocket::bind("127.0.0.1:0").unwrap(),
-        sent: 0,
+        sender: Sender::new(),
     };
     wait_for("readiness", || {
         run.assert_running();

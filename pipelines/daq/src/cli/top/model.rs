@@ -12,7 +12,7 @@ pub(super) struct Daemon {
     /// The last response of `/status`; `None` before the first.
     status: Option<Value>,
     before: Option<Value>,
-    /// The last response of `/history`; null if the daemon has none.
+    /// The last response of `/history`. Null before the first response, and if the daemon keeps no history.
     history: Value,
     /// Why the last request failed.
     pub(super) failure: Option<String>,
@@ -33,7 +33,7 @@ impl Daemon {
         }
     }
 
-    /// Stores a response, or the reason why there is none.
+    /// Stores a response, or the reason why the daemon did not respond.
     pub(super) fn update(&mut self, answer: Result<Answer, String>) {
         match answer {
             Ok(answer) => {
@@ -147,7 +147,7 @@ pub(super) struct Component<'a> {
 }
 
 impl Component<'_> {
-    /// Returns the number at `path`, or the sum if there are several; 0 if there is none.
+    /// Returns the number at `path`, or the sum of all numbers of an object. Returns 0 if the report has no number at `path`.
     pub(super) fn count(&self, path: &str) -> u64 {
         total(at(self.now, path))
     }
@@ -173,7 +173,7 @@ impl Component<'_> {
     }
 }
 
-/// Returns the value at a path such as `report.seconds`; null if there is none.
+/// Returns the value at a path such as `report.seconds`. Returns null if the path does not exist.
 fn at<'a>(value: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(value, |value, key| &value[key])
 }
