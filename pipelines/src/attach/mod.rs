@@ -8,13 +8,13 @@
 //! | `connection.rs` | one connection, and what its client does |
 //! | `attachment.rs` | a client that is attached to a ring |
 //! | `relay.rs` | the thread that wakes the clients of a ring |
-//! | `taps.rs` | copies of the newest frames |
+//! | `taps.rs` | the thread that copies the newest frames |
 //! | `claims.rs` | checks the counts that clients report |
 //! | `clients.rs` | the clients of all rings, and their ledgers |
 //! | `client.rs` | the other end, for `daq ls` and `daq tap` |
 //!
 //! `docs/src/reference/attach.md` describes the protocol. The server runs on one thread with low priority, which is not part
-//! of the data path, and never waits for a client. A client can stop, send anything or disappear: the server then closes
+//! of the data path, and never waits for a client or for a GPU. A client can stop, send anything or disappear: the server then closes
 //! its connection, and the ledger contains what it reported before.
 
 mod attachment;
@@ -36,6 +36,7 @@ use daq_core::ledger::RingLedger;
 use daq_core::plan::PlannedRing;
 use daq_core::ring::Ring;
 use daq_core::source::Inlet;
+use daq_sinks::lock::LockError;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -68,6 +69,9 @@ pub enum AttachError {
         /// Path of the socket.
         path: PathBuf,
     },
+    /// The right to create the socket could not be obtained.
+    #[error("attach: {0}; no process can attach to this run")]
+    Lock(#[source] LockError),
     /// The socket could not be created.
     #[error("attach: cannot create the socket {}: {source}; set a writable directory with --state-dir", path.display())]
     Socket {
@@ -111,7 +115,7 @@ pub struct OfferedSource {
 pub struct Offer {
     /// Name of the pipeline.
     pub pipeline: String,
-    /// Address of the HTTP server, if there is one.
+    /// Address of the HTTP server. `None` if the configuration has no `[http]`.
     pub http: Option<SocketAddr>,
     /// The rings by name.
     pub rings: BTreeMap<String, OfferedRing>,

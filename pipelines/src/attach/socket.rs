@@ -1,6 +1,7 @@
 //! The Unix socket: its path, its permissions, and packets with file descriptors.
 
 use super::AttachError;
+use daq_sinks::lock::{LockError, StemLock};
 use rustix::cmsg_space;
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Maximum size of a packet in bytes.
@@ -69,14 +70,51 @@ pub(super) fn path(directories: &[PathBuf], pipeline: &str) -> Result<PathBuf, A
 }
 
 /// The file of a socket, which is removed when this value is dropped.
+///
+/// While this value exists, the process holds a lock, so that no other process creates or removes a socket at this path.
 #[derive(Debug)]
-pub(super) struct SocketFile(PathBuf);
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode of the file.
+    identity: Option<(u64, u64)>,
+    #[expect(dead_code, reason = "released after the file was removed")]
+    lock: StemLock,
+}
+
+impl SocketFile {
+    fn new(path: &Path, lock: StemLock) -> Self {
+        Self {
+            path: path.to_owned(),
+            identity: identity(path),
+            lock,
+        }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // If the file is already gone, nothing is left to do.
-        let _ = std::fs::remove_file(&self.0);
+        // If a user has removed the file, the path can name the file of another process.
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// Returns device and inode of a file; `None` if the file does not exist.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let metadata = path.symlink_metadata().ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Obtains the right to create a socket at `path`, whose directory must exist.
+fn lock(path: &Path) -> Result<StemLock, AttachError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    StemLock::take(path.parent().unwrap_or(path), &name).map_err(|error| match error {
+        LockError::Held { .. } => AttachError::InUse {
+            path: path.to_owned(),
+        },
+        error => AttachError::Lock(error),
+    })
 }
 
 /// Creates the listening socket at `path`. Replaces the file of a daemon that was killed.
@@ -96,6 +134,8 @@ pub(super) fn listen(path: &Path) -> Result<(OwnedFd, SocketFile), AttachError> 
             source,
         })?;
     }
+    // Two daemons that start at the same time must not remove each other's file.
+    let lock = lock(path)?;
     let address = SocketAddrUnix::new(path).map_err(fail)?;
     match connect_to(&address, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Err(Errno::NOENT) => {}
@@ -110,7 +150,7 @@ pub(super) fn listen(path: &Path) -> Result<(OwnedFd, SocketFile), AttachError> 
     }
     let socket = new_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map_err(fail)?;
     rustix::net::bind(&socket, &address).map_err(fail)?;
-    let file = SocketFile(path.to_owned());
+    let file = SocketFile::new(path, lock);
     // No process can connect before `listen`, so no process connects while the mode is more permissive.
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(fail)?;
     rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
@@ -237,8 +277,12 @@ mod tests {
         let (socket, file) = listen(&path).unwrap();
         let error = listen(&path).unwrap_err();
         assert!(matches!(error, AttachError::InUse { .. }), "{error}");
-        // A killed process leaves its file behind.
+        // A killed process leaves its file behind, but not its lock.
         drop(socket);
+        let killed = directory.path().join("killed");
+        std::fs::rename(&path, &killed).unwrap();
+        drop(file);
+        std::fs::rename(&killed, &path).unwrap();
         let (_socket, replaced) = listen(&path).unwrap();
         assert_eq!(sockets(&[directory.path().to_owned()]), [&*path]);
         use std::os::unix::fs::PermissionsExt;
@@ -246,7 +290,48 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(replaced);
         assert!(!path.exists());
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn socket_of_another_process_is_not_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("telescope.attach");
+        let (_socket, file) = listen(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let other = new_socket(SocketFlags::CLOEXEC).unwrap();
+        rustix::net::bind(&other, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         drop(file);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn one_of_several_daemons_that_start_together_creates_the_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("telescope.attach");
+        for round in 0..50 {
+            if round % 2 == 1 {
+                // The file of a killed process.
+                let killed = new_socket(SocketFlags::CLOEXEC).unwrap();
+                rustix::net::bind(&killed, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            }
+            let barrier = std::sync::Barrier::new(4);
+            let start = || {
+                barrier.wait();
+                listen(&path)
+            };
+            let created: Vec<_> = std::thread::scope(|scope| {
+                let threads = [(); 4].map(|()| scope.spawn(start));
+                threads.map(|thread| thread.join().unwrap()).into()
+            });
+            for error in created.iter().filter_map(|result| result.as_ref().err()) {
+                assert!(matches!(error, AttachError::InUse { .. }), "{error}");
+            }
+            assert_eq!(created.iter().filter(|result| result.is_ok()).count(), 1);
+            connect(&path).unwrap();
+            drop(created);
+            assert!(!path.exists());
+        }
     }
 
     #[test]
