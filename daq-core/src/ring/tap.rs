@@ -4,6 +4,7 @@ use super::Shared;
 use super::scratch::Scratch;
 use crate::frame::{FrameMeta, Present};
 use crate::gpu::driver::{CudaError, Device, Stream};
+use crate::leak::leak;
 use crate::region::Placement;
 use crate::sync::{Arc, Ordering};
 use std::fmt;
@@ -75,10 +76,15 @@ impl Tap {
         let from = self.shared.address_of(index).addr() as u64;
         let target = self.scratch.take_record(&self.shared, 0, index);
         // SAFETY: the source is inside a slot of the region that `shared` keeps alive, and `target` is private memory
-        // that lives until the copy has ended below. The producer may write the slot meanwhile; the copy is then
+        // that lives until the copy has ended below, or is leaked. The producer may write the slot meanwhile; the copy is then
         // discarded, and no reference to device memory exists.
         unsafe { stream.copy_out(target.as_mut_ptr(), from, target.len()) }?;
-        stream.synchronize()?;
+        if let Err(error) = stream.synchronize() {
+            // The GPU may still write the copy.
+            let new = Scratch::new(&self.shared, 1);
+            leak(std::mem::replace(&mut self.scratch, new));
+            return Err(error);
+        }
         Ok(self.shared.is_intact(index))
     }
 }

@@ -4,7 +4,7 @@ use super::attachment::Attachment;
 use super::protocol::{self, Attach, Packet, Progress, Request, refusal};
 use super::relay::Relay;
 use super::socket::{self, Peer};
-use super::taps::Taps;
+use super::taps::{Reply, Taps};
 use super::{Offer, OfferedRing};
 use daq_core::log_limit::LogLimit;
 use daq_core::region::{ShareError, SharedMemory};
@@ -13,10 +13,13 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Interval at which clients with a guarantee, and copies of frames, are checked.
+/// Interval at which clients with a guarantee, and clients that wait for the copy of a frame, are checked.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum time that a client waits for the copy of a frame.
+const TAP_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Whether the server continues to serve a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub(super) enum Outcome {
     Continue,
     /// There is no packet.
     Wait,
+    /// The client waits for the copy of a frame. Its next packet is handled after the reply.
+    Suspend,
     /// The connection must be closed.
     Close,
 }
@@ -46,23 +51,19 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) fn new(offer: Offer) -> Self {
+    /// Serves `offer`. Signals the eventfd `tapped` when there are [replies](Self::replies).
+    pub(super) fn new(offer: Offer, tapped: Arc<OwnedFd>) -> Self {
         Self {
             offer,
-            taps: Taps::default(),
+            taps: Taps::new(tapped),
             shared: BTreeMap::new(),
             revocations: LogLimit::new(),
         }
     }
 
-    /// Returns the interval at which [`check`](Self::check) must be called; `None` if nothing depends on time.
-    pub(super) fn interval(&self) -> Option<Duration> {
-        (!self.taps.is_empty()).then_some(CHECK_INTERVAL)
-    }
-
-    /// Checks what depends on time.
-    pub(super) fn check(&mut self) {
-        self.taps.free_idle();
+    /// Returns the replies to requests for copies of frames.
+    pub(super) fn replies(&mut self) -> Vec<Reply> {
+        self.taps.replies()
     }
 
     fn list(&self) -> Value {
@@ -173,7 +174,7 @@ impl Serving {
 }
 
 impl OfferedRing {
-    fn layout(&self) -> Value {
+    pub(super) fn layout(&self) -> Value {
         protocol::layout(&self.planned.layout, self.planned.is_layout_maximum)
     }
 
@@ -232,16 +233,22 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
+    /// Identifies this connection.
+    token: u64,
     peer: Peer,
     attachment: Option<Attachment>,
+    /// Time of the request for a copy of a frame, until the reply is sent.
+    tapped: Option<Instant>,
 }
 
 impl Connection {
-    pub(super) const fn new(socket: OwnedFd, peer: Peer) -> Self {
+    pub(super) const fn new(socket: OwnedFd, token: u64, peer: Peer) -> Self {
         Self {
             socket,
+            token,
             peer,
             attachment: None,
+            tapped: None,
         }
     }
 
@@ -257,11 +264,20 @@ impl Connection {
 
     /// Returns the interval at which [`check`](Self::check) must be called; `None` if nothing depends on time.
     pub(super) fn interval(&self) -> Option<Duration> {
-        self.attachment.as_ref()?.hold().map(|_| CHECK_INTERVAL)
+        let is_guaranteed = self
+            .attachment
+            .as_ref()
+            .and_then(Attachment::hold)
+            .is_some();
+        (is_guaranteed || self.tapped.is_some()).then_some(CHECK_INTERVAL)
     }
 
-    /// Handles the next packet, if there is one. Never waits.
+    /// Handles the next packet of the client. Returns [`Outcome::Wait`] if the client has sent no packet. Never waits.
     pub(super) fn turn(&mut self, serving: &mut Serving, buffer: &mut [u8]) -> Outcome {
+        if self.tapped.is_some() {
+            // The only events of a suspended connection are its end and its failure.
+            return Outcome::Close;
+        }
         let received = match socket::receive(&self.socket, buffer) {
             Ok(received) => received,
             Err(Errno::AGAIN) => return Outcome::Wait,
@@ -344,26 +360,22 @@ impl Connection {
         }
     }
 
-    fn tap(&self, serving: &mut Serving, ring: &str, after: Option<u64>) -> Outcome {
-        let offered = match serving.ring(ring) {
-            Ok(offered) => offered.clone(),
-            Err(error) => return self.reply(&refusal(&error), &[]),
-        };
-        match serving.taps.newest(&offered, after) {
-            Ok(Some(copied)) => {
-                self.reply(&copied.reply(&offered.layout()), &[copied.file.as_fd()])
-            }
-            Ok(None) => {
-                let reply = json!({
-                    "ok": true,
-                    "frame": null,
-                    "layout": offered.layout(),
-                    "closed": offered.ring.is_closed(),
-                });
-                self.reply(&reply, &[])
+    fn tap(&mut self, serving: &mut Serving, ring: &str, after: Option<u64>) -> Outcome {
+        let offered = serving.ring(ring).cloned();
+        match offered.and_then(|offered| serving.taps.request(self.token, offered, after)) {
+            Ok(()) => {
+                self.tapped = Some(Instant::now());
+                Outcome::Suspend
             }
             Err(error) => self.reply(&refusal(&error), &[]),
         }
+    }
+
+    /// Sends the reply for which the client waits.
+    pub(super) fn finish_tap(&mut self, reply: &Reply) -> Outcome {
+        self.tapped = None;
+        let file = reply.file.iter().map(|file| file.as_fd());
+        self.reply(&reply.packet, &file.collect::<Vec<_>>())
     }
 
     fn progress(&mut self, progress: &Progress) -> Result<(), String> {
@@ -406,6 +418,17 @@ impl Connection {
 
     /// Checks what depends on time.
     pub(super) fn check(&mut self, serving: &Serving) -> Outcome {
+        if self
+            .tapped
+            .is_some_and(|since| since.elapsed() > TAP_TIMEOUT)
+        {
+            let error = format!(
+                "no copy of a frame for {} s, because a GPU does not respond; check it with `nvidia-smi`",
+                TAP_TIMEOUT.as_secs()
+            );
+            self.reply(&refusal(&error), &[]);
+            return Outcome::Close;
+        }
         match self.attachment.as_mut().map(Attachment::check) {
             Some(Err(why)) => self.revoke(serving, &why),
             _ => Outcome::Wait,

@@ -30,9 +30,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Nice value of the thread: data threads have priority.
 const NICE: i32 = 10;
 
-/// Tokens of the listening socket and of the request to stop; connections have larger tokens.
+/// Tokens of the listening socket, of the request to stop, and of copies of frames; connections have larger tokens.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
+const TAPPED: u64 = 2;
+/// Events of a connection that is not suspended.
+const CONNECTION_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
 
 /// A running server. The server stops when this value is dropped, and its socket is removed.
 #[derive(Debug)]
@@ -50,11 +53,18 @@ impl Server {
     pub fn start(offer: Offer, directories: &[PathBuf]) -> Result<Self, AttachError> {
         let fail = |error: Errno| AttachError::Thread(error.into());
         let path = socket::path(directories, &offer.pipeline)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
-        let stop = Arc::new(stop);
+        let event = || {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            eventfd(0, flags).map(Arc::new).map_err(fail)
+        };
+        let (stop, tapped) = (event()?, event()?);
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(fail)?;
         let (listener, file) = socket::listen(&path)?;
-        for (descriptor, token) in [(listener.as_fd(), LISTENER), (stop.as_fd(), STOP)] {
+        for (descriptor, token) in [
+            (listener.as_fd(), LISTENER),
+            (stop.as_fd(), STOP),
+            (tapped.as_fd(), TAPPED),
+        ] {
             epoll::add(
                 &epoll,
                 descriptor,
@@ -68,9 +78,9 @@ impl Server {
             listener,
             stop: stop.clone(),
             file,
-            serving: Serving::new(offer),
+            serving: Serving::new(offer, tapped),
             connections: BTreeMap::new(),
-            next_token: STOP + 1,
+            next_token: TAPPED + 1,
             max_connections: max_connections(),
             buffer: vec![0; MAX_PACKET],
             paused_until: None,
@@ -168,6 +178,7 @@ impl Work {
                 match event.data.u64() {
                     STOP => return self.end(),
                     LISTENER => self.accept(),
+                    TAPPED => self.finish_taps(),
                     token => self.serve(token),
                 }
             }
@@ -186,11 +197,7 @@ impl Work {
     fn timeout(&self) -> Option<Duration> {
         let pause = self.paused_until.map(|_| ACCEPT_PAUSE);
         let clients = self.connections.values().filter_map(Connection::interval);
-        pause
-            .into_iter()
-            .chain(self.serving.interval())
-            .chain(clients)
-            .min()
+        pause.into_iter().chain(clients).min()
     }
 
     /// Selects the events of the listening socket.
@@ -254,10 +261,10 @@ impl Work {
         }
         let token = self.next_token;
         self.next_token += 1;
-        let events = EventFlags::IN | EventFlags::RDHUP;
-        if epoll::add(&self.epoll, &socket, EventData::new_u64(token), events).is_ok() {
+        let data = EventData::new_u64(token);
+        if epoll::add(&self.epoll, &socket, data, CONNECTION_EVENTS).is_ok() {
             self.connections
-                .insert(token, Connection::new(socket, peer));
+                .insert(token, Connection::new(socket, token, peer));
         }
     }
 
@@ -270,13 +277,41 @@ impl Work {
             match connection.turn(&mut self.serving, &mut self.buffer) {
                 Outcome::Continue => {}
                 Outcome::Wait => return,
-                Outcome::Close => {
-                    // The thread of a source may still use the connection, so closing it here would not end its events.
-                    let _ = epoll::delete(&self.epoll, connection.socket());
-                    self.connections.remove(&token);
-                    return;
-                }
+                Outcome::Suspend => return self.select(token, EventFlags::empty()),
+                Outcome::Close => return self.remove(token),
             }
+        }
+    }
+
+    /// Sends copies of frames to the clients that wait for them.
+    fn finish_taps(&mut self) {
+        for reply in self.serving.replies() {
+            let token = reply.connection;
+            // A client that has disconnected has no connection.
+            let connection = self.connections.get_mut(&token);
+            match connection.map(|connection| connection.finish_tap(&reply)) {
+                Some(Outcome::Close) => self.remove(token),
+                Some(_) => self.select(token, CONNECTION_EVENTS),
+                None => {}
+            }
+        }
+    }
+
+    /// Selects the events of a connection. The end of a connection is always an event.
+    fn select(&mut self, token: u64, events: EventFlags) {
+        if let Some(connection) = self.connections.get(&token) {
+            let data = EventData::new_u64(token);
+            if epoll::modify(&self.epoll, connection.socket(), data, events).is_err() {
+                self.remove(token);
+            }
+        }
+    }
+
+    /// Closes a connection.
+    fn remove(&mut self, token: u64) {
+        if let Some(connection) = self.connections.remove(&token) {
+            // The thread of a source may still use the connection, so closing it here would not end its events.
+            let _ = epoll::delete(&self.epoll, connection.socket());
         }
     }
 
@@ -287,7 +322,6 @@ impl Work {
             return;
         }
         self.next_check = Instant::now() + CHECK_INTERVAL;
-        self.serving.check();
         self.connections
             .retain(|_, connection| connection.check(&self.serving) != Outcome::Close);
     }

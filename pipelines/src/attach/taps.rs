@@ -1,26 +1,217 @@
 //! Copies of the newest frames, for the request `tap`.
+//!
+//! A thread of its own copies frames, because a copy from a GPU can hang. All other requests are then still served, and the
+//! end of the run does not wait for the thread.
 
 use super::OfferedRing;
-use super::protocol;
+use super::protocol::{self, refusal};
 use crate::http::TapBudget;
+use daq_core::gpu::driver::Device;
 use daq_core::plan::PlannedRing;
+use daq_core::region::Placement;
 use daq_core::ring::Tap;
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::process::setpriority_process;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Shortest time between two copies of frames of a ring. Requests in between get the last copy.
 const COPY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without requests after which the copy of a ring is freed.
 const IDLE_TIME: Duration = Duration::from_secs(5);
+/// Maximum number of requests that wait for the thread. Each connection waits for one reply, so that more requests come
+/// only from connections that were closed.
+const MAX_REQUESTS: usize = 1024;
+/// Maximum time that the end of the run waits for a copy.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+/// Nice value of the thread, the lowest priority of Linux.
+const NICE: i32 = 19;
+
+/// The thread that copies frames, which starts with the first request.
+#[derive(Debug)]
+pub(super) struct Taps {
+    /// Signalled when replies are ready.
+    ready: Arc<OwnedFd>,
+    thread: Option<TapThread>,
+}
+
+/// The reply to a request.
+#[derive(Debug)]
+pub(super) struct Reply {
+    /// Token of the connection.
+    pub(super) connection: u64,
+    pub(super) packet: Value,
+    /// A sealed file with the bytes of the frame.
+    pub(super) file: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Debug)]
+struct TapThread {
+    requests: SyncSender<Request>,
+    replies: Receiver<Reply>,
+    /// The rings of the requests without a reply. The thread copies a frame of the first one.
+    rings: VecDeque<PlannedRing>,
+    is_stopping: Arc<AtomicBool>,
+    handle: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Request {
+    connection: u64,
+    ring: OfferedRing,
+    after: Option<u64>,
+}
+
+impl Taps {
+    /// Returns an object without a thread, which signals replies with the eventfd `ready`.
+    pub(super) const fn new(ready: Arc<OwnedFd>) -> Self {
+        Self {
+            ready,
+            thread: None,
+        }
+    }
+
+    /// Requests a copy of the newest frame of `ring`, at most about [`COPY_INTERVAL`] old. If no frame after the frame
+    /// `after` was published, the reply has no frame.
+    pub(super) fn request(
+        &mut self,
+        connection: u64,
+        ring: OfferedRing,
+        after: Option<u64>,
+    ) -> Result<(), String> {
+        let thread = match &mut self.thread {
+            Some(thread) => thread,
+            none => none.insert(TapThread::start(self.ready.clone()).map_err(|error| {
+                format!("cannot start a thread: {error}; raise the limit on threads (TasksMax=)")
+            })?),
+        };
+        let planned = ring.planned.clone();
+        let request = Request {
+            connection,
+            ring,
+            after,
+        };
+        let sent = thread.requests.try_send(request);
+        sent.map_err(|_| {
+            format!("{MAX_REQUESTS} requests wait for a copy of a frame; check the GPU with `nvidia-smi`")
+        })?;
+        thread.rings.push_back(planned);
+        Ok(())
+    }
+
+    /// Returns the replies that are ready.
+    pub(super) fn replies(&mut self) -> Vec<Reply> {
+        // The counter is 0 if the eventfd was not signalled since the last call.
+        let _ = rustix::io::read(&self.ready, &mut [0; 8]);
+        let Some(thread) = &mut self.thread else {
+            return Vec::new();
+        };
+        let replies: Vec<_> = thread.replies.try_iter().collect();
+        thread.rings.drain(..replies.len());
+        replies
+    }
+}
+
+impl Drop for Taps {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.end(END_TIMEOUT);
+        }
+    }
+}
+
+impl TapThread {
+    fn start(ready: Arc<OwnedFd>) -> io::Result<Self> {
+        let (requests, received) = mpsc::sync_channel(MAX_REQUESTS);
+        let (send, replies) = mpsc::channel();
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let stopping = is_stopping.clone();
+        let handle = std::thread::Builder::new()
+            .name("daq-attach-tap".to_owned())
+            .spawn(move || run(&received, &send, &ready, &stopping))?;
+        Ok(Self {
+            requests,
+            replies,
+            rings: VecDeque::new(),
+            is_stopping,
+            handle,
+        })
+    }
+
+    /// Ends the thread. If a GPU does not end a copy within `limit`, the thread and its memory are leaked.
+    fn end(mut self, limit: Duration) {
+        self.is_stopping.store(true, Ordering::Release);
+        drop(self.requests);
+        let start = Instant::now();
+        loop {
+            let rest = limit.saturating_sub(start.elapsed());
+            match self.replies.recv_timeout(rest) {
+                Ok(_) => drop(self.rings.pop_front()),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return leak(self.rings.front(), limit),
+            }
+        }
+        if self.handle.join().is_err() {
+            tracing::error!("the thread that taps rings panicked; this is a defect in daq");
+        }
+    }
+}
+
+/// Reports that the copy of a frame of `ring` does not end. The thread keeps all memory that the GPU may use.
+fn leak(ring: Option<&PlannedRing>, limit: Duration) {
+    let Some(ring) = ring else { return };
+    if let Placement::Cuda(ordinal) = ring.placement
+        && let Ok(device) = Device::open(ordinal)
+    {
+        device.mark_hung();
+    }
+    tracing::error!(
+        "attach: the copy of a frame of ring {} from {} has not ended within {limit:?}; its memory is leaked until the \
+         process exits",
+        ring.name,
+        ring.placement
+    );
+}
+
+/// Copies frames until there are no more requests.
+fn run(
+    requests: &Receiver<Request>,
+    replies: &Sender<Reply>,
+    ready: &OwnedFd,
+    is_stopping: &AtomicBool,
+) {
+    // Without permission to change it, the priority stays that of the server.
+    let _ = setpriority_process(None, NICE);
+    let mut copies = Copies::default();
+    loop {
+        let received = requests.recv_timeout(IDLE_TIME);
+        copies.free_idle();
+        let request = match received {
+            Ok(_) if is_stopping.load(Ordering::Acquire) => return,
+            Ok(request) => request,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if replies.send(copies.reply(&request)).is_err() {
+            return;
+        }
+        // The counter has room for more replies than there can be.
+        let _ = rustix::io::write(ready, &1_u64.to_ne_bytes());
+    }
+}
 
 /// The newest copies, by ring.
 #[derive(Debug, Default)]
-pub(super) struct Taps(BTreeMap<String, Tapped>);
+struct Copies(BTreeMap<String, Tapped>);
 
 /// A ring of which clients request frames.
 #[derive(Debug)]
@@ -33,38 +224,58 @@ struct Tapped {
 
 /// A copy of a frame.
 #[derive(Debug)]
-pub(super) struct Copied {
+struct Copied {
     index: u64,
     /// The description of the frame.
-    pub(super) frame: Value,
+    frame: Value,
     /// A sealed file with the bytes of the frame.
-    pub(super) file: OwnedFd,
+    file: Arc<OwnedFd>,
 }
 
-impl Taps {
-    /// Returns a copy of the newest frame of a ring, at most about [`COPY_INTERVAL`] old; `None` if no frame after the frame
-    /// `after` was published. The error names what failed.
-    pub(super) fn newest(
+impl Copies {
+    fn reply(&mut self, request: &Request) -> Reply {
+        let ring = &request.ring;
+        let layout = ring.layout();
+        let (packet, file) = match self.newest(ring, request.after) {
+            Ok(Some(copied)) => (
+                json!({ "ok": true, "frame": copied.frame, "layout": layout }),
+                Some(copied.file.clone()),
+            ),
+            Ok(None) => {
+                let closed = ring.ring.is_closed();
+                (
+                    json!({ "ok": true, "frame": null, "layout": layout, "closed": closed }),
+                    None,
+                )
+            }
+            Err(error) => (refusal(&error), None),
+        };
+        Reply {
+            connection: request.connection,
+            packet,
+            file,
+        }
+    }
+
+    /// Returns a copy of the newest frame of a ring; `None` if no frame after the frame `after` was published. The error
+    /// names what failed.
+    fn newest(
         &mut self,
         offered: &OfferedRing,
         after: Option<u64>,
     ) -> Result<Option<&Copied>, String> {
         let name = &offered.planned.name;
-        if !self.0.contains_key(name) {
-            let tap = offered
-                .ring
-                .tap()
-                .map_err(|error| format!("cannot tap ring `{name}`: {error}"))?;
-            let tapped = Tapped {
-                tap,
-                newest: None,
-                copied: None,
-                requested: Instant::now(),
-            };
-            self.0.insert(name.clone(), tapped);
-        }
-        let Some(tapped) = self.0.get_mut(name) else {
-            return Ok(None);
+        let tapped = match self.0.entry(name.clone()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let tap = offered.ring.tap();
+                entry.insert(Tapped {
+                    tap: tap.map_err(|error| format!("cannot tap ring `{name}`: {error}"))?,
+                    newest: None,
+                    copied: None,
+                    requested: Instant::now(),
+                })
+            }
         };
         tapped.requested = Instant::now();
         tapped
@@ -74,13 +285,8 @@ impl Taps {
         Ok(newest.filter(|copied| after.is_none_or(|after| copied.index > after)))
     }
 
-    /// Returns whether there is a copy that may become idle.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Frees copies that no client requests.
-    pub(super) fn free_idle(&mut self) {
+    fn free_idle(&mut self) {
         self.0
             .retain(|_, tapped| tapped.requested.elapsed() < IDLE_TIME);
     }
@@ -89,7 +295,7 @@ impl Taps {
 impl Tapped {
     /// Copies the newest frame unless the last copy is recent.
     fn copy(&mut self, planned: &PlannedRing) -> Result<(), String> {
-        // Large frames are copied less often, because the thread also serves clients with a guarantee.
+        // Large frames are copied less often, so that copies use little of the memory's bandwidth.
         let interval = COPY_INTERVAL.max(TapBudget::of(planned.slot_bytes).period());
         if self
             .copied
@@ -99,23 +305,16 @@ impl Tapped {
         }
         let newest = self.tap.newest().map_err(|error| error.to_string())?;
         if let Some(frame) = newest {
+            let file = sealed(frame.bytes())
+                .map_err(|error| format!("{error}; raise the limits on memory and open files"))?;
             self.newest = Some(Copied {
                 index: frame.index(),
                 frame: protocol::frame(frame.index(), frame.meta(), frame.present(), &planned.kept),
-                file: sealed(frame.bytes()).map_err(|error| {
-                    format!("{error}; raise the limits on memory and open files")
-                })?,
+                file: Arc::new(file),
             });
             self.copied = Some(Instant::now());
         }
         Ok(())
-    }
-}
-
-impl Copied {
-    /// Returns the reply that describes the frame.
-    pub(super) fn reply(&self, layout: &Value) -> Value {
-        json!({ "ok": true, "frame": self.frame, "layout": layout })
     }
 }
 

@@ -13,3 +13,4 @@ mod scope;
 mod selftest;
 mod simulated_driver;
 mod staging;
+mod taps;
