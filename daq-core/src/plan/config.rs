@@ -157,7 +157,7 @@ pub struct RingKeys {
     pub huge: bool,
     /// Whether other processes of the same user can read the ring without a copy: `true`, `false`, or a table such as
     /// `{ guarantee = true, hold = "2 s" }`, which also permits readers that the producer waits for. Default: `true`.
-    pub attach: AttachKey,
+    pub attach: Option<AttachKey>,
 }
 
 impl Default for RingKeys {
@@ -170,7 +170,7 @@ impl Default for RingKeys {
             node: None,
             lock: true,
             huge: true,
-            attach: AttachKey::default(),
+            attach: None,
         }
     }
 }

@@ -285,7 +285,7 @@ impl Resolver<'_> {
             node: ring.keys.node,
             lock: ring.keys.lock,
             huge: ring.keys.huge,
-            attach: ring.keys.attach.0,
+            attach: ring.keys.attach.unwrap_or_default().0,
             layout: layout.clone(),
             is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
             producer: producer.to_owned(),
@@ -706,23 +706,30 @@ impl Resolver<'_> {
         }
     }
 
-    /// Warns of rings that are unused, or filled but not read.
+    /// Warns of rings that are unused, or filled but not read. With the key `attach`, other processes read a ring.
     fn unused(&self, diagnostics: &mut Diagnostics) {
         for ring in &self.config.rings {
             let name = ring.section.name();
             if self.wiring.may_read || self.wiring.read.contains(name) {
                 continue;
             }
-            let message = if self.wiring.fillers.contains_key(name) {
-                format!(
+            let warning = if self.wiring.fillers.contains_key(name) {
+                if ring.keys.attach.is_some_and(|attach| attach.0.is_some()) {
+                    continue;
+                }
+                Diagnostic::warning(format!(
                     "no kernel or sink reads ring `{name}`, so frames are counted and then overwritten"
-                )
+                ))
+                .help(format!(
+                    "add a sink with `input = \"{name}\"`; if other processes read this ring, write `attach = true` in \
+                     [ring.{name}]"
+                ))
             } else if self.wiring.may_fill {
                 continue;
             } else {
-                format!("ring `{name}` is not used")
+                Diagnostic::warning(format!("ring `{name}` is not used"))
             };
-            diagnostics.push(Diagnostic::warning(message).at(ring.section.header()));
+            diagnostics.push(warning.at(ring.section.header()));
         }
     }
 

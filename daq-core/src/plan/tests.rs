@@ -272,6 +272,15 @@ fn plan_in(
         .ok_or_else(|| diagnostics.render(document.sources(), false))
 }
 
+/// Returns the plan, and all diagnostics as text.
+fn plan_and_diagnostics(text: &str, topology: &Topology) -> (Option<Plan>, String) {
+    let mut diagnostics = Diagnostics::new();
+    let document = Document::from_text("daq.toml", text, &mut diagnostics);
+    let config = Config::read(&document, &registry(), "test", &mut diagnostics);
+    let plan = resolve(&config, topology, &PlanContext::default(), &mut diagnostics);
+    (plan, diagnostics.render(document.sources(), false))
+}
+
 fn host() -> Topology {
     Topology {
         is_real: true,
@@ -760,6 +769,23 @@ fn section_name_in_path_is_expanded() {
 fn kernel_and_sink_with_same_name_are_rejected() {
     let error = error_of(("[sink.disk]", "[sink.quarter]"));
     assert_contains!(error => "a kernel and a sink are both called `quarter`");
+}
+
+#[test]
+fn ring_without_reader_is_a_warning_unless_other_processes_read_it() {
+    let (without_sink, _) = PIPELINE.split_once("[sink").unwrap();
+    let rendered = |key: &str| {
+        let (plan, rendered) = plan_and_diagnostics(&format!("{without_sink}{key}"), &host());
+        assert!(plan.is_some(), "{rendered}");
+        rendered
+    };
+    for key in ["", "attach = false"] {
+        assert_contains!(rendered(key) =>
+            "warning: no kernel or sink reads ring `small`", "write `attach = true` in [ring.small]"; "{key}"
+        );
+    }
+    assert_eq!(rendered("attach = true"), "");
+    assert_eq!(rendered("attach = { guarantee = true }"), "");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Requests and replies. `docs/src/reference/attach.md` describes them.
 
-use daq_core::frame::{Flags, FrameMeta, Present};
+use daq_core::frame::{Flags, FrameMeta, PacketSizes, Present};
 use daq_core::layout::{ArrayType, Axis, Layout, Order, Scalar};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -212,6 +212,9 @@ pub(super) fn frame(index: u64, meta: &FrameMeta, present: Present<'_>, kept: &[
         described["arrived"] = meta.arrived.into();
         let missing: Vec<_> = present.missing().take(MAX_RANGES).collect();
         described["missing"] = json!(missing);
+        if meta.packet_sizes != PacketSizes::default() {
+            described["sizes"] = json!(meta.packet_sizes);
+        }
     }
     described
 }

@@ -20,7 +20,7 @@ use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -100,9 +100,13 @@ impl Taps {
             ring,
             after,
         };
-        let sent = thread.requests.try_send(request);
-        sent.map_err(|_| {
-            format!("{MAX_REQUESTS} requests wait for a copy of a frame; check the GPU with `nvidia-smi`")
+        thread.requests.try_send(request).map_err(|error| match error {
+            TrySendError::Full(_) => format!(
+                "{MAX_REQUESTS} requests wait for a copy of a frame; check the GPU with `nvidia-smi`"
+            ),
+            TrySendError::Disconnected(_) => {
+                "the thread that taps rings has panicked; this is a defect in daq".to_owned()
+            }
         })?;
         thread.rings.push_back(planned);
         Ok(())

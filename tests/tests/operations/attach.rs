@@ -218,6 +218,23 @@ fn tap_prints_frames_that_numpy_reads() {
 }
 
 #[test]
+fn tap_reports_that_it_waits_and_that_the_run_has_ended() {
+    let daq = Daq::new(PRODUCED);
+    let (mut live, _) = start_produced(&daq);
+    let address = live.address().to_string();
+    let mut command = daq.command(&["tap", "flags"]);
+    let mut tap = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(tap.stderr.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_contains!(next() =>
+        "waiting for the first frame of ring `flags`", format!("`daq top {address}`"), "press Ctrl-C to end"
+    );
+    let _ = live.stop().ok();
+    assert_eq!(next(), "the run has ended");
+    assert!(tap.wait().unwrap().success());
+}
+
+#[test]
 fn client_reads_ring_without_copy_and_is_counted() {
     let python = python!("json");
     let daq = Daq::new(PIPELINE);

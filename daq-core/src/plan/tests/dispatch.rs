@@ -6,11 +6,7 @@ use crate::gpu::Dispatch;
 /// Returns the plan of the pipeline with `lines` added to its kernel, and the rendered diagnostics.
 fn plan_with_lines(lines: &str, topology: &Topology) -> (Option<Plan>, String) {
     let text = PIPELINE.replace("use = \"quarter\"", &format!("use = \"quarter\"\n{lines}"));
-    let mut diagnostics = Diagnostics::new();
-    let document = Document::from_text("daq.toml", &text, &mut diagnostics);
-    let config = Config::read(&document, &registry(), "test", &mut diagnostics);
-    let plan = resolve(&config, topology, &PlanContext::default(), &mut diagnostics);
-    (plan, diagnostics.render(document.sources(), false))
+    plan_and_diagnostics(&text, topology)
 }
 
 #[test]

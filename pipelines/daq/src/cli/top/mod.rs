@@ -35,7 +35,8 @@ pub(super) struct Args {
     /// Show only sources, rings, readers, kernels and sinks whose names match. `*` matches any text, `?` any character.
     #[arg(long = "match", value_name = "PATTERN")]
     patterns: Vec<Pattern>,
-    /// Print the state once as plain text, after two requests. This is the default if stdout is not a terminal.
+    /// Print the state once as plain text, after two requests. This is the default if stdout is not a terminal. The exit code
+    /// is 69 if a daemon did not respond.
     #[arg(long)]
     once: bool,
     /// Do not use colours. This is the default if the environment variable `NO_COLOR` is set.
@@ -77,7 +78,7 @@ pub(super) fn top(args: &Args) -> u8 {
     let shown = Screen::new(!args.no_colours && !no_colour).and_then(|mut screen| {
         screen.run(|| {
             for (i, answer) in updates.try_iter() {
-                daemons[i].update(answer);
+                daemons[i].update(answer.map_err(|why| format!("{why}; trying again")));
             }
             view::lines(&daemons, &args.patterns)
         })
@@ -137,9 +138,18 @@ fn once(daemons: &mut [Daemon], updates: &Receiver<Update>, patterns: &[Pattern]
         };
         daemons[i].update(answer);
     }
-    let text = view::plain(view::lines(daemons, patterns));
-    let is_missing = daemons.iter().any(|daemon| !daemon.is_up());
-    show(&text).max(if is_missing { exit::UNAVAILABLE } else { 0 })
+    let mut code = 0;
+    for daemon in daemons.iter() {
+        if let Some(why) = &daemon.failure {
+            print_error!("error: {}: {why}", daemon.address);
+            code = exit::UNAVAILABLE;
+        }
+    }
+    if code != 0 {
+        print_error!("`daq ls` prints the addresses of running pipelines that have [http]");
+    }
+    let is_up = daemons.iter().filter(|daemon| daemon.is_up());
+    show(&view::plain(view::lines(is_up, patterns))).max(code)
 }
 
 #[cfg(test)]

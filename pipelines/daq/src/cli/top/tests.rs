@@ -85,7 +85,7 @@ fn daemon_without_history_shows_its_loss() {
 #[test]
 fn daemon_that_fails_is_shown_beside_others_and_recovers() {
     let mut down = daemon(&Value::Null);
-    down.update(Err("connection refused".to_owned()));
+    down.update(Err("connection refused; trying again".to_owned()));
     let shown = text(&[down.clone(), daemon(&Value::Null)], &[]);
     let first = "daq1:9464  connection refused; trying again\n\ntelescope  ";
     assert!(shown.starts_with(first), "{shown}");

@@ -36,7 +36,10 @@ pub(super) type Line = Vec<Piece>;
 
 /// Returns the lines for all daemons. Only components whose names match one of `patterns` are shown, or all without
 /// patterns.
-pub(super) fn lines(daemons: &[Daemon], patterns: &[Pattern]) -> Vec<Line> {
+pub(super) fn lines<'a>(
+    daemons: impl IntoIterator<Item = &'a Daemon>,
+    patterns: &[Pattern],
+) -> Vec<Line> {
     let mut lines = Vec::new();
     for daemon in daemons {
         if !lines.is_empty() {
@@ -75,7 +78,7 @@ fn title(daemon: &Daemon) -> Line {
     match &daemon.failure {
         Some(why) => vec![
             (address.clone(), Tone::Title),
-            (format!("  {why}; trying again"), Tone::Bad),
+            (format!("  {why}"), Tone::Bad),
         ],
         None if !daemon.is_up() => vec![
             (address.clone(), Tone::Title),
