@@ -118,7 +118,11 @@ impl ArrayType {
 
     /// Returns the description of the array in NumPy's notation, which NPY files and SPEAD descriptors contain.
     pub fn description(&self) -> String {
-        let sizes: String = self.shape.iter().map(|size| format!("{size},")).collect();
+        let sizes: String = self
+            .shape
+            .iter()
+            .map(|size| size.to_string() + ",")
+            .collect();
         format!(
             "{{'descr': '{}', 'fortran_order': False, 'shape': ({sizes})}}",
             self.dtype
