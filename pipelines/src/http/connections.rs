@@ -54,7 +54,7 @@ pub(super) struct Bounded {
     listener: TcpListener,
     limits: Limits,
     permits: Arc<Semaphore>,
-    /// One sender per open connection, the oldest first. Dropping a sender closes its connection.
+    /// One sender per open connection, the oldest first. A message closes the connection.
     open: VecDeque<oneshot::Sender<()>>,
 }
 
@@ -71,7 +71,10 @@ impl Bounded {
     /// Closes the oldest connection.
     fn close_oldest(&mut self) {
         self.open.retain(|connection| !connection.is_closed());
-        drop(self.open.pop_front());
+        if let Some(oldest) = self.open.pop_front() {
+            // The connection can have ended in the meantime.
+            let _ = oldest.send(());
+        }
     }
 
     /// Waits until one more connection is allowed. If necessary, closes the oldest connection.
@@ -107,7 +110,7 @@ impl Listener for Bounded {
                 stream,
                 idle: self.limits.idle,
                 deadline: Box::pin(tokio::time::sleep(self.limits.idle)),
-                closed,
+                closed: Some(closed),
                 _permit: permit,
             };
             return (connection, address);
@@ -126,15 +129,25 @@ pub(super) struct Connection {
     /// Writing a response extends the deadline; reading does not. So a client that sends its request slowly gains no
     /// time.
     deadline: Pin<Box<Sleep>>,
-    closed: oneshot::Receiver<()>,
+    /// `None` after the listener has closed this connection, and after the end of the listener.
+    closed: Option<oneshot::Receiver<()>>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
     /// Returns the error that ends the connection, or `None` while it stays open.
     fn ended(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
-        if Pin::new(&mut self.closed).poll(context).is_ready() {
-            return Some(io::ErrorKind::ConnectionAborted.into());
+        let closed = self
+            .closed
+            .as_mut()
+            .map(|closed| Pin::new(closed).poll(context));
+        if let Some(Poll::Ready(message)) = closed {
+            self.closed = None;
+            // A server that stops drops its listener first. Responses in progress then end regularly.
+            if message.is_ok() {
+                self.deadline.as_mut().reset(Instant::now());
+                return Some(io::ErrorKind::ConnectionAborted.into());
+            }
         }
         let is_over = self.deadline.as_mut().poll(context).is_ready();
         is_over.then(|| io::ErrorKind::TimedOut.into())

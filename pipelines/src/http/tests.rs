@@ -324,7 +324,7 @@ fn scope_streams_frames_until_the_server_stops() {
     publish(&mut fixture, 42);
     read_until(&mut stream, "\"sequence\":42");
     server.stop();
-    // The end of a chunked response.
+    // The end of a chunked response. Without it, a browser reports an error of the network.
     read_until(&mut stream, "0\r\n\r\n");
 }
 
