@@ -43,7 +43,7 @@ class Browser:
         target = root.call("Target.createTarget", url="about:blank", browserContextId=context, newWindow=True)["targetId"]
         root.close()
         page = Page(Connection(f"ws://127.0.0.1:{self.port}/devtools/page/{target}"))
-        page.call("Page.navigate", url=url)
+        page.navigate(url)
         return page
 
     def close(self):
@@ -112,6 +112,11 @@ class Connection:
                 return message["result"]
             self.events.append(message)
 
+    def wait_event(self, method, **parameters):
+        """Waits for an event with at least these parameters."""
+        while not any(event.get("method") == method and parameters.items() <= event["params"].items() for event in self.events):
+            self.events.append(self.receive())
+
     def close(self):
         self.stream.close()
 
@@ -124,6 +129,12 @@ class Page:
         self.call = connection.call
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
+
+    def navigate(self, url):
+        """Opens an address, and waits until its scripts and styles are loaded."""
+        loader = self.call("Page.navigate", url=url)["loaderId"]
+        self.connection.wait_event("Page.lifecycleEvent", name="load", loaderId=loader)
 
     def evaluate(self, expression):
         """Returns the value of a JavaScript expression, which may be a promise."""

@@ -67,7 +67,7 @@ HEIGHT = """(() => {
 def tone(browser, address, _):
     page = browser.open("about:blank")
     page.emulate(*SIZES["light"])
-    page.call("Page.navigate", url=f"{address}/#scope")
+    page.navigate(f"{address}/#scope")
     page.wait("the form", "document.querySelector('#scope-form select[name=ring]')?.value === 'voltages'")
     # The tone is in channel 1; channel 0 has only noise.
     page.evaluate("""(() => {
@@ -119,7 +119,7 @@ def empty(browser, address, pictures):
     """Rings without a frame, and with frames of 16 samples."""
     page = browser.open("about:blank")
     page.emulate(*SIZES["light"])
-    page.call("Page.navigate", url=f"{address}/#scope?ring=never")
+    page.navigate(f"{address}/#scope?ring=never")
     text = page.wait("the reason", "document.getElementById('scope-state').textContent")
     assert text.startswith("Waiting for the first frame of ring never: source deaf has received nothing for "), text
     assert page.evaluate("[...document.querySelectorAll('.panels figure')].every((figure) => figure.hidden)")
@@ -181,7 +181,7 @@ def views(browser, address, pictures):
         for view in ("strip", "scope", "flow", "ledger"):
             page = browser.open("about:blank")
             page.emulate(*size)
-            page.call("Page.navigate", url=f"{address}/#{view}")
+            page.navigate(f"{address}/#{view}")
             page.wait(view, f"document.readyState === 'complete' && document.getElementById('name').textContent && !document.getElementById('view-{view}').hidden")
             time.sleep(3)
             page.screenshot(Path(pictures) / f"{view}-{kind}.png")
