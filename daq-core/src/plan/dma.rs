@@ -15,7 +15,7 @@ use crate::entry::EngineRequirements;
 use crate::gpu::Dispatch;
 use crate::gpu::Writer;
 use crate::region::Placement;
-use crate::staging::Direction;
+use crate::staging::Route;
 use crate::topology::DataPath;
 use crate::topology::nic::is_emulated_nic;
 use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
@@ -32,7 +32,7 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
         };
         let has_sequence = source.spec.frame_sequence().is_some();
         if needs.writer == Writer::Nic {
-            let gpu = copy_to_gpu(plan, i).map(|copy| copy.device);
+            let gpu = copy_to_gpu(plan, i).map(|copy| copy.route.device());
             let device = needs.device.as_deref();
             match device
                 .map(|device| nics::card(device, gpu, topology))
@@ -61,7 +61,7 @@ fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
         .ring(written)
         .is_some_and(|ring| ring.inserted.is_some());
     let mut copies = plan.copies.iter();
-    let found = copies.find(|copy| copy.from == *written && copy.direction == Direction::In);
+    let found = copies.find(|copy| copy.from == *written && matches!(copy.route, Route::In(_)));
     found.filter(|_| is_inserted).cloned()
 }
 
@@ -89,7 +89,7 @@ fn choose_ring(
         "the device writes to host memory".clone_into(&mut source.reason);
         return;
     };
-    let gpu = copy.device;
+    let gpu = copy.route.device();
     let bytes = plan
         .ring(&copy.to)
         .map_or(0, |ring| ring.options().region_bytes());

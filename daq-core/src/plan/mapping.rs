@@ -12,7 +12,7 @@ use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
 use crate::region::Placement;
 use crate::staging::DEFAULT_CPU_STORE_THRESHOLD;
-use crate::staging::Direction;
+use crate::staging::Route;
 use crate::topology::DataPath;
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -68,8 +68,8 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
         .collect();
     let mut copies = std::mem::take(&mut plan.copies);
     for copy in &mut copies {
-        if copy.direction == Direction::In {
-            ring(plan, copy, &persistent, topology, allowed);
+        if let Route::In(gpu) = copy.route {
+            ring(plan, copy, gpu, &persistent, topology, allowed);
         }
     }
     plan.copies = copies;
@@ -77,11 +77,12 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
     doorbells(plan, topology, allowed);
 }
 
-/// Selects the backend that allocates the ring filled by `copy`, the copy method, and the path of the source before the
+/// Selects the backend that allocates the ring on GPU `gpu` filled by `copy`, the copy method, and the path of the source before the
 /// copy.
 fn ring(
     plan: &mut Plan,
     copy: &mut PlannedCopy,
+    gpu: u32,
     persistent: &BTreeMap<String, String>,
     topology: &Topology,
     allowed: &[Backend],
@@ -103,7 +104,7 @@ fn ring(
             return;
         }
     };
-    let path = match BackendChoice::of(topology, copy.device, Writer::Cpu, allowed) {
+    let path = match BackendChoice::of(topology, gpu, Writer::Cpu, allowed) {
         BackendChoice::Usable(backend, refused) => {
             ring.mapping = Some(backend);
             ring.mapping_reason = with_refusals(&format!("by {backend}: {why}"), &refused);
@@ -132,7 +133,7 @@ fn ring(
         }
         BackendChoice::Untried => {
             UNTRIED.clone_into(&mut ring.mapping_reason);
-            plan.untried.insert(copy.device);
+            plan.untried.insert(gpu);
             None
         }
     };

@@ -17,7 +17,7 @@ mod wiring;
 
 use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
-use crate::staging::Direction;
+use crate::staging::Route;
 use crate::topology::DataPath;
 pub use attach::{Attach, AttachKey, MAX_GUARANTEED_PROCESSES};
 pub use config::{
@@ -300,7 +300,7 @@ pub enum PlannedMethod {
     Stores,
 }
 
-/// A copy between a ring in host memory and a ring on a GPU.
+/// A copy between two rings in different memories.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedCopy {
     /// Name of the copy as a reader of `from` and as the producer of `to`.
@@ -309,10 +309,8 @@ pub struct PlannedCopy {
     pub from: String,
     /// The ring that the copy fills.
     pub to: String,
-    /// CUDA ordinal of the GPU.
-    pub device: u32,
-    /// The direction as seen from the GPU.
-    pub direction: Direction,
+    /// The memories of both rings.
+    pub route: Route,
     /// How the copy transfers its bytes.
     pub method: PlannedMethod,
     /// The kernel whose thread does the copy; `None` if the staging engine does it.
@@ -328,7 +326,7 @@ pub struct Plan {
     pub sources: Vec<PlannedSource>,
     /// Rings, in the order of the data flow.
     pub rings: Vec<PlannedRing>,
-    /// Number of copies between rings.
+    /// Copies between rings.
     pub copies: Vec<PlannedCopy>,
     /// Kernels, in the order of the data flow.
     pub kernels: Vec<PlannedKernel>,

@@ -111,10 +111,7 @@ impl Display for Plan {
         for copy in &self.copies {
             writeln!(f, "\ncopy {} → {}", copy.from, copy.to)?;
             let thread = copy.kernel_thread.as_ref().map_or_else(
-                || {
-                    let (device, direction) = (copy.device, copy.direction.name());
-                    format!("copy thread of cuda:{device}, {direction}")
-                },
+                || format!("copy thread for {}", copy.route),
                 |kernel| format!("the thread of kernel {kernel}"),
             );
             writeln!(f, "    runs on  {thread}")?;

@@ -1,28 +1,25 @@
 //! Resolves references between sections: which component fills which ring, the frame layout, and the memory.
 
+mod rings;
 mod sinks;
 
 use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Memory, Plan, PlannedCopy, PlannedDoorbell, PlannedEngine, PlannedKernel,
-    PlannedMethod, PlannedOther, PlannedRing, PlannedSource, RingSection,
+    Config, Memory, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther,
+    PlannedSource, RingSection,
 };
 use super::{dma, mapping, nics, totals};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
-use crate::entry::SourceSpec;
-use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::layout::Layout;
 use crate::region::Placement;
-use crate::reorder::{Geometry, WindowSize};
-use crate::staging::Direction;
+use crate::reorder::WindowSize;
 use crate::staging::Profile;
-use crate::topology::DataPath;
-use crate::topology::{Gpu, Topology};
+use crate::topology::Topology;
 use crate::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -101,11 +98,6 @@ pub fn resolve(
     Some(resolver.finish())
 }
 
-/// Returns the name of the inserted host ring with the same frames as `ring`.
-fn host_name(ring: &str) -> String {
-    format!("{ring}@{}", Placement::Host)
-}
-
 struct Resolver<'a> {
     config: &'a Config,
     topology: &'a Topology,
@@ -124,36 +116,6 @@ impl Resolver<'_> {
             .rings
             .iter()
             .find(|ring| ring.section.name() == name)
-    }
-
-    /// Returns the memory of a declared ring, and the reason.
-    fn placement(&mut self, ring: &RingSection) -> (Placement, String) {
-        match ring.keys.memory {
-            Memory::Auto => match self.topology.gpus.first() {
-                Some(gpu) => (
-                    Placement::Cuda(gpu.ordinal),
-                    format!("the first GPU, {}", gpu.name),
-                ),
-                None => (Placement::Host, self.topology.no_gpu.clone()),
-            },
-            Memory::At(Placement::Host) => (Placement::Host, "declared".to_owned()),
-            Memory::At(Placement::Cuda(ordinal)) => {
-                let is_there = self.topology.gpus.iter().any(|gpu| gpu.ordinal == ordinal);
-                if self.topology.is_real && !is_there {
-                    let gpus = self.topology.gpus.iter();
-                    let gpus = gpus.map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name));
-                    let there = match gpus.collect::<Vec<_>>().join(", ") {
-                        none if none.is_empty() => self.topology.no_gpu.clone(),
-                        gpus => format!("this machine has {gpus}"),
-                    };
-                    self.plan.unavailable.push(format!(
-                        "ring `{}` needs cuda:{ordinal}: {there}; set memory = \"auto\" or \"host\"",
-                        ring.section.name()
-                    ));
-                }
-                (Placement::Cuda(ordinal), "declared".to_owned())
-            }
-        }
     }
 
     fn sources(&mut self, diagnostics: &mut Diagnostics) {
@@ -240,145 +202,6 @@ impl Resolver<'_> {
                 notes,
             });
         }
-    }
-
-    /// Adds a declared ring, and a host ring before it if the ring is on a GPU and its source writes host memory.
-    ///
-    /// Returns the ring that the producer writes, the data path to the declared ring, and the reason.
-    fn add_ring(
-        &mut self,
-        name: &str,
-        slot: usize,
-        geometry: Option<(&Geometry, &dyn SourceSpec)>,
-        supports_backpressure: bool,
-        layout: &Layout,
-        producer: &str,
-    ) -> (String, DataPath, String) {
-        let Some(index) = self
-            .config
-            .rings
-            .iter()
-            .position(|ring| ring.section.name() == name)
-        else {
-            return (name.to_owned(), DataPath::Cpu, String::new());
-        };
-        let ring = &self.config.rings[index];
-        let (placement, reason) = self.placement(ring);
-        let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
-        let planned = PlannedRing {
-            name: name.to_owned(),
-            placement,
-            reason,
-            writer: None,
-            mapping: None,
-            mapping_reason: String::new(),
-            inserted: None,
-            slots: ring.keys.slots as usize,
-            slot_bytes: slot,
-            packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
-            packet_sizes: exact.map_or_else(PacketSizes::default, |(geometry, _)| {
-                geometry.packet_sizes()
-            }),
-            kept: self.kept.get(name).cloned().unwrap_or_default(),
-            supports_backpressure,
-            fill: ring.keys.fill.0,
-            node: ring.keys.node,
-            lock: ring.keys.lock,
-            huge: ring.keys.huge,
-            attach: ring.keys.attach.unwrap_or_default().0,
-            layout: layout.clone(),
-            is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
-            producer: producer.to_owned(),
-            readers: Vec::new(),
-            region_bytes: 0,
-            metadata_bytes: 0,
-        };
-        self.layouts.insert(name.to_owned(), layout.clone());
-        if geometry.is_none() || placement == Placement::Host {
-            self.plan.rings.push(planned);
-            return (
-                name.to_owned(),
-                DataPath::Cpu,
-                "the CPU writes packets to host memory".to_owned(),
-            );
-        }
-        let staged = format!("{name}@host");
-        let copier = self.add_copy(&staged, name, placement, Direction::In);
-        self.plan.rings.push(PlannedRing {
-            name: staged.clone(),
-            placement: Placement::Host,
-            reason: "sockets and files need host memory".to_owned(),
-            inserted: Some(format!("filled by the CPU, then copied to {placement}")),
-            node: host_node(self.topology, planned.node, placement),
-            readers: vec![copier.clone()],
-            ..planned.clone()
-        });
-        self.plan.rings.push(PlannedRing {
-            producer: copier,
-            supports_backpressure: true,
-            ..planned
-        });
-        (
-            staged,
-            DataPath::Staged,
-            format!("the driver writes to host memory, but the ring is on {placement}"),
-        )
-    }
-
-    /// Adds a copy and returns its name. `gpu` is the placement of the ring that is on a GPU.
-    fn add_copy(&mut self, from: &str, to: &str, gpu: Placement, direction: Direction) -> String {
-        let name = format!("copy to {to}");
-        self.plan.copies.push(PlannedCopy {
-            name: name.clone(),
-            from: from.to_owned(),
-            to: to.to_owned(),
-            device: match gpu {
-                Placement::Cuda(ordinal) => ordinal,
-                Placement::Host => 0,
-            },
-            direction,
-            method: PlannedMethod::Engine,
-            kernel_thread: None,
-        });
-        name
-    }
-
-    /// Inserts a ring called `name` on `placement`, filled by a copy from `ring`.
-    ///
-    /// `direction` is the copy's direction as seen from the GPU.
-    fn insert(
-        &mut self,
-        ring: &str,
-        name: &str,
-        placement: Placement,
-        direction: Direction,
-        why: &str,
-    ) {
-        let Some(planned) = self.plan.ring(ring).cloned() else {
-            return;
-        };
-        let gpu = if direction == Direction::In {
-            placement
-        } else {
-            planned.placement
-        };
-        let copier = self.add_copy(ring, name, gpu, direction);
-        self.read_by(ring, &copier);
-        let node = match placement {
-            Placement::Host => host_node(self.topology, planned.node, gpu),
-            Placement::Cuda(_) => planned.node,
-        };
-        self.plan.rings.push(PlannedRing {
-            node,
-            name: name.to_owned(),
-            placement,
-            reason: why.to_owned(),
-            inserted: Some(why.to_owned()),
-            producer: copier,
-            supports_backpressure: true,
-            readers: Vec::new(),
-            ..planned
-        });
     }
 
     /// Resolves kernels in the order of the data flow. Kernels that cannot be resolved are part of a cycle, read a ring
@@ -610,102 +433,6 @@ impl Resolver<'_> {
         Some(Side::Cuda(ordinal))
     }
 
-    /// Adds the output ring of kernel `i`, and a ring before it if the kernel cannot write the declared memory.
-    ///
-    /// Returns the name of the ring that the kernel writes.
-    fn add_output(&mut self, i: usize, side: Side, slot: usize, layout: &Layout) -> String {
-        let kernel = &self.config.kernels[i];
-        let output = &kernel.keys.output;
-        self.add_ring(output, slot, None, true, layout, kernel.name());
-        let (memory, place) = match side {
-            Side::Cpu => (Placement::Host, "the CPU".to_owned()),
-            Side::Cuda(ordinal) => (Placement::Cuda(ordinal), format!("cuda:{ordinal}")),
-        };
-        let is_auto = self
-            .section(output)
-            .is_some_and(|ring| ring.keys.memory == Memory::Auto);
-        let Some(ring) = self.plan.rings.last_mut() else {
-            return output.clone();
-        };
-        if ring.placement == memory {
-            return output.clone();
-        }
-        let why = format!("kernel `{}` runs on {place}", kernel.name());
-        if is_auto {
-            (ring.placement, ring.reason) = (memory, why);
-            return output.clone();
-        }
-        // The kernel writes an inserted ring, which is copied to the declared one.
-        let written = format!("{output}@{memory}");
-        let copier = format!("copy to {output}");
-        let (declared, mut node) = (ring.placement, ring.node);
-        if memory == Placement::Host {
-            node = host_node(self.topology, node, declared);
-        }
-        let planned = PlannedRing {
-            node,
-            name: written.clone(),
-            placement: memory,
-            reason: why.clone(),
-            inserted: Some(why),
-            readers: vec![copier.clone()],
-            ..ring.clone()
-        };
-        ring.producer = copier;
-        let at = self.plan.rings.len() - 1;
-        self.plan.rings.insert(at, planned);
-        match (memory, declared) {
-            (Placement::Host, gpu) => self.add_copy(&written, output, gpu, Direction::In),
-            (gpu, _) => self.add_copy(&written, output, gpu, Direction::Out),
-        };
-        written
-    }
-
-    /// Returns the host ring with the same frames as `ring`: the ring itself, the host ring from which it is copied, or
-    /// a new host ring to which it is copied.
-    fn host_side(&mut self, ring: &str, why: &str) -> String {
-        let host = host_name(ring);
-        match self.plan.ring(ring).map(|planned| planned.placement) {
-            None | Some(Placement::Host) => ring.to_owned(),
-            Some(_) => {
-                if self.plan.ring(&host).is_none() {
-                    self.insert(ring, &host, Placement::Host, Direction::Out, why);
-                }
-                host
-            }
-        }
-    }
-
-    /// Returns the ring on GPU `ordinal` with the same frames as `ring`: the ring itself, or a new copy of its host
-    /// ring.
-    fn device_side(&mut self, ring: &str, ordinal: u32, why: &str) -> String {
-        let placement = Placement::Cuda(ordinal);
-        if self
-            .plan
-            .ring(ring)
-            .is_none_or(|planned| planned.placement == placement)
-        {
-            return ring.to_owned();
-        }
-        let device = format!("{ring}@{placement}");
-        if self.plan.ring(&device).is_none() {
-            let host = self.host_side(ring, why);
-            self.insert(&host, &device, placement, Direction::In, why);
-        }
-        device
-    }
-
-    fn read_by(&mut self, ring: &str, reader: &str) {
-        if let Some(ring) = self
-            .plan
-            .rings
-            .iter_mut()
-            .find(|planned| planned.name == ring)
-        {
-            ring.readers.push(reader.to_owned());
-        }
-    }
-
     /// Warns of rings that are unused, or filled but not read. With the key `attach`, other processes read a ring.
     fn unused(&self, diagnostics: &mut Diagnostics) {
         for ring in &self.config.rings {
@@ -733,53 +460,6 @@ impl Resolver<'_> {
         }
     }
 
-    /// Moves rings with `memory = "auto"` back to host memory if nothing on the GPU reads them.
-    fn leave_on_host(&mut self) {
-        let auto = |ring: &str| {
-            self.section(ring)
-                .is_some_and(|ring| ring.keys.memory == Memory::Auto)
-        };
-        let is_idle = |copy: &&PlannedCopy| {
-            let readers = self.plan.ring(&copy.to).map(|ring| &ring.readers);
-            copy.direction == Direction::In && auto(&copy.to) && readers.is_some_and(Vec::is_empty)
-        };
-        let idle: Vec<_> = self.plan.copies.iter().filter(is_idle).cloned().collect();
-        for copy in idle {
-            let plan = &mut self.plan;
-            let node = plan.ring(&copy.to).and_then(|ring| ring.node);
-            plan.copies.retain(|other| other.name != copy.name);
-            plan.rings.retain(|ring| ring.name != copy.to);
-            let rings = plan.rings.iter_mut();
-            for ring in rings.filter(|ring| ring.name == copy.from) {
-                ring.name.clone_from(&copy.to);
-                ring.inserted = None;
-                ring.node = node;
-                "no GPU kernel reads the ring".clone_into(&mut ring.reason);
-                ring.readers.retain(|reader| *reader != copy.name);
-            }
-            let sources = plan.sources.iter_mut();
-            for source in sources.filter(|source| source.ring == copy.from) {
-                source.path = DataPath::Cpu;
-                "the CPU writes packets to host memory".clone_into(&mut source.reason);
-            }
-            let written = plan.sources.iter_mut().map(|source| &mut source.ring);
-            let outputs = plan.kernels.iter_mut().map(|kernel| &mut kernel.output);
-            for name in written.chain(outputs).filter(|name| **name == copy.from) {
-                name.clone_from(&copy.to);
-            }
-            let inputs = plan.kernels.iter_mut().map(|kernel| &mut kernel.input);
-            let sinks = plan.sinks.iter_mut().map(|sink| &mut sink.input);
-            let copied = plan.copies.iter_mut().map(|copy| &mut copy.from);
-            for name in inputs
-                .chain(sinks)
-                .chain(copied)
-                .filter(|name| **name == copy.from)
-            {
-                name.clone_from(&copy.to);
-            }
-        }
-    }
-
     fn finish(mut self) -> Plan {
         self.leave_on_host();
         let mut plan = self.plan;
@@ -789,11 +469,4 @@ impl Resolver<'_> {
         totals::add(&mut plan);
         plan
     }
-}
-
-/// Returns the NUMA node for a host ring whose frames are copied to or from `gpu`: the declared node, or the GPU's
-/// node.
-fn host_node(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
-    let is_same = |other: &&Gpu| Placement::Cuda(other.ordinal) == gpu;
-    declared.or_else(|| topology.gpus.iter().find(is_same)?.node)
 }

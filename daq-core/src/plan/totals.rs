@@ -57,12 +57,12 @@ pub(super) fn add(plan: &mut Plan) {
         }
     }
     (plan.memory, plan.device_memory) = (on_host, on_device);
-    // One copy thread per GPU and direction, unless a kernel's thread does the copy.
+    // One copy thread per route, unless a kernel's thread does the copy.
     let staging: BTreeSet<_> = plan
         .copies
         .iter()
         .filter(|copy| copy.kernel_thread.is_none())
-        .map(|copy| (copy.device, copy.direction))
+        .map(|copy| copy.route)
         .collect();
     plan.threads += staging.len();
 }

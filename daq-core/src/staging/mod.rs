@@ -35,6 +35,7 @@ mod methods;
 mod numa;
 mod profile;
 mod ring_copy;
+mod route;
 mod store_methods;
 #[cfg(test)]
 mod tests;
@@ -49,4 +50,5 @@ pub use numa::warn_if_remote_numa;
 pub(crate) use profile::DEFAULT_CPU_STORE_THRESHOLD;
 pub use profile::{Basis, Profile, Profiles, ProfilesError, Rates, Sending};
 pub use ring_copy::RingCopy;
+pub use route::Route;
 pub use store_methods::{RawStores, StoreMethod};

@@ -17,8 +17,7 @@ use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
-use daq_core::staging::Direction;
-use daq_core::staging::{CopyEngineThread, CopyStream, Profile, RingCopy, measure_with};
+use daq_core::staging::{CopyEngineThread, CopyStream, Profile, RingCopy, Route, measure_with};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -27,8 +26,8 @@ use std::sync::atomic::AtomicU64;
 /// The thread that performs a copy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Copier {
-    /// The copy engine thread of this GPU and direction.
-    Staging(u32, Direction),
+    /// The copy engine thread of this route.
+    Engine(Route),
     /// The thread of the kernel with this name.
     Kernel(String),
 }
@@ -58,16 +57,16 @@ impl Parts<'_> {
         let is_mapped = |ring: &String| self.regions[ring].mapping().is_some();
         match &copy.kernel_thread {
             Some(kernel) if is_mapped(&copy.to) => Copier::Kernel(kernel.clone()),
-            _ => Copier::Staging(copy.device, copy.direction),
+            _ => Copier::Engine(copy.route),
         }
     }
 
-    /// Returns the copies that copy engine threads perform, by GPU and direction.
-    fn staged(&self) -> BTreeMap<(u32, Direction), Vec<&PlannedCopy>> {
+    /// Returns the copies that copy engine threads perform, by route.
+    fn staged(&self) -> BTreeMap<Route, Vec<&PlannedCopy>> {
         let mut staged = BTreeMap::<_, Vec<_>>::new();
         for copy in &self.plan.copies {
-            if let Copier::Staging(device, direction) = self.copier(copy) {
-                staged.entry((device, direction)).or_default().push(copy);
+            if let Copier::Engine(route) = self.copier(copy) {
+                staged.entry(route).or_default().push(copy);
             }
         }
         staged
@@ -125,7 +124,7 @@ fn measured(
 ) -> Result<BTreeMap<u32, Profile>, StartError> {
     let mut profiles = options.profiles.clone();
     for copy in &plan.copies {
-        let ordinal = copy.device;
+        let ordinal = copy.route.device();
         if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
             let device = Device::open(ordinal)?;
             let profile = match measure_with(device, &config.staging.backends) {
@@ -170,7 +169,7 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
             if let Some(copy) =
                 copies.find(|copy| copy.from == planned.name || copy.to == planned.name)
             {
-                region.pin(Device::open(copy.device)?)?;
+                region.pin(Device::open(copy.route.device())?)?;
             }
             return Ok(region);
         };
@@ -524,25 +523,25 @@ impl Pipeline {
         Ok(Some((inline_copy, bell)))
     }
 
-    /// Starts the copy engine threads, one per GPU and direction.
+    /// Starts the copy engine threads, one per route.
     fn copies(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
         let keys = &parts.config.staging;
         let staged: Vec<_> = {
             let staged = parts.staged().into_iter();
             staged
-                .map(|(method, copies)| (method, copies.into_iter().cloned().collect::<Vec<_>>()))
+                .map(|(route, copies)| (route, copies.into_iter().cloned().collect::<Vec<_>>()))
                 .collect()
         };
-        for (i, ((ordinal, direction), copies)) in staged.into_iter().enumerate() {
-            let device = Device::open(ordinal)?;
-            let profile = &parts.profiles[&ordinal];
+        for (i, (route, copies)) in staged.into_iter().enumerate() {
+            let profile = &parts.profiles[&route.device()];
             let chunk = keys
                 .chunk
                 .map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
             let depth = keys.depth.map(|depth| depth as usize);
-            let tuning = profile.tuning_for(direction, chunk, depth);
-            let stream = CopyStream::new(device, direction, tuning.depth)?;
-            let bell = parts.bells[&Copier::Staging(ordinal, direction)].clone();
+            let tuning = profile.tuning_for(route.direction(), chunk, depth);
+            let device = Device::open(route.device())?;
+            let stream = CopyStream::new(device, route.direction(), tuning.depth)?;
+            let bell = parts.bells[&Copier::Engine(route)].clone();
             let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell);
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
@@ -550,11 +549,10 @@ impl Pipeline {
                 let ledger = self.ledgers.copy(&copy.to);
                 copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
             }
-            let method = match direction {
-                Direction::In => "to",
-                Direction::Out => "from",
+            let name = match route {
+                Route::In(gpu) => format!("copies to cuda:{gpu}"),
+                Route::Out(gpu) => format!("copies from cuda:{gpu}"),
             };
-            let name = format!("copies {method} cuda:{ordinal}");
             let wait = keys.wait.into();
             let runner =
                 staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());

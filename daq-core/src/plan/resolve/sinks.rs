@@ -1,6 +1,7 @@
 //! Resolves sinks: which ring each sink reads.
 
-use super::{Resolver, host_name};
+use super::Resolver;
+use super::rings::host_name;
 use crate::claim::Claim;
 use crate::config::Diagnostics;
 use crate::plan::{Component, PlannedSink, SinkKeys, nics};
