@@ -22,6 +22,8 @@ pub struct Executed {
 
 /// Copies started by streams.
 pub static COPIES: Executed = Executed::new("copy");
+/// Copies between two devices started by streams.
+pub static PEER_COPIES: Executed = Executed::new("peer");
 /// Launches started by streams.
 pub static LAUNCHES: Executed = Executed::new("launch");
 /// Frames started by persistent kernels.
@@ -36,13 +38,15 @@ pub enum Outcome {
     Fails(Code),
     /// The operation never ends.
     Hangs,
+    /// The operation completes, but writes wrong bytes.
+    Corrupts,
 }
 
 impl Outcome {
     /// Returns the error of an operation that fails. Does not return if the operation hangs.
     pub fn enact(self) -> Result {
         match self {
-            Self::Done => Ok(()),
+            Self::Done | Self::Corrupts => Ok(()),
             Self::Fails(code) => Err(code),
             Self::Hangs => loop {
                 std::thread::park();
@@ -64,6 +68,8 @@ impl Executed {
         let nth = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         if find(&OPTIONS.hang, self.what, nth).is_some() {
             Outcome::Hangs
+        } else if find(&OPTIONS.corrupt, self.what, nth).is_some() {
+            Outcome::Corrupts
         } else {
             find(&OPTIONS.fail_async, self.what, nth).map_or(Outcome::Done, Outcome::Fails)
         }

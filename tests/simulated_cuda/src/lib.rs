@@ -1,7 +1,8 @@
 //! A replacement for the CUDA driver library `libcuda.so.1`. It allows all of daq to run on machines without a GPU.
 //!
 //! It is stricter than the driver, because its purpose is to find errors. Device memory cannot be accessed by the CPU
-//! at its device address and is never zeroed. Streams are separate threads. Calls in the wrong order are rejected with
+//! at its device address and is never zeroed. Copies and kernels of a device cannot access another device's memory,
+//! unless `cuMemSetAccess` grants the access. Streams are separate threads. Calls in the wrong order are rejected with
 //! the documented code. All calls and operations are counted.
 //!
 //! Two environment variables configure it. `DAQ_SIMULATED_CUDA` is a list of options, see [`Options`]; an unknown
@@ -11,7 +12,7 @@
 //! | key | meaning |
 //! |---|---|
 //! | `calls` | calls of each function |
-//! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device`, `host_to_host` |
+//! | `copied` | bytes copied: `host_to_device`, `device_to_host`, `device_to_device` (within a device), `peer` (between devices), `host_to_host` |
 //! | `copies`, `fills`, `launches` | operations that streams have executed |
 //! | `persistent` | frames that persistent kernels have started |
 //! | `blocked` | calls that had to wait for a persistent kernel |
@@ -32,7 +33,7 @@
 //! The library also replaces the run-time compiler `libnvrtc.so`. From any text that defines `on_frame` it generates
 //! code with the entries that occur in the text.
 //!
-//! Only functions that daq calls are simulated. Not supported: running kernels (except those in `kernels.rs`, by name), peer access, memory pools, external memory,
+//! Only functions that daq calls are simulated. Not supported: running kernels (except those in `kernels.rs`, by name), peer access to plain allocations, memory pools, external memory,
 //! capture across several streams.
 
 mod attributes;

@@ -13,6 +13,7 @@ use std::time::Duration;
 /// | `memory=64MiB` | memory of each device, in `KiB`, `MiB` or `GiB`; default 256 MiB |
 /// | `bar=FILE` | file with the devices' memory: the BAR of a PCI device in sysfs, so that real devices can access it |
 /// | `no-init=100` | `cuInit` returns this code |
+/// | `no-peer=0:1` | the devices 0 and 1 cannot access each other's memory; may be given several times |
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
 /// | `posix-fd=0` | memory cannot be shared as a file descriptor |
@@ -22,10 +23,12 @@ use std::time::Duration;
 /// | `gbps=20` | maximum rate of a copy engine in 10⁹ bytes per second |
 /// | `timeout=1` | seconds that a call waits for a persistent kernel before it ends the process; default 20 |
 /// | `fail=SYMBOL@N:CODE` | the N-th call of a function returns the code; so do later calls if it breaks a context |
-/// | `fail-async=copy@N:CODE`, `launch@N`, `persistent@N` | the N-th executed operation breaks its context with the code |
-/// | `hang=copy@N`, `launch@N`, `persistent@N` | the N-th executed operation never ends |
+/// | `fail-async=copy@N:CODE`, `peer@N`, `launch@N`, `persistent@N` | the N-th executed operation breaks its context with the code |
+/// | `hang=copy@N`, `peer@N`, `launch@N`, `persistent@N` | the N-th executed operation never ends |
+/// | `corrupt=peer@N` | the N-th executed copy between two devices writes wrong bytes |
 ///
-/// `persistent` counts the frames that persistent kernels start. Counts begin at 1; options from `fail` on may be given
+/// `copy` counts all copies, `peer` only the copies between two devices. `persistent` counts the frames that persistent
+/// kernels start. Counts begin at 1; options from `fail` on may be given
 /// several times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -39,6 +42,8 @@ pub struct Options {
     pub bar: Option<PathBuf>,
     /// Return value of `cuInit`; 0 for success.
     pub no_init: Code,
+    /// Pairs of devices that cannot access each other's memory.
+    pub no_peer: Vec<(i32, i32)>,
     /// True if virtual memory management is supported.
     pub vmm: bool,
     /// True if `GPUDirect` RDMA is supported.
@@ -62,6 +67,8 @@ pub struct Options {
     pub fail_async: Vec<Failure>,
     /// Executed operations that never end; the code is ignored.
     pub hang: Vec<Failure>,
+    /// Executed copies between two devices that write wrong bytes; the code is ignored.
+    pub corrupt: Vec<Failure>,
 }
 
 /// Support for dma-bufs of device memory.
@@ -78,7 +85,7 @@ pub enum DmaBuf {
 /// An injected fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The name of the function, or `copy`, `launch` or `persistent`.
+    /// The name of the function, or `copy`, `peer`, `launch` or `persistent`.
     pub what: String,
     /// Number of the call or operation, starting at 1.
     pub nth: u64,
@@ -94,6 +101,7 @@ impl Default for Options {
             memory: 256 << 20,
             bar: None,
             no_init: 0,
+            no_peer: Vec::new(),
             vmm: true,
             rdma: true,
             posix_fd: true,
@@ -105,6 +113,7 @@ impl Default for Options {
             fail: Vec::new(),
             fail_async: Vec::new(),
             hang: Vec::new(),
+            corrupt: Vec::new(),
         }
     }
 }
@@ -129,6 +138,7 @@ impl Options {
             "memory" => self.memory = bytes(value)?,
             "bar" => self.bar = Some(PathBuf::from(Some(value).filter(|path| !path.is_empty())?)),
             "no-init" => self.no_init = value.parse().ok().filter(|code| is_error(*code))?,
+            "no-peer" => self.no_peer.push(pair(value)?),
             "vmm" => self.vmm = flag(value)?,
             "rdma" => self.rdma = flag(value)?,
             "posix-fd" => self.posix_fd = flag(value)?,
@@ -146,6 +156,9 @@ impl Options {
             "fail" => self.fail.push(failure(value, true)?),
             "fail-async" => self.fail_async.push(operation(failure(value, true)?)?),
             "hang" => self.hang.push(operation(failure(value, false)?)?),
+            "corrupt" => self
+                .corrupt
+                .push(operation(failure(value, false)?).filter(|failure| failure.what == "peer")?),
             _ => return None,
         }
         Some(())
@@ -158,6 +171,12 @@ fn flag(value: &str) -> Option<bool> {
         "1" => Some(true),
         _ => None,
     }
+}
+
+/// Parses `A:B`.
+fn pair(value: &str) -> Option<(i32, i32)> {
+    let (one, other) = value.split_once(':')?;
+    Some((one.parse().ok()?, other.parse().ok()?))
 }
 
 fn bytes(value: &str) -> Option<usize> {
@@ -191,7 +210,8 @@ const fn is_error(code: Code) -> bool {
 
 fn operation(mut failure: Failure) -> Option<Failure> {
     failure.what.make_ascii_lowercase();
-    matches!(failure.what.as_str(), "copy" | "launch" | "persistent").then_some(failure)
+    let known = ["copy", "peer", "launch", "persistent"];
+    known.contains(&failure.what.as_str()).then_some(failure)
 }
 
 #[cfg(test)]
@@ -201,8 +221,9 @@ mod tests {
     #[test]
     fn options_all_given_are_parsed() {
         let options = Options::parse(
-            "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
-             timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=PERSISTENT@2",
+            "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,no-peer=0:1,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
+             timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=PERSISTENT@2,\
+             corrupt=peer@4",
         )
         .unwrap();
         let failure = |what: &str, nth, code| Failure {
@@ -218,6 +239,7 @@ mod tests {
                 memory: 64 << 20,
                 bar: Some("/a:b/c".into()),
                 no_init: 100,
+                no_peer: vec![(0, 1)],
                 vmm: false,
                 rdma: false,
                 posix_fd: false,
@@ -229,6 +251,7 @@ mod tests {
                 fail: vec![failure("cuMemAlloc_v2", 3, 2)],
                 fail_async: vec![failure("copy", 1, 700)],
                 hang: vec![failure("copy", 9, 0), failure("persistent", 2, 0)],
+                corrupt: vec![failure("peer", 4, 0)],
             }
         );
     }
@@ -244,6 +267,8 @@ mod tests {
             "fail=cuInit@0:1",
             "fail=cuInit@1",
             "hang=fill@1",
+            "corrupt=copy@1",
+            "no-peer=0",
             "no-init=0",
             "fail=cuInit@1:0",
             "gpu=1",

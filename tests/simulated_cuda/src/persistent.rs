@@ -268,7 +268,7 @@ impl<'a> Resident<'a> {
             self.memory.load(record)?;
             self.memory.load(record.wrapping_add((words - 1) * 8))?;
             match PERSISTENT.begin() {
-                Outcome::Done => {}
+                Outcome::Done | Outcome::Corrupts => {}
                 Outcome::Fails(code) => return Err(code),
                 Outcome::Hangs => {
                     self.begun[group].1 = true;

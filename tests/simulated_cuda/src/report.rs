@@ -15,10 +15,12 @@ pub enum Direction {
     HostToDevice,
     /// From device memory to host memory.
     DeviceToHost,
-    /// Within device memory or between devices.
+    /// Within the memory of a device.
     DeviceToDevice,
     /// From host memory to host memory.
     HostToHost,
+    /// From the memory of a device to the memory of another device.
+    Peer,
 }
 
 /// Resources that the program must free.
@@ -47,7 +49,7 @@ pub struct Alive {
 /// Counters.
 #[derive(Debug, Default)]
 pub struct Counts {
-    copied: [AtomicU64; 4],
+    copied: [AtomicU64; 5],
     /// Operations that fill memory.
     pub fills: AtomicU64,
     /// Calls that waited for a persistent kernel.
@@ -115,6 +117,7 @@ impl Counts {
                 "host_to_device": load(&self.copied[Direction::HostToDevice as usize]),
                 "device_to_host": load(&self.copied[Direction::DeviceToHost as usize]),
                 "device_to_device": load(&self.copied[Direction::DeviceToDevice as usize]),
+                "peer": load(&self.copied[Direction::Peer as usize]),
                 "host_to_host": load(&self.copied[Direction::HostToHost as usize]),
             },
             "copies": faults::COPIES.count(),

@@ -35,16 +35,15 @@ impl Batch {
     fn submit(&self, stream: usize) -> std::result::Result<(), (Option<usize>, Code)> {
         let general = |code| (None, code);
         let waits = self.check().map_err(general)?;
-        let stream = context::current()
-            .and_then(|device| Stream::find(device, stream))
-            .map_err(general)?;
+        let device = context::current().map_err(general)?;
+        let stream = Stream::find(device, stream).map_err(general)?;
         // The driver rejects the default stream.
         require(!stream.is_default()).map_err(general)?;
         let mut copies = Vec::with_capacity(self.count);
         for n in 0..self.count {
             let copy = || {
                 let (to, from) = (self.targets.at(n)?, self.sources.at(n)?);
-                Copy::linear((Either, to), (Either, from), self.bytes.at(n)?)
+                Copy::linear(device, (Either, to), (Either, from), self.bytes.at(n)?)
             };
             copies.push(copy().map_err(|code| (Some(n), code))?);
         }

@@ -86,6 +86,13 @@ impl Device {
         FIRST + 16 * self.ordinal.cast_unsigned() as usize
     }
 
+    /// Returns true if the device can access the memory of another device.
+    pub fn can_access(&self, peer: &Self) -> bool {
+        let pair = (self.ordinal, peer.ordinal);
+        let excluded = |one: i32, other: i32| OPTIONS.no_peer.contains(&(one, other));
+        pair.0 != pair.1 && !excluded(pair.0, pair.1) && !excluded(pair.1, pair.0)
+    }
+
     /// Returns the error that broke the context, if any.
     pub fn check(&self) -> Result {
         match self.broken.load(Ordering::Acquire) {

@@ -6,16 +6,17 @@ use super::stream::{Operation, Stream, Submitted};
 use super::{In, driver, require};
 use crate::attributes;
 use crate::code::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
-use crate::faults::{COPIES, OPTIONS};
+use crate::faults::{COPIES, OPTIONS, Outcome, PEER_COPIES};
 use crate::report::{COUNTS, Direction};
 use AddressKind::{Device, Host};
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint};
 use std::time::{Duration, Instant};
 
 /// The type of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    Device,
+    /// Memory of the device with this ordinal.
+    Device(c_int),
     /// Host memory that is registered with the driver.
     Registered,
     /// Host memory that is not registered with the driver.
@@ -45,6 +46,8 @@ struct End {
 /// A copy of `rows` rows of `width` bytes each.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
+    /// The device that copies.
+    by: &'static context::Device,
     to: End,
     from: End,
     width: usize,
@@ -78,15 +81,17 @@ impl Memory {
     /// Returns the type of the memory at an address. Fails if it differs from the declared type.
     fn at(
         space: &Space,
-        kind: AddressKind,
-        address: u64,
+        by: &context::Device,
+        (kind, address): (AddressKind, u64),
         bytes: usize,
         writes: bool,
     ) -> Result<Self> {
         if space.is_device(address) {
             require(kind != AddressKind::Host)?;
-            space.device(address, bytes, writes)?;
-            return Ok(Self::Device);
+            let owner = space.device(by, address, bytes, writes)?.owner();
+            return Ok(Self::Device(
+                owner.map_or(by.ordinal, |owner| owner.ordinal),
+            ));
         }
         require(address != 0)?;
         match space.registered_bytes(address, bytes)? {
@@ -97,15 +102,25 @@ impl Memory {
     }
 
     const fn is_device(self) -> bool {
-        matches!(self, Self::Device)
+        matches!(self, Self::Device(_))
     }
 }
 
 impl End {
-    /// Returns the CPU addresses of the bytes. Fails if the memory was freed.
-    fn pieces(&self, space: &Space, bytes: usize, writes: bool) -> Result<Pieces> {
+    /// Returns the CPU addresses of the bytes. Fails if the memory was freed, or if the context of its device is broken.
+    fn pieces(
+        &self,
+        space: &Space,
+        by: &context::Device,
+        bytes: usize,
+        writes: bool,
+    ) -> Result<Pieces> {
         match self.memory {
-            Memory::Device => space.device(self.address, bytes, writes),
+            Memory::Device(_) => {
+                let pieces = space.device(by, self.address, bytes, writes)?;
+                pieces.owner().map_or(Ok(()), context::Device::check)?;
+                Ok(pieces)
+            }
             Memory::Registered => {
                 require(space.registered_bytes(self.address, bytes)? == bytes)?;
                 Pieces::host(self.address, bytes)
@@ -123,21 +138,28 @@ fn extent(pitch: u64, width: usize, rows: usize) -> Result<usize> {
         .ok_or(INVALID_VALUE)
 }
 
-/// Returns the CPU addresses of the bytes at an address. Fails if the memory differs from the declared type.
-pub fn reach(space: &Space, at: (AddressKind, u64), bytes: usize, writes: bool) -> Result<Pieces> {
-    let (kind, address) = at;
-    let memory = Memory::at(space, kind, address, bytes, writes)?;
+/// Returns the CPU addresses of the bytes at an address that the device `by` accesses. Fails if the memory differs from
+/// the declared type.
+pub fn reach(
+    space: &Space,
+    by: &context::Device,
+    at: (AddressKind, u64),
+    bytes: usize,
+    writes: bool,
+) -> Result<Pieces> {
+    let memory = Memory::at(space, by, at, bytes, writes)?;
     let pitch = 0;
     End {
-        address,
+        address: at.1,
         pitch,
         memory,
     }
-    .pieces(space, bytes, writes)
+    .pieces(space, by, bytes, writes)
 }
 
 impl Copy {
     fn new(
+        by: &'static context::Device,
         to: (AddressKind, u64, u64),
         from: (AddressKind, u64, u64),
         width: usize,
@@ -146,7 +168,7 @@ impl Copy {
         let space = space::lock();
         let end = |(kind, address, pitch): (AddressKind, u64, u64), writes| -> Result<End> {
             let bytes = extent(pitch, width, rows)?;
-            let memory = Memory::at(&space, kind, address, bytes, writes)?;
+            let memory = Memory::at(&space, by, (kind, address), bytes, writes)?;
             Ok(End {
                 address,
                 pitch,
@@ -154,6 +176,7 @@ impl Copy {
             })
         };
         Ok(Self {
+            by,
             to: end(to, true)?,
             from: end(from, false)?,
             width,
@@ -162,27 +185,32 @@ impl Copy {
     }
 
     /// Creates a copy of one row. Fails if the memory of either side differs from its declared type.
-    pub fn linear(to: (AddressKind, u64), from: (AddressKind, u64), bytes: usize) -> Result<Self> {
-        Self::new((to.0, to.1, 0), (from.0, from.1, 0), bytes, 1)
+    pub fn linear(
+        by: &'static context::Device,
+        to: (AddressKind, u64),
+        from: (AddressKind, u64),
+        bytes: usize,
+    ) -> Result<Self> {
+        Self::new(by, (to.0, to.1, 0), (from.0, from.1, 0), bytes, 1)
     }
 
-    /// Copies between device addresses, as a kernel does.
-    pub fn within_device(to: u64, from: u64, bytes: usize) -> Result {
+    /// Copies between device addresses, as a kernel of the device `by` does.
+    pub fn by_kernel(by: &'static context::Device, to: u64, from: u64, bytes: usize) -> Result {
         if bytes == 0 {
             return Ok(());
         }
-        Self::linear((Device, to), (Device, from), bytes)
+        Self::linear(by, (Device, to), (Device, from), bytes)
             .and_then(|copy| copy.transfer())
             .map_err(|_| ILLEGAL_ADDRESS)
     }
 
-    /// Writes the initial contents of device memory.
-    pub fn initialise(to: u64, bytes: &[u8]) -> Result {
+    /// Writes the initial contents of memory of the device `by`.
+    pub fn initialise(by: &'static context::Device, to: u64, bytes: &[u8]) -> Result {
         if bytes.is_empty() {
             return Ok(());
         }
         let from = bytes.as_ptr() as u64;
-        Self::linear((Device, to), (Host, from), bytes.len())?.transfer()
+        Self::linear(by, (Device, to), (Host, from), bytes.len())?.transfer()
     }
 
     const fn bytes(&self) -> u64 {
@@ -193,7 +221,12 @@ impl Copy {
         self.to.memory == Memory::Pageable || self.from.memory == Memory::Pageable
     }
 
-    const fn direction(&self) -> Direction {
+    fn direction(&self) -> Direction {
+        if let (Memory::Device(from), Memory::Device(to)) = (self.from.memory, self.to.memory)
+            && from != to
+        {
+            return Direction::Peer;
+        }
         match (self.from.memory.is_device(), self.to.memory.is_device()) {
             (false, true) => Direction::HostToDevice,
             (true, false) => Direction::DeviceToHost,
@@ -206,16 +239,25 @@ impl Copy {
     /// context.
     pub fn execute(&self, device: &context::Device) -> Result {
         COPIES.begin().enact()?;
+        let outcome = match self.direction() {
+            Direction::Peer => PEER_COPIES.begin(),
+            _ => Outcome::Done,
+        };
+        outcome.enact()?;
         let started = Instant::now();
         let engine = match self.direction() {
             Direction::HostToDevice => 0,
             Direction::DeviceToHost => 1,
-            Direction::DeviceToDevice | Direction::HostToHost => 2,
+            Direction::DeviceToDevice | Direction::HostToHost | Direction::Peer => 2,
         };
         let is_modelled = OPTIONS.gbps > 0 || !OPTIONS.latency.is_zero();
         let engine = is_modelled.then(|| super::lock(&device.engines[engine]));
         let entered = Instant::now();
         self.transfer().map_err(|_| ILLEGAL_ADDRESS)?;
+        if outcome == Outcome::Corrupts {
+            let to = self.to.address;
+            Self::linear(self.by, (Device, to), (Device, to + 1), 1)?.transfer()?;
+        }
         if engine.is_some() {
             let moving = self
                 .bytes()
@@ -236,8 +278,9 @@ impl Copy {
         let (to, from) = {
             let space = space::lock();
             let extent = |end: &End| extent(end.pitch, self.width, self.rows);
-            let to = self.to.pieces(&space, extent(&self.to)?, true)?;
-            (to, self.from.pieces(&space, extent(&self.from)?, false)?)
+            let to = self.to.pieces(&space, self.by, extent(&self.to)?, true)?;
+            let from = extent(&self.from)?;
+            (to, self.from.pieces(&space, self.by, from, false)?)
         };
         for row in 0..self.rows as u64 {
             let start = |end: &End| usize::try_from(end.pitch * row).map_err(|_| INVALID_VALUE);
@@ -269,7 +312,7 @@ impl Copy {
     /// Appends the copy to a stream. Waits for it if `waits` is true or the host memory is pageable.
     fn submit(self, stream: usize, waits: bool) -> Result {
         submit_to(
-            &Stream::find(context::current()?, stream)?,
+            &Stream::find(self.by, stream)?,
             Operation::Copy(self),
             &[self],
             waits,
@@ -297,6 +340,7 @@ pub fn submit_to(
 
 /// Submits a copy to a stream. Without a stream, copies in the default stream and waits.
 fn copy(
+    by: &'static context::Device,
     to: (AddressKind, u64),
     from: (AddressKind, u64),
     bytes: usize,
@@ -305,7 +349,7 @@ fn copy(
     if bytes == 0 {
         return Ok(());
     }
-    Copy::linear(to, from, bytes)?.submit(stream.unwrap_or(0), stream.is_none())
+    Copy::linear(by, to, from, bytes)?.submit(stream.unwrap_or(0), stream.is_none())
 }
 
 impl Corner {
@@ -338,7 +382,7 @@ impl Corner {
 }
 
 driver! {
-    in_context(_) fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) {
+    in_context(device) fn cuMemcpy2DAsync_v2(copy: In<TwoDimensional>, stream: usize) {
         let TwoDimensional {
             from,
             to,
@@ -349,26 +393,26 @@ driver! {
             return Ok(());
         }
         let (to, from) = (to.end(width, rows)?, from.end(width, rows)?);
-        Copy::new(to, from, width, rows)?.submit(stream, false)
+        Copy::new(device, to, from, width, rows)?.submit(stream, false)
     }
 
-    in_context(_) fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) {
-        copy((Device, to), (Host, from), bytes, None)
+    in_context(device) fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) {
+        copy(device, (Device, to), (Host, from), bytes, None)
     }
 
-    in_context(_) fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) {
-        copy((Host, to), (Device, from), bytes, None)
+    in_context(device) fn cuMemcpyDtoH_v2(to: u64, from: u64, bytes: usize) {
+        copy(device, (Host, to), (Device, from), bytes, None)
     }
 
-    in_context(_) fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-        copy((Device, to), (Host, from), bytes, Some(stream))
+    in_context(device) fn cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy(device, (Device, to), (Host, from), bytes, Some(stream))
     }
 
-    in_context(_) fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-        copy((Host, to), (Device, from), bytes, Some(stream))
+    in_context(device) fn cuMemcpyDtoHAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy(device, (Host, to), (Device, from), bytes, Some(stream))
     }
 
-    in_context(_) fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-        copy((Device, to), (Device, from), bytes, Some(stream))
+    in_context(device) fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
+        copy(device, (Device, to), (Device, from), bytes, Some(stream))
     }
 }

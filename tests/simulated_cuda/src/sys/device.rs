@@ -51,6 +51,10 @@ driver! {
         value.set(attributes::value(&OPTIONS, attribute))
     }
 
+    initialised() fn cuDeviceCanAccessPeer(value: Out<c_int>, ordinal: c_int, peer: c_int) {
+        value.set(device(ordinal)?.can_access(device(peer)?).into())
+    }
+
     initialised() fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) {
         device(ordinal)?;
         bytes.set(OPTIONS.memory)

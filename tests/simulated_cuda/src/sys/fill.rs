@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering;
 /// A range to fill with a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Fill {
+    /// The device that fills.
+    by: &'static context::Device,
     address: u64,
     bytes: usize,
     value: u8,
@@ -18,27 +20,35 @@ pub struct Fill {
 
 impl Fill {
     /// Submits a fill of `bytes` bytes to a stream.
-    fn submit(address: u64, value: u8, bytes: usize, stream: usize) -> Result {
+    fn submit(
+        by: &'static context::Device,
+        address: u64,
+        value: u8,
+        bytes: usize,
+        stream: usize,
+    ) -> Result {
         if bytes == 0 {
             return Ok(());
         }
         let fill = Self {
+            by,
             address,
             bytes,
             value,
         };
         fill.pieces(&space::lock())?;
-        let stream = Stream::find(context::current()?, stream)?;
+        let stream = Stream::find(by, stream)?;
         stream.submit(Operation::Fill(fill)).map(|_| ())
     }
 
-    /// Fills `bytes` bytes with zeros now.
-    pub fn clear(address: u64, bytes: usize) -> Result {
+    /// Fills `bytes` bytes with zeros now, as a kernel of the device `by` does.
+    pub fn clear(by: &'static context::Device, address: u64, bytes: usize) -> Result {
         if bytes == 0 {
             return Ok(());
         }
         let value = 0;
         Self {
+            by,
             address,
             bytes,
             value,
@@ -48,7 +58,7 @@ impl Fill {
 
     fn pieces(&self, space: &Space) -> Result<Pieces> {
         if space.is_device(self.address) {
-            return space.device(self.address, self.bytes, true);
+            return space.device(self.by, self.address, self.bytes, true);
         }
         require(space.registered_bytes(self.address, self.bytes)? == self.bytes)?;
         Pieces::host(self.address, self.bytes)
@@ -76,11 +86,11 @@ impl Fill {
 
 driver! {
     /// Fills device memory asynchronously.
-    in_context(_) fn cuMemsetD8_v2(address: u64, value: c_uchar, bytes: usize) {
-        Fill::submit(address, value, bytes, 0)
+    in_context(device) fn cuMemsetD8_v2(address: u64, value: c_uchar, bytes: usize) {
+        Fill::submit(device, address, value, bytes, 0)
     }
 
-    in_context(_) fn cuMemsetD8Async(address: u64, value: c_uchar, bytes: usize, stream: usize) {
-        Fill::submit(address, value, bytes, stream)
+    in_context(device) fn cuMemsetD8Async(address: u64, value: c_uchar, bytes: usize, stream: usize) {
+        Fill::submit(device, address, value, bytes, stream)
     }
 }

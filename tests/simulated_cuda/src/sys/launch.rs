@@ -32,23 +32,23 @@ pub struct Launch {
 }
 
 /// The memory of the process as accessed by the kernels of a device.
-struct Seen<'a>(&'a Device);
+struct Seen(&'static Device);
 
-impl Memory for Seen<'_> {
+impl Memory for Seen {
     fn copy(&self, to: u64, from: u64, bytes: usize) -> Result {
-        Copy::within_device(to, from, bytes)
+        Copy::by_kernel(self.0, to, from, bytes)
     }
 
     fn clear(&self, to: u64, bytes: usize) -> Result {
-        Fill::clear(to, bytes)
+        Fill::clear(self.0, to, bytes)
     }
 
     fn load(&self, word: u64) -> Result<u64> {
-        persistent::load(word)
+        persistent::load(self.0, word)
     }
 
     fn store(&self, word: u64, value: u64) -> Result {
-        persistent::store(word, value)
+        persistent::store(self.0, word, value)
     }
 
     fn check(&self) -> Result {
@@ -62,7 +62,7 @@ impl Memory for Seen<'_> {
 
 impl Launch {
     /// Runs the launch in a stream.
-    pub fn execute(&self, device: &Device) -> Result {
+    pub fn execute(&self, device: &'static Device) -> Result {
         LAUNCHES.begin().enact()?;
         self.kernel.map_or(Ok(()), |kernel| {
             (kernel.run)(&Seen(device), &self.values, self.blocks)

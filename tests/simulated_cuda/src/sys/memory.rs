@@ -41,7 +41,7 @@ driver! {
 
     /// Exports a whole allocation. The descriptor refers to a memory file instead of a dma-buf. It can be mapped only if
     /// the options allow it.
-    in_context(_) fn cuMemGetHandleForAddressRange(
+    in_context(device) fn cuMemGetHandleForAddressRange(
         handle: Out<c_int>,
         address: u64,
         bytes: usize,
@@ -55,7 +55,7 @@ driver! {
         if !OPTIONS.rdma || OPTIONS.dma_buf == DmaBuf::None || flags != 0 {
             return Err(NOT_SUPPORTED);
         }
-        let memory = space::lock().whole(address, bytes)?.ok_or(NOT_SUPPORTED)?;
+        let memory = space::lock().whole(device, address, bytes)?.ok_or(NOT_SUPPORTED)?;
         if OPTIONS.dma_buf == DmaBuf::Map {
             return duplicate(memory.file(), &handle);
         }
@@ -76,10 +76,10 @@ driver! {
     }
 
     /// Has no effect, because copies are always synchronous where the call promises it.
-    in_context(_) fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) {
+    in_context(device) fn cuPointerSetAttribute(value: In<c_uint>, attribute: c_uint, address: u64) {
         const SYNC_MEMOPS: c_uint = 6;
         require(attribute == SYNC_MEMOPS && value.get()? <= 1)?;
-        space::lock().device(address, 1, false).map(|_| ())
+        space::lock().device(device, address, 1, false).map(|_| ())
     }
 
     /// Always fails, because no other library has memory to import.

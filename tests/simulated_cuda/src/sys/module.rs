@@ -60,7 +60,7 @@ impl Module {
                 let placed = Physical::new(device.ordinal, bytes, space::skew(bytes))
                     .and_then(|memory| space::lock().place(memory, bytes, Origin::Variable))
                     .and_then(|address| {
-                        Copy::initialise(address, &variable.bytes).map(|()| address)
+                        Copy::initialise(device, address, &variable.bytes).map(|()| address)
                     });
                 match placed {
                     Ok(address) => {

@@ -80,13 +80,24 @@ pub fn give_up(since: Instant, what: &str) {
     }
 }
 
-/// Accesses the word at a device address.
-fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Result<T> {
+/// Accesses the word at an address, as a kernel of the device `by` does.
+fn word<T>(
+    by: &Device,
+    address: u64,
+    writes: bool,
+    with: impl FnOnce(&AtomicU64) -> T,
+) -> Result<T> {
     if !address.is_multiple_of(8) {
         return Err(MISALIGNED_ADDRESS);
     }
-    let pieces: Pieces = copy::reach(&space::lock(), (AddressKind::Device, address), 8, writes)
-        .map_err(|_| ILLEGAL_ADDRESS)?;
+    let pieces: Pieces = copy::reach(
+        &space::lock(),
+        by,
+        (AddressKind::Device, address),
+        8,
+        writes,
+    )
+    .map_err(|_| ILLEGAL_ADDRESS)?;
     // The word is inside a single piece, because pieces start and end at word boundaries.
     let (at, _) = pieces.part(0, 8).next().ok_or(ILLEGAL_ADDRESS)?;
     // SAFETY:
@@ -99,11 +110,13 @@ fn word<T>(address: u64, writes: bool, with: impl FnOnce(&AtomicU64) -> T) -> Re
 }
 
 /// Loads the word at an address with acquire ordering.
-pub fn load(address: u64) -> Result<u64> {
-    word(address, false, |word| word.load(Ordering::Acquire))
+pub fn load(by: &Device, address: u64) -> Result<u64> {
+    word(by, address, false, |word| word.load(Ordering::Acquire))
 }
 
 /// Stores the word at an address with release ordering.
-pub fn store(address: u64, value: u64) -> Result {
-    word(address, true, |word| word.store(value, Ordering::Release))
+pub fn store(by: &Device, address: u64, value: u64) -> Result {
+    word(by, address, true, |word| {
+        word.store(value, Ordering::Release)
+    })
 }

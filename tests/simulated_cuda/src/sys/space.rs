@@ -1,10 +1,11 @@
 //! The address space: device memory by device address, and registered host memory.
 
+use super::context::Device;
 use super::physical::Physical;
 use super::require;
 use crate::code::{
-    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
-    Result,
+    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_DEVICE, INVALID_VALUE,
+    OUT_OF_MEMORY, Result,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -43,7 +44,8 @@ struct Place {
     bytes: usize,
     memory: Arc<Physical>,
     offset: usize,
-    access: Access,
+    /// Access rights by ordinal of the device; other devices have no access.
+    access: BTreeMap<i32, Access>,
     origin: Origin,
 }
 
@@ -136,9 +138,9 @@ impl Space {
         let address = self.addresses(bytes, alignment, skew as u64)?;
         let place = Place {
             bytes,
+            access: BTreeMap::from([(memory.device.ordinal, Access::ReadWrite)]),
             memory,
             offset: 0,
-            access: Access::ReadWrite,
             origin,
         };
         self.places.insert(address, place);
@@ -187,7 +189,7 @@ impl Space {
             bytes,
             memory,
             offset,
-            access: Access::None,
+            access: BTreeMap::new(),
             origin: Origin::Mapped,
         };
         self.places.insert(address, place);
@@ -202,11 +204,22 @@ impl Space {
         Ok(())
     }
 
-    /// Sets the access rights of the mappings that exactly fill the range.
-    pub fn set_access(&mut self, address: u64, bytes: usize, access: Access) -> Result {
+    /// Sets the access rights of a device to the mappings that exactly fill the range. Fails if the device cannot
+    /// access their memory.
+    pub fn set_access(
+        &mut self,
+        address: u64,
+        bytes: usize,
+        by: &Device,
+        access: Access,
+    ) -> Result {
         for start in self.mapped(address, bytes)? {
             if let Some(place) = self.places.get_mut(&start) {
-                place.access = access;
+                let owner = place.memory.device;
+                if owner.ordinal != by.ordinal && !by.can_access(owner) {
+                    return Err(INVALID_DEVICE);
+                }
+                place.access.insert(by.ordinal, access);
             }
         }
         Ok(())
@@ -232,8 +245,8 @@ impl Space {
             .take_while(move |(from, place)| from + place.bytes as u64 > start)
     }
 
-    /// Returns the device memory behind a range of device addresses.
-    pub fn device(&self, address: u64, bytes: usize, writes: bool) -> Result<Pieces> {
+    /// Returns the device memory behind a range of device addresses, as the device `by` accesses it.
+    pub fn device(&self, by: &Device, address: u64, bytes: usize, writes: bool) -> Result<Pieces> {
         let (mut next, end, mut pieces) = (address, end(address, bytes)?, Pieces::default());
         while next < end {
             let (start, place) = self
@@ -243,7 +256,8 @@ impl Space {
                 .ok_or(INVALID_VALUE)?;
             let within = usize::try_from(next - start).map_err(|_| INVALID_VALUE)?;
             require(within < place.bytes)?;
-            require(place.access == Access::ReadWrite || place.access == Access::Read && !writes)?;
+            let access = place.access.get(&by.ordinal).copied();
+            require(access == Some(Access::ReadWrite) || access == Some(Access::Read) && !writes)?;
             let length =
                 (place.bytes - within).min(usize::try_from(end - next).map_err(|_| INVALID_VALUE)?);
             pieces
@@ -257,8 +271,8 @@ impl Space {
 
     /// Returns the storage of a range that starts at the beginning of an allocation, because only whole allocations can
     /// be exported.
-    pub fn whole(&self, address: u64, bytes: usize) -> Result<Option<Arc<Physical>>> {
-        self.device(address, bytes, false)?;
+    pub fn whole(&self, by: &Device, address: u64, bytes: usize) -> Result<Option<Arc<Physical>>> {
+        self.device(by, address, bytes, false)?;
         let place = self.places.get(&address);
         let is_whole = |place: &&Place| place.offset == 0 && place.bytes >= bytes;
         Ok(place
@@ -322,6 +336,11 @@ impl Pieces {
             list: vec![(address, bytes)],
             keep: Vec::new(),
         })
+    }
+
+    /// Returns the device whose memory all pieces are; `None` for host memory.
+    pub fn owner(&self) -> Option<&'static Device> {
+        self.keep.first().map(|memory| memory.device)
     }
 
     /// Returns the part of `bytes` bytes starting at `offset`, piece by piece.

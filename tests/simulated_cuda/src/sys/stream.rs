@@ -254,7 +254,7 @@ impl Stream {
 }
 
 impl Operation {
-    fn execute(&self, device: &Device) -> Result {
+    fn execute(&self, device: &'static Device) -> Result {
         match self {
             Self::Copy(copy) => copy.execute(device),
             // The order within a batch is not guaranteed.

@@ -140,14 +140,14 @@ driver! {
         require(count > 0)?;
         for n in 0..count {
             let grant = grants.at(n)?;
-            grant.location.device()?;
+            let ordinal = grant.location.device()?;
             let access = match grant.access {
                 0 => Access::None,
                 1 => Access::Read,
                 3 => Access::ReadWrite,
                 _ => return Err(INVALID_VALUE),
             };
-            space::lock().set_access(address, bytes, access)?;
+            space::lock().set_access(address, bytes, super::context::device(ordinal)?, access)?;
         }
         Ok(())
     }

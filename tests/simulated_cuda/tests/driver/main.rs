@@ -7,6 +7,7 @@ mod faults;
 mod machine;
 mod memory;
 mod modules;
+mod peers;
 mod persistent;
 mod streams;
 mod sys;
