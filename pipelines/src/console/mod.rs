@@ -4,8 +4,13 @@
 //! put log lines into a bounded queue, and store the latest live block of the terminal next to the queue. Messages that
 //! do not fit into the queue, or that cannot be written to stderr, are dropped and counted.
 
+mod estimate;
+mod progress;
 mod queue;
 mod screen;
+
+pub use estimate::{Estimate, bar};
+pub use progress::Progress;
 
 use queue::Queue;
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -1,6 +1,7 @@
 //! The lines of the live block.
 
 use super::{above_zero, mean_size, percent, shown_rate, shown_scaled};
+use crate::console::bar;
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
@@ -8,9 +9,6 @@ use daq_core::ledger::{
 };
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
-
-/// Width of a ring's bar in characters.
-const BAR_WIDTH: u64 = 10;
 
 /// Returns the lines of the live block. Rates are those since the report `before`, which was made `passed` earlier.
 pub fn block(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
@@ -71,11 +69,9 @@ fn source(source: &SourceReport, old: Option<&SourceReport>, seconds: f64) -> St
 }
 
 fn ring(ring: &RingReport, waiting: u64) -> String {
-    let filled = (waiting * BAR_WIDTH).div_ceil(ring.capacity.max(1));
-    let bar = (0..BAR_WIDTH).map(|i| if i < filled { '█' } else { '·' });
     format!(
         "{}  {waiting:>4} of {} waiting, max {}{}",
-        bar.collect::<String>(),
+        bar(waiting, ring.capacity),
         ring.capacity,
         ring.high_water,
         above_zero("  ", [("refused", ring.ring_full)])

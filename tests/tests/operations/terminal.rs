@@ -2,6 +2,7 @@
 //! must end when requested.
 
 mod flood;
+mod progress;
 mod sys;
 mod top;
 

@@ -17,6 +17,12 @@ use std::io::{self, Chain, Cursor, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+/// Size in bytes of the header of a pcap file, and of a pcapng file without options.
+const PCAP_HEADER_BYTES: u64 = 24;
+const PCAPNG_HEADER_BYTES: u64 = 28;
+/// Size in bytes of the header of a record of a pcap file.
+const RECORD_HEADER_BYTES: u64 = 16;
+
 /// Reason why reading a capture failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PcapError {
@@ -160,6 +166,8 @@ pub struct Capture<R: Read = File> {
     path: PathBuf,
     inner: Inner<R>,
     payload: Vec<u8>,
+    /// Offset in the file of the next record.
+    position: u64,
     frames: u64,
     skipped: Skipped,
     torn: bool,
@@ -216,11 +224,16 @@ impl<R: Read> Capture<R> {
             }
         }
         .map_err(|error| broken(path, 0, error))?;
+        let position = match inner {
+            Inner::Pcap(_) => PCAP_HEADER_BYTES,
+            Inner::PcapNg(_) => PCAPNG_HEADER_BYTES,
+        };
         let (skipped, payload) = (Skipped::default(), Vec::new());
         Ok(Self {
             path: path.to_owned(),
             inner,
             payload,
+            position,
             frames: 0,
             skipped,
             torn: false,
@@ -238,8 +251,8 @@ impl<R: Read> Capture<R> {
             // If reading fails, this stays true, because no record can be located after a damaged one.
             self.ended = true;
             let record = match &mut self.inner {
-                Inner::Pcap(reader) => next_pcap(reader),
-                Inner::PcapNg(reader) => reader.next(),
+                Inner::Pcap(reader) => next_pcap(reader, &mut self.position),
+                Inner::PcapNg(reader) => reader.next(&mut self.position),
             };
             let record = match record {
                 Ok(Some(record)) => record,
@@ -280,6 +293,12 @@ impl<R: Read> Capture<R> {
             checksum: found.checksum,
             payload: &self.payload,
         }))
+    }
+
+    /// Returns the number of bytes of the file that were read so far, without the options of the first header of a pcapng
+    /// file.
+    pub const fn position(&self) -> u64 {
+        self.position
     }
 
     /// Returns the number of frames read so far.
@@ -333,14 +352,16 @@ enum Record<'a> {
     Other,
 }
 
-fn next_pcap<R: Read>(
-    reader: &mut pcap_file::pcap::PcapReader<R>,
-) -> Result<Option<Record<'_>>, FileError> {
+fn next_pcap<'a, R: Read>(
+    reader: &'a mut pcap_file::pcap::PcapReader<R>,
+    position: &mut u64,
+) -> Result<Option<Record<'a>>, FileError> {
     let header = reader.header();
     let Some(packet) = reader.next_raw_packet() else {
         return Ok(None);
     };
     let packet = packet?;
+    *position += RECORD_HEADER_BYTES + u64::from(packet.incl_len);
     let fraction = match header.ts_resolution {
         TsResolution::MicroSecond => u64::from(packet.ts_frac) * 1000,
         TsResolution::NanoSecond => u64::from(packet.ts_frac),
@@ -427,7 +448,7 @@ impl<R: Read> PcapNg<R> {
         })
     }
 
-    fn next(&mut self) -> Result<Option<Record<'_>>, FileError> {
+    fn next(&mut self, position: &mut u64) -> Result<Option<Record<'_>>, FileError> {
         if std::mem::take(&mut self.stale) {
             self.big_endian = self.reader.section().endianness.is_big();
             self.interfaces.clear();
@@ -438,6 +459,7 @@ impl<R: Read> PcapNg<R> {
             return Ok(None);
         };
         let block = block?;
+        *position += u64::from(block.initial_len);
         self.stale = matches!(block.type_, SECTION_HEADER | INTERFACE_DESCRIPTION);
         let Cow::Borrowed(body) = block.body else {
             return Ok(Some(Record::Other));

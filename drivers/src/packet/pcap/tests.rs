@@ -249,6 +249,9 @@ fn read_all(bytes: &[u8]) -> (Vec<Seen>, Capture<Cursor<Vec<u8>>>) {
             datagram.payload.to_vec(),
         ));
     }
+    if !capture.is_torn() {
+        assert_eq!(capture.position(), bytes.len() as u64);
+    }
     (all, capture)
 }
 

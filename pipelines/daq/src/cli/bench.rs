@@ -3,7 +3,7 @@
 use super::{exit, show, state, tune};
 use daq_core::entry::Registry;
 use daq_diagnostics::bench::{BenchError, Benchmark, Common, Measured, Table};
-use daq_pipelines::console::print_error;
+use daq_pipelines::console::{Progress, print_error};
 use std::path::Path;
 
 #[derive(Debug, clap::Args)]
@@ -25,7 +25,11 @@ pub(super) fn bench(registry: &Registry, args: &Args) -> u8 {
     let mut output = Output::new(args.json);
     let mut common = args.common.clone();
     common.registry = registry.clone();
-    let measured = args.what.run(&common, &mut |table| output.add(&table));
+    let progress = Progress::start("bench");
+    common.progress = progress.clone();
+    let mut publish = |table| progress.paused(|| output.add(&table));
+    let measured = args.what.run(&common, &mut publish);
+    progress.end();
     let kept = measured.and_then(|measured| match &args.what {
         Benchmark::Rdma(options) if options.keep => keep(measured, options.state_dir.as_deref()),
         _ => Ok(()),

@@ -3,7 +3,7 @@
 use super::{exit, show};
 use daq_core::units::Span;
 use daq_diagnostics::inspect::{self, LiveOptions, Report};
-use daq_pipelines::console::print_error;
+use daq_pipelines::console::{Progress, print_error};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -41,18 +41,19 @@ pub(super) struct Args {
 
 /// Prints what the packets are. Returns 1 if nothing was recognised.
 pub(super) fn inspect(args: &Args) -> u8 {
-    let report = match &args.capture {
-        Some(path) => {
-            inspect::capture(path, args.port).map_err(|error| (error.to_string(), exit::IO))
-        }
-        None => inspect::live(&LiveOptions {
+    let progress = Progress::start("inspect");
+    let report = if let Some(path) = &args.capture {
+        inspect::capture(path, args.port, &progress).map_err(|error| (error.to_string(), exit::IO))
+    } else {
+        let options = LiveOptions {
             interface: args.interface.clone(),
             port: args.port,
             groups: args.groups.clone(),
             time: args.time.0,
-        })
-        .map_err(|error| (error.to_string(), exit::UNAVAILABLE)),
+        };
+        inspect::live(&options, &progress).map_err(|error| (error.to_string(), exit::UNAVAILABLE))
     };
+    progress.end();
     match report {
         Ok(report) => show(&render(args, &report)).max(u8::from(!report.has_recognised())),
         Err((error, code)) => {

@@ -1,7 +1,6 @@
 //! Measures CPU stores and reads through a BAR mapping of GPU memory. The copy function of daq and reference copies
 //! alternate on the same mapping.
 
-use super::comparison::Comparison;
 use super::figures::micros_since;
 use super::table::{Cell, Table, numbers};
 use super::{BenchError, Common};
@@ -113,7 +112,7 @@ fn stores(
         .flat_map(|bytes| SKEWS.map(|skew| (*bytes, skew)));
     let accesses: Vec<Access> = accesses.collect();
     let rounds = common.rounds * TURNS_PER_ROUND;
-    let compared = Comparison::run(rounds, true, &accesses, &methods, |access, method| {
+    let compared = common.compare_in(rounds, true, &accesses, &methods, |access, method| {
         let (bytes, (to, skew)) = *access;
         let from = &source[skew..][..bytes];
         let copies = (TURN_BYTES / bytes).clamp(1, MAX_COPIES_PER_TURN);

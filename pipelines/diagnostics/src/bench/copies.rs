@@ -119,6 +119,7 @@ fn bandwidth(
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
+    common.progress.set_parts(2);
     let mut pinned = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let mut pageable = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, true)?;
     let directions = [Direction::In, Direction::Out];
@@ -256,6 +257,7 @@ fn latency(
     publish: Publish<'_>,
 ) -> Result<(), BenchError> {
     let device = common.open()?;
+    common.progress.set_parts(4);
     let tuning = measure(device)?.tuning(Direction::In);
     let baseline = BaselineCopy::new(device, Direction::In, BUFFER_BYTES, false)?;
     let place = Place::new(device, BUFFER_BYTES)?;

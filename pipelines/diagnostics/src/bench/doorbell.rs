@@ -201,6 +201,7 @@ pub(super) fn doorbell(
     let cores = Cores::near(device, 1);
     cores.first(|| {
         let bench = Bench::new(common, args, device)?;
+        common.progress.set_parts(4);
         round_trips(&bench, &cores.place(0), &mut *publish)?;
         publish(frames::latencies(&bench)?);
         publish(frames::rates(&bench)?);

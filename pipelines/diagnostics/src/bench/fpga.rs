@@ -43,6 +43,7 @@ pub(super) fn fpga(common: &Common, args: &Args, publish: Publish<'_>) -> Result
     let gpu = gpu.map_err(|error| refused.add("all methods that use a GPU", error));
     let gpu = gpu.ok();
     let environment = environment(&common.registry, gpu)?;
+    common.progress.set_parts(1 + usize::from(gpu.is_some()));
     publish(rates(&environment, common, args, gpu, &mut refused)?);
     if let Some(device) = gpu {
         publish(latencies(&environment, common, args, device, &mut refused)?);

@@ -33,6 +33,7 @@ use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
 use daq_core::units::{ByteSize, Span};
+use daq_pipelines::console::Progress;
 use std::num::ParseIntError;
 
 /// Receives each table as soon as it is measured.
@@ -133,6 +134,9 @@ pub struct Common {
     /// The entries that measured pipelines can use.
     #[arg(skip)]
     pub registry: Registry,
+    /// Shows which measurement runs.
+    #[arg(skip)]
+    pub progress: Progress,
     /// CUDA device number of the GPU.
     #[arg(long, global = true, default_value_t = 0)]
     device: u32,
@@ -156,7 +160,30 @@ impl Common {
         methods: &'a [M],
         measure: impl FnMut(&'a S, &'a M) -> Result<Option<[f64; N]>, BenchError>,
     ) -> Result<Comparison<'a, S, M, N>, BenchError> {
-        Comparison::run(self.rounds, false, scenarios, methods, measure)
+        self.compare_in(self.rounds, false, scenarios, methods, measure)
+    }
+
+    /// Compares as [`compare`](Self::compare), with the arguments of [`Comparison::run`].
+    fn compare_in<'a, S, M, const N: usize>(
+        &self,
+        rounds: usize,
+        is_rotated: bool,
+        scenarios: &'a [S],
+        methods: &'a [M],
+        mut measure: impl FnMut(&'a S, &'a M) -> Result<Option<[f64; N]>, BenchError>,
+    ) -> Result<Comparison<'a, S, M, N>, BenchError> {
+        let steps = scenarios.len() * methods.len();
+        self.progress.rounds(rounds, steps);
+        Comparison::run(
+            rounds,
+            is_rotated,
+            scenarios,
+            methods,
+            |scenario, method| {
+                self.progress.step(None);
+                measure(scenario, method)
+            },
+        )
     }
 }
 

@@ -73,6 +73,7 @@ pub(super) fn persistent(
         environment: Environment::new(common.registry.clone(), scratch, Some(device))?,
         is_checked: args.file.is_none(),
     };
+    common.progress.set_parts(4);
     publish(latencies(&bench, args)?);
     publish(beside(&bench, args)?);
     publish(rates(&bench)?);

@@ -367,6 +367,9 @@ impl Session<'_> {
             self.device.name(),
             ceiling / 1e9
         );
+        self.common
+            .progress
+            .timed_rounds(self.args.frames.len(), time.0);
         let mut table = Table::new(title, "frame | GB/s | frames | lost | cores | verified");
         for frame in &self.args.frames {
             let load = Load {
@@ -374,6 +377,7 @@ impl Session<'_> {
                 frame: *frame,
                 rate: Some(ceiling * share),
             };
+            self.common.progress.step(None);
             self.prepare(&[load])?;
             let start = Instant::now();
             let harness = self.start(&[load])?;

@@ -7,6 +7,7 @@ use daq_drivers::packet::pcap::Datagram;
 use daq_drivers::sys::packet_socket::{IpVersion, PacketSocket, PacketSocketError};
 use daq_drivers::sys::recv::RecvBatch;
 use daq_drivers::sys::socket::{Interface, Options, SocketError, Timestamps, UdpSocket};
+use daq_pipelines::console::Progress;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -65,7 +66,9 @@ pub enum LiveError {
 
 /// Receives packets for a time and examines them. Captures on the interface if that is permitted; otherwise, a UDP socket
 /// receives packets to the port.
-pub fn live(options: &LiveOptions) -> Result<Report, LiveError> {
+pub fn live(options: &LiveOptions, progress: &Progress) -> Result<Report, LiveError> {
+    progress.timed_rounds(1, options.time);
+    progress.step(None);
     let mut notes = Vec::new();
     if let Some(interface) = &options.interface {
         let versions = [IpVersion::V4, IpVersion::V6];

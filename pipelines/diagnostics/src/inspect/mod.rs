@@ -21,6 +21,7 @@ pub use live::{LiveError, LiveOptions, live};
 
 use account::Account;
 use daq_drivers::packet::pcap::{Capture, PcapError, Skipped};
+use daq_pipelines::console::Progress;
 use flow::{Flow, Flows};
 use section::Origin;
 use serde::Serialize;
@@ -181,8 +182,10 @@ impl Report {
 }
 
 /// Examines the datagrams of a capture (pcap or pcapng), only those to `port` if it is set.
-pub fn capture(path: &Path, port: Option<u16>) -> Result<Report, PcapError> {
+pub fn capture(path: &Path, port: Option<u16>, progress: &Progress) -> Result<Report, PcapError> {
     let mut capture = Capture::open(path)?;
+    // The size of a pipe is 0, so its progress is unknown.
+    progress.amount(std::fs::metadata(path).map_or(0, |file| file.len()));
     let mut flows = Flows::default();
     let mut notes = Vec::new();
     loop {
@@ -199,6 +202,7 @@ pub fn capture(path: &Path, port: Option<u16>) -> Result<Report, PcapError> {
             }
             Err(error) => return Err(error),
         }
+        progress.set_done(capture.position());
     }
     if capture.is_torn() {
         notes.push(
