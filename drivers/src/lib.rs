@@ -7,12 +7,12 @@ pub mod gige;
 pub mod hsb;
 pub mod packet;
 mod process;
-mod rdma;
 pub mod replay;
 mod sender;
 mod silence;
 pub mod sim;
 mod socket;
+mod stream;
 pub mod sys;
 pub mod udp;
 pub mod xdp;
@@ -25,7 +25,7 @@ pub const SOURCES: &[SourceEntry] = &[
     xdp::ENTRY,
     hsb::ENTRY,
     gige::ENTRY,
-    rdma::ENTRY,
+    stream::ENTRY,
     fpga::ENTRY,
     sim::ENTRY,
     replay::ENTRY,

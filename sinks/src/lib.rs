@@ -9,9 +9,9 @@ mod finisher;
 mod layout;
 pub mod lock;
 mod null;
-pub mod rdma;
 pub mod sigmf;
 mod stem;
+pub mod stream;
 mod udp;
 mod zarr;
 
@@ -21,12 +21,12 @@ use daq_core::entry::SinkEntry;
 ///
 /// ```
 /// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["file", "zarr", "udp", "rdma", "null"]);
+/// assert_eq!(names, ["file", "zarr", "udp", "stream", "null"]);
 /// ```
 pub const SINKS: &[SinkEntry] = &[
     file::ENTRY,
     zarr::ENTRY,
     udp::ENTRY,
-    rdma::ENTRY,
+    stream::ENTRY,
     null::ENTRY,
 ];

@@ -5,9 +5,9 @@
 
 mod file_sink;
 mod lock;
-mod rdma_sink;
 mod registry;
 mod segment_close;
 mod sigmf_builder;
+mod stream_sink;
 mod support;
 mod udp_sink;

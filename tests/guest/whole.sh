@@ -62,7 +62,8 @@ far() {
     echo "$3" >"$1/http"
     cat >"$1/daq.toml" <<TOML
 [source.link]
-driver = "rdma"
+driver = "stream"
+transport = "rdma"
 ring = "raw"
 listen = "$2"
 nics = ["rxe0"]
@@ -88,7 +89,8 @@ near() {
     cat >"$1/daq.toml" <<TOML
 $(counting "$3" "$4")
 [sink.far]
-driver = "rdma"
+driver = "stream"
+transport = "rdma"
 input = "raw"
 to = "$2"
 nics = ["rxe0"]

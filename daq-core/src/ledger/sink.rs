@@ -26,7 +26,7 @@ ledger! {
         /// 1 while the disk is full or the receiver is disconnected, else 0.
         full: bool = State<bool>, gauge "daq_sink_full" {
             meaning: "The sink applies its overflow policy until it can continue.",
-            cause: "The disk or the quota is full; the receiver of an `rdma` sink has stopped, or the receiver's \
+            cause: "The disk or the quota is full; the receiver of a `stream` sink has stopped, or the receiver's \
                     ring is full.",
             remedy: "Free disk space, or start the receiver. When the cause is removed, the sink continues without a \
                      restart.",

@@ -10,7 +10,7 @@
 //!   connect/      connects two hosts by rdma_cm or by an exchange over plain TCP
 //!   stream/       sends frames over queue pairs: greetings, slots, records, credits, resuming after an interruption
 //! ```
-//! The source and the sink `rdma` both use `stream`; neither uses the other.
+//! The source and the sink `stream` both use `stream`; neither uses the other.
 
 #![deny(unreachable_pub)]
 

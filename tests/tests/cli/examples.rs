@@ -54,7 +54,7 @@ fn examples_without_peer_run() {
             all.map(|one| one["driver"].clone()).collect()
         };
         let needs_a_sender = drivers("sources").iter().any(|driver| *driver != "sim");
-        let needs_a_receiver = drivers("sinks").iter().any(|driver| *driver == "rdma");
+        let needs_a_receiver = drivers("sinks").iter().any(|driver| *driver == "stream");
         // The sink `udp` needs no receiver.
         if needs_a_sender || needs_a_receiver {
             continue;
@@ -66,18 +66,18 @@ fn examples_without_peer_run() {
 }
 
 #[test]
-fn examples_rdma_pair_connects() {
+fn examples_stream_pair_connects() {
     let read =
         |name: &str| std::fs::read_to_string(repository().join("configs").join(name)).unwrap();
     let place = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = place.local_addr().unwrap();
     drop(place);
     let http = ["--set", "http.listen=127.0.0.1:0", "--set"];
-    let receiver = Daq::new(&read("rdma-receive.toml"));
+    let receiver = Daq::new(&read("stream-receive.toml"));
     let listen = format!("source.antenna.listen={address}");
     let mut received = receiver.spawn(&[&http[..], &[&listen]].concat());
     received.wait_log("serving");
-    let sender = Daq::new(&read("rdma-send.toml"));
+    let sender = Daq::new(&read("stream-send.toml"));
     let to = format!("sink.remote.to={address}");
     let sent = sender
         .run(&[&http[..], &[&to, "--frames", "voltages=20"]].concat())

@@ -93,7 +93,7 @@ fn kept_fields_travel_through_gpu_ring_and_kernel() {
 fn receiver(port: u16, mode: &str, keep: &str) -> Daq {
     Daq::new(&format!(
         "[http]\nlisten = \"127.0.0.1:0\"\n\
-         [source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\nmode = \"{mode}\"\n\
+         [source.link]\ndriver = \"stream\"\ntransport = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\nmode = \"{mode}\"\n\
          nics = [\"emulated\"]\npackets_per_frame = 4096\nkeep = {keep}\n\
          [ring.raw]\nmemory = \"host\"\nslot = {HEAP}\nslots = 64\n\
          [sink.zarr]\ndriver = \"zarr\"\ninput = \"raw\"\npath = \"out\"\nchunk = 30000\n"
@@ -105,7 +105,7 @@ fn sender(udp: u16, port: u16, mode: &str) -> Daq {
     let source = spead(udp, items(), "host");
     let (source, _) = source.split_once("[sink.zarr]").unwrap();
     Daq::new(&format!(
-        "{source}[sink.zarr]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nmode = \"{mode}\"\n\
+        "{source}[sink.zarr]\ndriver = \"stream\"\ntransport = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nmode = \"{mode}\"\n\
          nics = [\"emulated\"]\nguarantee = true\n"
     ))
 }

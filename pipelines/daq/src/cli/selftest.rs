@@ -39,7 +39,7 @@ enum What {
         json: bool,
     },
     /// Verify RDMA network cards: register and write host and GPU memory, reject invalid keys, reconnect, and send
-    /// frames from an rdma sink to an rdma source. Each card connects to itself. The report lists the passed checks,
+    /// frames from a stream sink to a stream source. Each card connects to itself. The report lists the passed checks,
     /// the operations that the system refused with the fix for each, and the findings of `daq doctor`. Attach the
     /// report to bug reports. Exits with 1 if a check fails, with 69 if there is no card.
     Rdma {

@@ -52,7 +52,7 @@ pub struct Args {
     /// Round trips per method and round.
     #[arg(long, default_value = "1000", value_parser = count::<8, 500_000>)]
     round_trips: usize,
-    /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink `rdma`
+    /// Save the largest frame size at which the card sends faster from GPU memory than from host memory. A sink `stream`
     /// with `path = "auto"` uses this value. Requires exactly one card.
     #[arg(long, conflicts_with = "listen")]
     pub keep: bool,

@@ -89,7 +89,7 @@ const LIBRARIES: [Library; 7] = [
         name: "libibverbs",
         files: &["libibverbs.so.1"],
         needs: Needs::Rdma,
-        purpose: "`rdma` sources and sinks over RoCE and InfiniBand",
+        purpose: "`stream` sources and sinks over RoCE and InfiniBand",
         install: "sudo apt install libibverbs1 ibverbs-providers",
     },
     Library {

@@ -263,7 +263,7 @@ fn cards(machine: &Machine<'_>) -> Option<Judgement> {
         (Some((address, _, module)), _) => warn(
             names,
             format!(
-                "{address} supports RDMA, but its RDMA module is not loaded; `rdma` sources and sinks cannot use the card"
+                "{address} supports RDMA, but its RDMA module is not loaded; `stream` sources and sinks cannot use the card"
             ),
             format!("sudo modprobe {module} ib_uverbs rdma_ucm"),
         ),
@@ -271,7 +271,7 @@ fn cards(machine: &Machine<'_>) -> Option<Judgement> {
             .why(format!("{address} may support RDMA"))
             .fix(format!("sudo modprobe {module}")),
         (None, _) if nics.is_empty() => ok(names).why(
-            "no RDMA card found; `rdma` sources and sinks can use an emulated NIC (nics = [\"emulated\"])",
+            "no RDMA card found; `stream` sources and sinks can use an emulated NIC (nics = [\"emulated\"])",
         ),
         _ => ok(names),
     })

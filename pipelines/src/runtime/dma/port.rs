@@ -61,7 +61,7 @@ fn own(
     let bytes = producer.options().region_bytes();
     let device = Device::open(ordinal).map_err(RegionError::from)?;
     match Region::mapped(device, bytes, writer, backends) {
-        // The NIC driver receives the address of the memory, as for unreliable writes of the source `rdma`, so the
+        // The NIC driver receives the address of the memory, as for unreliable writes of the source `stream`, so the
         // region needs no BAR mapping. If the CPU reads received data, the plan has already requested a BAR mapping.
         Err(RegionError::Unmappable(error)) if writer == Writer::Nic => {
             tracing::debug!("cannot map the engine's own slots: {error}");

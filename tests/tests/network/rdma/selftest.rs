@@ -165,7 +165,7 @@ fn bench_rdma_saved_result_selects_sink_path() {
          [ring.raw]\nmemory = \"cuda:0\"\nslot = 4096\nslots = 16\n\
          [kernel.more]\nuse = \"convert\"\ninput = \"raw\"\noutput = \"made\"\n\
          [ring.made]\nmemory = \"cuda:0\"\nslots = 16\n\
-         [sink.far]\ndriver = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"emulated\"]\n",
+         [sink.far]\ndriver = \"stream\"\ntransport = \"rdma\"\ninput = \"made\"\nto = \"127.0.0.1:7471\"\nnics = [\"emulated\"]\n",
     ));
     let state = daq.path("state");
     let state = state.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Tests streams between two daemons with emulated NICs: sim → sink rdma ⇒ source rdma → file.
+//! Tests streams between two daemons with emulated NICs: sim → sink stream ⇒ source stream → file.
 
 use daq_testkit::{
     Daq, Live, Outcome, Random, assert_contains, assert_counts, files, free_tcp_port, ledger,
@@ -22,7 +22,7 @@ fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
          backpressure = true\nframes = {frames}\npace = \"{pace}\"\n\
          [source.adc.faults]\n{faults}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 256\n\
-         [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
+         [sink.far]\ndriver = \"stream\"\ntransport = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
     ))
 }
@@ -30,7 +30,7 @@ fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
 /// Returns a receiver that writes files.
 fn far(port: u16, keys: &str, sink: &str) -> Daq {
     Daq::new(&format!(
-        "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\npackets_per_frame = {PACKETS_PER_FRAME}\n{keys}\n\
+        "[source.link]\ndriver = \"stream\"\ntransport = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\npackets_per_frame = {PACKETS_PER_FRAME}\n{keys}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 64\n\
          [sink.disk]\ninput = \"raw\"\nguarantee = true\n{sink}\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"

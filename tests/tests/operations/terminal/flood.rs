@@ -12,7 +12,7 @@ const MAX_LINES: usize = 40;
 fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
     let port = free_tcp_port();
     let daq = Daq::new(&format!(
-        "[source.a]\ndriver = \"rdma\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nnics = [\"emulated\"]\n\
+        "[source.a]\ndriver = \"stream\"\ntransport = \"rdma\"\nlisten = \"127.0.0.1:{port}\"\nring = \"v\"\nnics = [\"emulated\"]\n\
          [ring.v]\nslot = \"64 KiB\"\nslots = 8\n[sink.n]\ndriver = \"null\"\ninput = \"v\"\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
     ));

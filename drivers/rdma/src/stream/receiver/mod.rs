@@ -218,7 +218,7 @@ impl Receiver {
             limits: control::Limits::default(),
         };
         let thread = std::thread::Builder::new()
-            .name("daq-rdma-link".to_owned())
+            .name("daq-stream-link".to_owned())
             .spawn(|| control.run())
             .map_err(|error| {
                 unfit(
@@ -500,7 +500,7 @@ impl Receiver {
 
 /// The description of the engine.
 pub const INFO: EngineInfo = EngineInfo {
-    name: "rdma",
+    name: "stream",
     summary: "frames that another host writes over queue pairs",
     limits: SlotLimits {
         alignment: 1,

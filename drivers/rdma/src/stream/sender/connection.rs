@@ -96,7 +96,7 @@ impl Reconnector {
         let is_cancelled = terms.connector.cancellation();
         let seen = is_cancelled.clone();
         std::thread::Builder::new()
-            .name("daq-rdma-conn".to_owned())
+            .name("daq-stream-conn".to_owned())
             .spawn(move || serve(terms, &to_do, &done, &seen))?;
         Ok(Self {
             requests,

@@ -19,7 +19,7 @@ pub(super) enum Request {
         size: usize,
         round_trips: usize,
     },
-    /// A source `rdma` receives frames into a ring.
+    /// A source `stream` receives frames into a ring.
     Stream {
         is_gpu: bool,
         size: usize,

@@ -1,5 +1,5 @@
-//! Configures whole pipelines. The sender has a source that generates zeros, a ring and the sink `rdma`. The receiver
-//! has the source `rdma`, a ring and the sink `null`.
+//! Configures whole pipelines. The sender has a source that generates zeros, a ring and the sink `stream`. The receiver
+//! has the source `stream`, a ring and the sink `null`.
 
 use super::control::{ControlConnection, Reply, Request};
 use crate::bench::BenchError;
@@ -42,7 +42,7 @@ impl Bench {
         format!(
             "[source.adc]\ndriver = \"sim\"\nring = \"{made}\"\npattern = \"silence\"\npacket = {size}\n\
              backpressure = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{kernel}{}\
-             [sink.far]\ndriver = \"rdma\"\ninput = \"raw\"\nto = \"{to}\"\nnics = {:?}\npath = \"{path}\"\n\
+             [sink.far]\ndriver = \"stream\"\ntransport = \"rdma\"\ninput = \"raw\"\nto = \"{to}\"\nnics = {:?}\npath = \"{path}\"\n\
              guarantee = true\n",
             self.ring("raw", is_gpu, size),
             self.nics
@@ -51,7 +51,7 @@ impl Bench {
 
     fn receiver(&self, is_gpu: bool, size: usize, path: &str, at: SocketAddr) -> String {
         format!(
-            "[source.link]\ndriver = \"rdma\"\nring = \"raw\"\nlisten = \"{at}\"\nnics = {:?}\npath = \"{path}\"\n\
+            "[source.link]\ndriver = \"stream\"\ntransport = \"rdma\"\nring = \"raw\"\nlisten = \"{at}\"\nnics = {:?}\npath = \"{path}\"\n\
              {}[sink.nothing]\ndriver = \"null\"\ninput = \"raw\"\nguarantee = true\n",
             self.nics,
             self.ring("raw", is_gpu, size)

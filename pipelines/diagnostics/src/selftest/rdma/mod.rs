@@ -134,7 +134,7 @@ const CHECKS: [Check; 17] = [
     },
     Check {
         name: "stream-host",
-        what: "a sink `rdma` sends the frames of a host ring to a source `rdma`, which writes them to another host ring; content and ledger are verified",
+        what: "a sink `stream` sends the frames of a host ring to a source `stream`, which writes them to another host ring; content and ledger are verified",
         run: stream::host,
     },
     Check {

@@ -1,4 +1,4 @@
-//! Sends frames from the sink `rdma` to the source `rdma` over one card, and verifies content and ledger.
+//! Sends frames from the sink `stream` to the source `stream` over one card, and verifies content and ledger.
 
 use super::Setup;
 use super::checks::Found;
@@ -30,14 +30,16 @@ frames  = {FRAMES}
 pace    = "free"
 {near}
 [sink.far]
-driver = "rdma"
+driver = "stream"
+transport = "rdma"
 input  = "near"
 to     = "{HERE}:{port}"
 nics   = ["{nic}"]
 path   = "{path}"
 guarantee = true
 [source.link]
-driver = "rdma"
+driver = "stream"
+transport = "rdma"
 ring   = "far"
 listen = "{HERE}:{port}"
 nics   = ["{nic}"]

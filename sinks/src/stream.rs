@@ -1,4 +1,4 @@
-//! `rdma` sends frames to the source `rdma` of another host, with network cards that support RDMA.
+//! `stream` sends frames to the source `stream` of another host, with network cards that support RDMA.
 //!
 //! The sender transfers each frame with its metadata (number, epoch, timestamp, and which packets arrived). The sender
 //! either writes into the receiver's slots or sends messages. [`daq_rdma::stream`] describes the protocol, its
@@ -28,6 +28,7 @@ use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
 use daq_rdma::connect::access::{Secret, TokenKeys};
 use daq_rdma::nics::{NicNames, open_rails};
+use daq_rdma::stream::Transport;
 use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
 use daq_rdma::stream::wire::{KeptNames, Mode, Record};
 use daq_rdma::verbs::Service;
@@ -37,15 +38,17 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Registry entry of `rdma`.
+/// Registry entry of `stream`.
 pub const ENTRY: SinkEntry = SinkEntry {
-    name: "rdma",
-    summary: "Sends frames by RDMA to an rdma source on another host",
+    name: "stream",
+    summary: "Sends frames by RDMA to a stream source on another host",
     example: "\
 [sink.NAME]
-driver = \"rdma\"
+driver = \"stream\"
+# Frames are written by RDMA network cards. The receiver needs the same value.
+transport = \"rdma\"
 input = \"INPUT\"
-# Host and port of the receiver, a source rdma.
+# Host and port of the receiver, a source stream.
 to = \"receiver.example:7471\"
 # The NICs that send, one rail each; the receiver needs as many. \"auto\": the NIC nearest to the ring; \"emulated\": needs
 # no hardware, and is slow.
@@ -73,15 +76,17 @@ nics = [\"emulated\"]
 # The sink treats a receiver that accepts no frame for this time as unavailable.
 # timeout = \"1 s\"
 ",
-    schema: |_| schemars::schema_for!(RdmaKeys),
+    schema: |_| schemars::schema_for!(StreamKeys),
     parse,
 };
 
-/// The keys of an `rdma` sink.
+/// The keys of a `stream` sink.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct RdmaKeys {
-    /// Host and port of the receiver, which is a source `rdma`, as in `"10.0.0.2:7471"`.
+pub struct StreamKeys {
+    /// How frames are sent: `"rdma"`, written by RDMA NICs. The source needs the same value.
+    pub transport: Transport,
+    /// Host and port of the receiver, which is a source `stream`, as in `"10.0.0.2:7471"`.
     pub to: String,
     /// The NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n`
     /// modulo the number of rails. `"emulated"` is an emulated NIC for tests. `"auto"`, which must be the only entry,
@@ -150,7 +155,7 @@ const fn timeout() -> Span {
     Span(Duration::from_secs(1))
 }
 
-/// Maximum of [`RdmaKeys::timeout`], because a stop may wait this long.
+/// Maximum of [`StreamKeys::timeout`], because a stop may wait this long.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// How frames of a ring in GPU memory reach the NIC.
@@ -166,7 +171,7 @@ pub enum PathKey {
     Staged,
 }
 
-impl RdmaKeys {
+impl StreamKeys {
     fn token_keys(&self) -> TokenKeys {
         TokenKeys {
             token: self.token.clone(),
@@ -268,12 +273,12 @@ fn parse(
     _: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SinkSpec>> {
-    let problems = |keys: &RdmaKeys| keys.check().err().into_iter().collect();
+    let problems = |keys: &StreamKeys| keys.check().err().into_iter().collect();
     let keys = section.finish_checked(&[], diagnostics, problems)?;
     Some(Box::new(keys))
 }
 
-impl SinkSpec for RdmaKeys {
+impl SinkSpec for StreamKeys {
     /// A receiver accepts only one sender, so the sink claims the receiver.
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::Device(format!("receiver {}", self.to))]
@@ -300,7 +305,7 @@ impl SinkSpec for RdmaKeys {
     fn needs(&self, slot_bytes: usize, packets_per_frame: u32) -> Option<String> {
         let slot = ByteSize(slot_bytes as u64);
         Some(format!(
-            "the source rdma at {} needs slots of {slot} and packets_per_frame = {}",
+            "the source stream at {} needs slots of {slot} and packets_per_frame = {}",
             self.to,
             packets_per_frame.max(1)
         ))
@@ -345,7 +350,7 @@ impl SinkSpec for RdmaKeys {
         let sender = Sender::new(nics, connector, &context.memory, options, counters)
             .map_err(|error| failed(error.to_string()))?;
         tracing::info!("sink {}: {}", context.name, sender.path());
-        Ok(Box::new(Rdma {
+        Ok(Box::new(StreamSink {
             sender,
             what,
             ledger: context.ledger,
@@ -353,13 +358,13 @@ impl SinkSpec for RdmaKeys {
     }
 }
 
-struct Rdma {
+struct StreamSink {
     sender: Sender,
     what: String,
     ledger: SinkLedger,
 }
 
-impl Sink for Rdma {
+impl Sink for StreamSink {
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
         let sent = self
             .sender

@@ -1,8 +1,8 @@
-//! The source `rdma`: receives frames that the sink `rdma` of another host writes into the slots of a ring with RDMA
+//! The source `stream`: receives frames that the sink `stream` of another host writes into the slots of a ring with RDMA
 //! NICs.
 //!
 //! ```text
-//!   sink rdma ══ rails: queue pairs of NICs ═══════════▶ slots of a ring, in host memory or on a GPU
+//!   sink stream ══ rails: queue pairs of NICs ═══════════▶ slots of a ring, in host memory or on a GPU
 //!       └────── connects ───▶ `listen`                   credits back: the sender writes only into free slots
 //! ```
 //! The guarantees across interruptions are described in [`daq_rdma::stream::receiver`]. GPU memory is registered with the
@@ -46,6 +46,7 @@ use daq_core::units::ByteSize;
 use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
+use daq_rdma::stream::Transport;
 use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
 use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode};
 use daq_rdma::verbs::Service;
@@ -63,9 +64,9 @@ const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 const MAX_DATAGRAM: usize = 4096;
 
 counts! {
-    /// The counters of an `rdma` source besides its ledger. A sender is connected if `links` is one more than
+    /// The counters of a `stream` source besides its ledger. A sender is connected if `links` is one more than
     /// `links_ended`.
-    struct RdmaCounts {
+    struct StreamCounts {
         /// Number of links that were established.
         links,
         /// Number of links that have ended.
@@ -77,15 +78,16 @@ counts! {
 
 /// The registry entry of the source.
 pub(crate) const ENTRY: SourceEntry = SourceEntry {
-    name: "rdma",
-    summary: "Frames from an rdma sink on another host, written into the ring by an RDMA network card",
+    name: "stream",
+    summary: "Frames from a stream sink on another host, written into the ring by an RDMA network card",
     example: r#"[source.NAME]
-driver  = "rdma"
-ring    = "OUTPUT"
-listen  = "0.0.0.0:7471"      # the sink rdma of the sending host connects to this address
-nics    = ["emulated"]        # an emulated NIC: no hardware needed, but slow; "auto": the NIC nearest to the ring;
+driver    = "stream"
+transport = "rdma"            # frames are written by RDMA network cards; must be the same for the sink
+ring      = "OUTPUT"
+listen    = "0.0.0.0:7471"    # the sink stream of the sending host connects to this address
+nics      = ["emulated"]      # an emulated NIC: no hardware needed, but slow; "auto": the NIC nearest to the ring;
                               # ["mlx5_0", "mlx5_1"]: one rail per NIC, as many rails as the sink has
-samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
+samples   = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # from       = ["10.0.0.5", "10.1.0.0/16"]  # accept only these senders
 # token_file = "link.token"   # shared secret, the same for the sink; create a file with `openssl rand -hex 32`
 # queue_pairs = 1             # number of queue pairs per NIC; each queue pair is a rail
@@ -98,14 +100,16 @@ samples = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # relaxed_ordering = true     # allow the NIC's payload writes to overtake each other on the bus
 "#,
-    schema: |_| schemars::schema_for!(RdmaConfig),
+    schema: |_| schemars::schema_for!(StreamConfig),
     parse,
 };
 
-/// The keys of an `rdma` source.
+/// The keys of a `stream` source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RdmaConfig {
+pub(crate) struct StreamConfig {
+    /// How frames are received: `"rdma"`, written by RDMA NICs. The sink needs the same value.
+    pub transport: Transport,
     /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach this address may send, unless
     /// `from` or a token excludes the host.
     pub listen: SocketAddr,
@@ -166,7 +170,7 @@ const fn one_packet() -> u32 {
     1
 }
 
-impl RdmaConfig {
+impl StreamConfig {
     /// Returns every problem of the configuration, each with a fix.
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
@@ -270,7 +274,7 @@ impl RdmaConfig {
                 Arc::new(move |peer| allowed.iter().any(|entry| entry.contains(peer)))
             }),
             token,
-            refused: RdmaCounts::of(&context.counts).refused,
+            refused: StreamCounts::of(&context.counts).refused,
         };
         Ok(listener.with_access(access))
     }
@@ -282,8 +286,8 @@ impl RdmaConfig {
 
 /// A source whose configuration was checked.
 #[derive(Debug)]
-struct Rdma {
-    config: RdmaConfig,
+struct StreamSource {
+    config: StreamConfig,
     samples: Samples,
 }
 
@@ -292,12 +296,12 @@ fn parse(
     _: &Registry,
     diagnostics: &mut Diagnostics,
 ) -> Option<Box<dyn SourceSpec>> {
-    let config: RdmaConfig = section.finish_checked(&[], diagnostics, RdmaConfig::problems)?;
+    let config: StreamConfig = section.finish_checked(&[], diagnostics, StreamConfig::problems)?;
     let samples = config.samples.clone().unwrap_or_default();
-    Some(Box::new(Rdma { config, samples }))
+    Some(Box::new(StreamSource { config, samples }))
 }
 
-impl SourceSpec for Rdma {
+impl SourceSpec for StreamSource {
     fn claims(&self) -> Vec<Claim> {
         vec![Claim::TcpPort(self.config.listen)]
     }
@@ -309,7 +313,7 @@ impl SourceSpec for Rdma {
     }
 
     fn origins(&self) -> Vec<String> {
-        let RdmaConfig { listen, nics, .. } = &self.config;
+        let StreamConfig { listen, nics, .. } = &self.config;
         vec![format!(
             "senders that connect to {listen}, received by {}",
             nics.all().join(", ")
@@ -370,7 +374,7 @@ impl SourceSpec for Rdma {
     }
 
     fn counts(&self) -> &'static [&'static str] {
-        RdmaCounts::NAMES
+        StreamCounts::NAMES
     }
 
     fn cores(&self) -> Vec<usize> {
@@ -412,7 +416,7 @@ impl SourceSpec for Rdma {
         let listen = self.config.listen;
         Box::new(move || {
             format!(
-                "a sink `rdma` must connect to {listen}: check that daq runs on the sending host, that `to` of its \
+                "a sink `stream` must connect to {listen}: check that daq runs on the sending host, that `to` of its \
                  sink is correct, and that no firewall blocks TCP port {} (`links` and `links_ended` of this source \
                  count the connections)",
                 listen.port()
@@ -422,13 +426,14 @@ impl SourceSpec for Rdma {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let config = &self.config;
+        let Transport::Rdma = config.transport;
         let failed =
             |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
         let names = config.nics.resolved(context.nic.as_deref());
         let rails = nics::open_rails(&names, config.queue_pairs)
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
-        let counts = RdmaCounts::of(&context.counts);
+        let counts = StreamCounts::of(&context.counts);
         let options = Options {
             name: format!("source {}", context.name),
             mode: config.mode,

@@ -8,7 +8,7 @@ fn context(spec: &dyn SourceSpec) -> SourceContext {
     daq_testkit::source::context(spec.geometry(4096).unwrap())
 }
 
-const LISTEN: &str = "listen = \"127.0.0.1:0\"\n";
+const LISTEN: &str = "transport = \"rdma\"\nlisten = \"127.0.0.1:0\"\n";
 
 #[test]
 fn contradicting_keys_are_reported() {
@@ -66,7 +66,7 @@ fn contradicting_keys_are_reported() {
 }
 
 #[test]
-fn plan_gets_rdma_requirements() {
+fn plan_gets_requirements_of_nics() {
     let card = spec(&format!(
         "{LISTEN}nics = [\"mlx5_1:2@3\"]\npackets_per_frame = 3"
     ))
@@ -109,7 +109,7 @@ fn engine_is_built_from_nics_and_listen_address() {
     };
     assert_eq!(
         (engine.name(), engine.faults()),
-        ("rdma", receiver::INFO.faults)
+        ("stream", receiver::INFO.faults)
     );
     assert!(engine.caps().supports_backpressure);
 }
@@ -121,7 +121,10 @@ fn missing_nic_is_named() {
     assert!(error.contains("nosuch0"), "{error}");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let second = spec(&format!("listen = \"{address}\"\nnics = [\"emulated\"]")).unwrap();
+    let second = spec(&format!(
+        "transport = \"rdma\"\nlisten = \"{address}\"\nnics = [\"emulated\"]"
+    ))
+    .unwrap();
     let error = second.build(&context(&*second)).err().unwrap().to_string();
     assert!(error.contains(&address.to_string()), "{error}");
 }

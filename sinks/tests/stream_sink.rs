@@ -1,0 +1,155 @@
+//! Tests configurations of a `stream` sink, and its behaviour without a receiver.
+
+use crate::support::{context, layout, spec};
+use daq_core::frame::FrameMeta;
+use daq_core::layout::Scalar;
+use daq_core::sink::{Placements, SinkError};
+use daq_testkit::ring::RingFixture;
+
+const WHERE: &str = "transport = \"rdma\"\nto = \"127.0.0.1:1\"\nnics = [\"emulated\"]";
+
+#[test]
+fn stream_invalid_config_is_rejected_with_fix() {
+    for (keys, message) in [
+        (
+            "transport = \"rdma\"
+to = \"host\"\nnics = [\"a\"]",
+            "not a host with a port",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:0\"\nnics = [\"a\"]",
+            "not a host with a port",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = []",
+            "no NIC is named",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nqueue_pairs = 0",
+            "must be 1 to 255",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\", \"b\"]\nqueue_pairs = 200",
+            "must be 1 to 255",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nservice = \"ud\"",
+            "writes are not supported on ud",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nmode = \"send\"\nservice = \"uc\"",
+            "messages are supported only on rc and ud",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\", \"b\"]\nmode = \"send\"\nservice = \"ud\"",
+            "one queue pair",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\ninline = \"1 MiB\"",
+            "must be at most 4 KiB",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nchunk = \"1 KiB\"",
+            "must be at least 4 KiB",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\ndepth = 0",
+            "must be from 1 to 16384",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"emulated\"]\nconnection = \"cm\"",
+            "does not support emulated NICs",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nconnection = \"cm\"\nservice = \"uc\"",
+            "only reliable connections",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\", \"b\"]\nconnection = \"cm\"",
+            "only one NIC",
+        ),
+        (
+            "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\ntimeout = \"61 s\"",
+            "must be at most 60 s",
+        ),
+    ] {
+        let refused = spec("stream", "n", keys).err().unwrap();
+        assert!(refused.contains(message), "{keys}: {refused}");
+    }
+}
+
+#[test]
+fn stream_valid_config_is_accepted() {
+    for keys in [
+        "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\nqueue_pairs = 4\nconnection = \"cm\"",
+        "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\"]\ntimeout = \"60 s\"",
+        "transport = \"rdma\"
+to = \"host:1\"\nnics = [\"a\", \"b\"]\nservice = \"uc\"",
+    ] {
+        assert!(spec("stream", "n", keys).is_ok(), "{keys}");
+    }
+}
+
+#[test]
+fn stream_gpu_memory_is_read_if_requested_or_measured() {
+    for (path, accepted) in [
+        ("auto", Placements::Measured),
+        ("staged", Placements::Host),
+        ("direct", Placements::Any),
+    ] {
+        let spec = spec("stream", "n", &format!("{WHERE}\npath = \"{path}\"")).unwrap();
+        assert_eq!(spec.accepts(), accepted, "{path}");
+        assert_eq!(spec.claims()[0].to_string(), "device receiver 127.0.0.1:1");
+    }
+}
+
+#[test]
+fn stream_missing_nics_and_receivers_are_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let make = || context(dir.path(), "n", layout(Scalar::Int8, false, 1, 64), 0, 0);
+    let card = spec(
+        "stream",
+        "n",
+        "transport = \"rdma\"
+to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
+    )
+    .unwrap();
+    let refused = card.build(make()).err().unwrap();
+    assert!(
+        matches!(refused, SinkError::Failed { ref what, .. } if what == "card no such card"),
+        "{refused:?}"
+    );
+
+    let context = make();
+    let ledger = context.ledger.clone();
+    let mut sink = spec("stream", "n", WHERE).unwrap().build(context).unwrap();
+    let mut ring = RingFixture::host("raw", 4, 64);
+    ring.write(&[(FrameMeta::whole(0, 64), vec![0; 64])]);
+    let lease = ring.reader.poll(1).unwrap();
+    // No process listens on port 1.
+    let away = sink.consume(&lease, 0).unwrap_err();
+    assert!(
+        matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),
+        "{away}"
+    );
+    drop(lease);
+    sink.tick().unwrap();
+    sink.finish().unwrap();
+    assert_eq!((ledger.frames.get(), ledger.connections.get()), (0, 0));
+}
