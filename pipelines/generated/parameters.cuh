@@ -121,10 +121,11 @@ static_assert(sizeof(Statistics) == 216 && OFFSET_OF(Statistics, from) == 0 && O
 struct Transforms {
     const Complex* roots;
     u64 radices;
-    u32 size, count;
+    u32 size, count, second;
 };
-static_assert(sizeof(Transforms) == 24 && OFFSET_OF(Transforms, roots) == 0 && OFFSET_OF(Transforms, radices) == 8 &&
-    OFFSET_OF(Transforms, size) == 16 && OFFSET_OF(Transforms, count) == 20);
+static_assert(sizeof(Transforms) == 32 && OFFSET_OF(Transforms, roots) == 0 && OFFSET_OF(Transforms, radices) == 8 &&
+    OFFSET_OF(Transforms, size) == 16 && OFFSET_OF(Transforms, count) == 20 &&
+    OFFSET_OF(Transforms, second) == 24);
 
 // Parameters of all kernels of `power-spectrum`. Spectrum `s` of a round is spectrum `origin + s`, counted from
 // the first frame of `from`.
@@ -143,27 +144,27 @@ struct Spectra {
     double factor;
     u32 pieces, channels, scalar, complex, size, bins, width, complete, doubled, db;
 };
-static_assert(sizeof(Spectra) == 272 && OFFSET_OF(Spectra, from) == 0 && OFFSET_OF(Spectra, to) == 24 &&
-    OFFSET_OF(Spectra, cut) == 48 && OFFSET_OF(Spectra, rows) == 72 && OFFSET_OF(Spectra, columns) == 96 &&
-    OFFSET_OF(Spectra, all_roots) == 120 && OFFSET_OF(Spectra, window) == 128 &&
-    OFFSET_OF(Spectra, means) == 136 && OFFSET_OF(Spectra, work) == 144 && OFFSET_OF(Spectra, partial) == 152 &&
-    OFFSET_OF(Spectra, carried) == 160 && OFFSET_OF(Spectra, carry) == 168 &&
-    OFFSET_OF(Spectra, point_step) == 176 && OFFSET_OF(Spectra, channel_step) == 184 &&
-    OFFSET_OF(Spectra, hop) == 192 && OFFSET_OF(Spectra, spectra) == 200 && OFFSET_OF(Spectra, origin) == 208 &&
-    OFFSET_OF(Spectra, chunk) == 216 && OFFSET_OF(Spectra, factor) == 224 && OFFSET_OF(Spectra, pieces) == 232 &&
-    OFFSET_OF(Spectra, channels) == 236 && OFFSET_OF(Spectra, scalar) == 240 &&
-    OFFSET_OF(Spectra, complex) == 244 && OFFSET_OF(Spectra, size) == 248 && OFFSET_OF(Spectra, bins) == 252 &&
-    OFFSET_OF(Spectra, width) == 256 && OFFSET_OF(Spectra, complete) == 260 &&
-    OFFSET_OF(Spectra, doubled) == 264 && OFFSET_OF(Spectra, db) == 268);
+static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_OF(Spectra, to) == 24 &&
+    OFFSET_OF(Spectra, cut) == 48 && OFFSET_OF(Spectra, rows) == 72 && OFFSET_OF(Spectra, columns) == 104 &&
+    OFFSET_OF(Spectra, all_roots) == 136 && OFFSET_OF(Spectra, window) == 144 &&
+    OFFSET_OF(Spectra, means) == 152 && OFFSET_OF(Spectra, work) == 160 && OFFSET_OF(Spectra, partial) == 168 &&
+    OFFSET_OF(Spectra, carried) == 176 && OFFSET_OF(Spectra, carry) == 184 &&
+    OFFSET_OF(Spectra, point_step) == 192 && OFFSET_OF(Spectra, channel_step) == 200 &&
+    OFFSET_OF(Spectra, hop) == 208 && OFFSET_OF(Spectra, spectra) == 216 && OFFSET_OF(Spectra, origin) == 224 &&
+    OFFSET_OF(Spectra, chunk) == 232 && OFFSET_OF(Spectra, factor) == 240 && OFFSET_OF(Spectra, pieces) == 248 &&
+    OFFSET_OF(Spectra, channels) == 252 && OFFSET_OF(Spectra, scalar) == 256 &&
+    OFFSET_OF(Spectra, complex) == 260 && OFFSET_OF(Spectra, size) == 264 && OFFSET_OF(Spectra, bins) == 268 &&
+    OFFSET_OF(Spectra, width) == 272 && OFFSET_OF(Spectra, complete) == 276 &&
+    OFFSET_OF(Spectra, doubled) == 280 && OFFSET_OF(Spectra, db) == 284);
 #define SPECTRA_PARAMETERS \
     u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
     u64 given_to_stride, u32 given_to_slots, u32 given_to_first, u64 given_cut_total, u64 given_cut_left, \
     u64 given_cut_each, const Complex* given_rows_roots, u64 given_rows_radices, u32 given_rows_size, \
-    u32 given_rows_count, const Complex* given_columns_roots, u64 given_columns_radices, \
-    u32 given_columns_size, u32 given_columns_count, const Complex* given_all_roots, const float* given_window, \
-    Complex* given_means, Complex* given_work, double* given_partial, const double* given_carried, \
-    double* given_carry, u64 given_point_step, u64 given_channel_step, u64 given_hop, u64 given_spectra, \
-    u64 given_origin, u64 given_chunk, double given_factor, u32 given_pieces, u32 given_channels, \
-    u32 given_scalar, u32 given_complex, u32 given_size, u32 given_bins, u32 given_width, u32 given_complete, \
-    u32 given_doubled, u32 given_db
-#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_size, given_bins, given_width, given_complete, given_doubled, given_db}
+    u32 given_rows_count, u32 given_rows_second, const Complex* given_columns_roots, u64 given_columns_radices, \
+    u32 given_columns_size, u32 given_columns_count, u32 given_columns_second, const Complex* given_all_roots, \
+    const float* given_window, Complex* given_means, Complex* given_work, double* given_partial, \
+    const double* given_carried, double* given_carry, u64 given_point_step, u64 given_channel_step, \
+    u64 given_hop, u64 given_spectra, u64 given_origin, u64 given_chunk, double given_factor, u32 given_pieces, \
+    u32 given_channels, u32 given_scalar, u32 given_complex, u32 given_size, u32 given_bins, u32 given_width, \
+    u32 given_complete, u32 given_doubled, u32 given_db
+#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_size, given_bins, given_width, given_complete, given_doubled, given_db}

@@ -34,8 +34,26 @@ macro_rules! code {
 
 pub(super) const CONVERT: Code = code!("convert");
 pub(super) const POWER_SPECTRUM: Code = code!("power_spectrum");
+/// Device code of `power-spectrum` for one size each.
+pub(super) static POWERS_OF_TWO: [(usize, Code); 7] = [
+    (128, code!("power_of_two_128")),
+    (256, code!("power_of_two_256")),
+    (512, code!("power_of_two_512")),
+    (1024, code!("power_of_two_1024")),
+    (2048, code!("power_of_two_2048")),
+    (4096, code!("power_of_two_4096")),
+    (8192, code!("power_of_two_8192")),
+];
 pub(super) const SELECT: Code = code!("select");
 pub(super) const STATS: Code = code!("stats");
+
+/// Returns the device code for transforms of `size` points; `None` if this size has no device code of its own.
+pub(super) fn power_of_two(size: usize) -> Option<&'static Code> {
+    let mut powers = POWERS_OF_TWO.iter();
+    powers
+        .find(|(known, _)| *known == size)
+        .map(|(_, code)| code)
+}
 
 impl Code {
     /// Loads the code on a device.

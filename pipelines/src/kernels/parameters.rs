@@ -258,6 +258,8 @@ parameters! {
         size: u32,
         /// Number of transforms per block.
         count: u32,
+        /// Number of points between the two buffers of a block; 0 with one buffer.
+        second: u32,
     }
 
     /// Parameters of all kernels of `power-spectrum`. Spectrum `s` of a round is spectrum `origin + s`, counted from

@@ -10,95 +10,11 @@
 // For real samples, two successive blocks are the real and the imaginary part of one transform. The sums of |Z|^2 are
 // folded into the sums of both blocks: |A[k]|^2 + |B[k]|^2 = (|Z[k]|^2 + |Z[N-k]|^2) / 2.
 
-#include "samples.cuh"
+#include "spectra.cuh"
 
 // Maximum number of points of a transform that one thread processes.
 constexpr int POINTS = 8;
 constexpr int MAX_THREADS = 1024; // higher values leave fewer than 64 registers per thread
-
-struct alignas(8) Complex {
-    float x, y;
-};
-
-__device__ inline Complex operator+(Complex a, Complex b) { return {a.x + b.x, a.y + b.y}; }
-__device__ inline Complex operator-(Complex a, Complex b) { return {a.x - b.x, a.y - b.y}; }
-__device__ inline Complex operator*(Complex a, Complex b) {
-    return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
-}
-// Returns a * -i.
-__device__ inline Complex turned(Complex a) { return {a.y, -a.x}; }
-
-// A transform of R points, performed in place.
-template <int R> struct Small {
-    // Implementation for odd R. It combines pairs of points whose roots are complex conjugates.
-    __device__ __forceinline__ static void run(Complex* v) {
-        constexpr float COS[3][7] = {{1.0f, -0.5f, -0.5f},
-                                     {1.0f, 0.30901699437494742f, -0.80901699437494742f, -0.80901699437494742f,
-                                      0.30901699437494742f},
-                                     {1.0f, 0.62348980185873353f, -0.22252093395631440f, -0.90096886790241913f,
-                                      -0.90096886790241913f, -0.22252093395631440f, 0.62348980185873353f}};
-        constexpr float SIN[3][7] = {{0.0f, 0.86602540378443865f, -0.86602540378443865f},
-                                     {0.0f, 0.95105651629515357f, 0.58778525229247313f, -0.58778525229247313f,
-                                      -0.95105651629515357f},
-                                     {0.0f, 0.78183148246802981f, 0.97492791218182361f, 0.43388373911755812f,
-                                      -0.43388373911755812f, -0.97492791218182361f, -0.78183148246802981f}};
-        constexpr int H = R / 2, T = (R - 3) / 2;
-        Complex sum[H], difference[H], zero = v[0];
-#pragma unroll
-        for (int i = 0; i < H; i++) {
-            sum[i] = v[1 + i] + v[R - 1 - i];
-            difference[i] = v[1 + i] - v[R - 1 - i];
-            v[0] = v[0] + sum[i];
-        }
-#pragma unroll
-        for (int k = 1; k <= H; k++) {
-            Complex even = zero, odd = {0.0f, 0.0f};
-#pragma unroll
-            for (int i = 0; i < H; i++) {
-                float c = COS[T][k * (i + 1) % R], s = SIN[T][k * (i + 1) % R];
-                even = even + Complex{c * sum[i].x, c * sum[i].y};
-                odd = odd + Complex{s * difference[i].x, s * difference[i].y};
-            }
-            v[k] = even + turned(odd);
-            v[R - k] = even - turned(odd);
-        }
-    }
-};
-
-template <> struct Small<2> {
-    __device__ __forceinline__ static void run(Complex* v) {
-        Complex a = v[0];
-        v[0] = a + v[1];
-        v[1] = a - v[1];
-    }
-};
-
-template <> struct Small<4> {
-    __device__ __forceinline__ static void run(Complex* v) {
-        Complex a = v[0] + v[2], b = v[0] - v[2], c = v[1] + v[3], d = turned(v[1] - v[3]);
-        v[0] = a + c;
-        v[1] = b + d;
-        v[2] = a - c;
-        v[3] = b - d;
-    }
-};
-
-template <> struct Small<8> {
-    __device__ __forceinline__ static void run(Complex* v) {
-        constexpr float HALF = 0.70710678118654752f;
-        Complex even[4] = {v[0], v[2], v[4], v[6]}, odd[4] = {v[1], v[3], v[5], v[7]};
-        Small<4>::run(even);
-        Small<4>::run(odd);
-        odd[1] = Complex{HALF * (odd[1].x + odd[1].y), HALF * (odd[1].y - odd[1].x)};
-        odd[2] = turned(odd[2]);
-        odd[3] = Complex{HALF * (odd[3].y - odd[3].x), -HALF * (odd[3].x + odd[3].y)};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            v[k] = even[k] + odd[k];
-            v[k + 4] = even[k] - odd[k];
-        }
-    }
-};
 
 // Transforms that are stored side by side in shared memory.
 struct Batch : Transforms {
@@ -209,23 +125,6 @@ struct Batch : Transforms {
     }
 };
 
-// Returns the address of the first sample of spectrum `s` of the round.
-__device__ inline const u8* start_of(const Spectra& p, u64 s, u32 channel) {
-    u64 frame = (p.origin + s) / p.spectra, i = (p.origin + s) % p.spectra;
-    u64 bytes = p.scalar == FLOAT64 ? 8 : p.scalar >= INT32 ? 4 : p.scalar >= INT16 ? 2 : 1;
-    return frame_of(p.from, frame) + (channel * p.channel_step + i * p.hop * p.point_step) * (bytes << p.complex);
-}
-
-// The means to subtract from blocks; the mean of spectrum `s` of a channel is at `first[s * step]`.
-struct Means {
-    const Complex* first; // null if no mean is subtracted
-    u32 step;
-
-    __device__ Means of(u64 s, u32 channel) const {
-        return {first == nullptr ? nullptr : first + s * step + channel, step};
-    }
-};
-
 // Fills the buffer with the blocks that begin at `starts`; a null pointer gives zeros. For real samples, each transform
 // processes two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
@@ -302,19 +201,6 @@ extern "C" __global__ void __launch_bounds__(256) power_spectrum_means(SPECTRA_P
     }
     if (threadIdx.x == 0) p.means[blockIdx.x] = Complex{(float)(sums[0][0] / p.size), (float)(sums[0][1] / p.size)};
 }
-
-// Piece `index % pieces` of output `index / pieces`. It consists of the spectra `begin` to `end` of the round.
-struct Piece {
-    u64 begin, end;
-
-    __device__ Piece(const Spectra& p, u32 index) {
-        u64 o = index / p.pieces, q = index % p.pieces;
-        u64 stop = end_of(p.cut, o);
-        begin = begin_of(p.cut, o) + q * p.chunk;
-        begin = begin < stop ? begin : stop;
-        end = begin + p.chunk < stop ? begin + p.chunk : stop;
-    }
-};
 
 // Performs short transforms, from the samples to the sums. Writes `bins` numbers per piece and channel to `partial`.
 // blocks: (output, piece, channel), the channel varies fastest

@@ -60,10 +60,13 @@
 //!
 //! # On a GPU
 //! The CUDA side supports a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel runs on the
-//! CPU. Transforms are float32 with roots computed in float64, sums are float64 as on the CPU, and the metadata of
-//! outputs is the same. Sizes up to 5120, and powers of two up to 8192 if the GPU has 68 KiB of shared memory per
-//! block, are transformed in shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial
-//! sums. Larger sizes take two launches and 32 MiB of work space. One more launch combines the partial sums.
+//! CPU. Transforms are float32 with roots computed in float64, and the metadata of outputs is the same as on the CPU.
+//! Powers of two from 128 to 2^20 have code of their own: each thread keeps 16 points in registers, float32 sums contain
+//! at most 64 spectra, and their sums are float64. All sums of other sizes are float64.
+//!
+//! Sizes up to 5120, and powers of two up to 8192 if the GPU has 68 KiB of shared memory per block, are transformed in
+//! shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial sums. Larger sizes take two
+//! launches and 32 MiB of work space. One more launch combines the partial sums.
 
 mod cpu;
 mod cuda;

@@ -2,7 +2,8 @@
 // immediately. The library has all functions that daq loads; functions that the built-in kernels do not need return
 // "not supported". Faults that a GPU might ignore end the process: writes beyond an allocation (detected by guard
 // bytes) and barriers that not all threads reach. Shared memory initially contains NaNs, and every other block runs its
-// threads in reverse order, so that a missing barrier changes the result.
+// threads in reverse order, so that a missing barrier changes the result. With CUDA_ON_HOST=small in the environment, the
+// device has one multiprocessor and little shared memory.
 
 #include "block.h"
 
@@ -15,7 +16,9 @@
 #include <utility>
 #include <vector>
 
-constexpr size_t SHARED = 227 << 10;
+static const char* variant = getenv("CUDA_ON_HOST");
+static const bool is_small = variant != nullptr && strcmp(variant, "small") == 0;
+constexpr size_t SHARED = 227 << 10, SMALL_SHARED = 48 << 10;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 
@@ -31,6 +34,13 @@ static void check_guard(const unsigned char* guard, const char* what) {
 namespace power_spectrum {
 #include "power_spectrum.cu"
 }
+namespace power_of_two {
+#include "power_of_two.cu"
+#define SHORT_SIZES(CALL) CALL(128) CALL(256) CALL(512) CALL(1024) CALL(2048) CALL(4096) CALL(8192)
+#define LONG_SIZES(CALL) CALL(128) CALL(256) CALL(512) CALL(1024)
+SHORT_SIZES(SHORT_KERNEL)
+LONG_SIZES(LONG_KERNELS)
+} // namespace power_of_two
 namespace select_frames {
 #include "select.cu"
 }
@@ -70,6 +80,11 @@ static std::vector<Kernel> kernels() {
         kernel("power_spectrum_columns", power_spectrum::power_spectrum_columns),
         kernel("power_spectrum_rows", power_spectrum::power_spectrum_rows),
         kernel("power_spectrum_combine", power_spectrum::power_spectrum_combine),
+#define SHORT_ENTRY(size) kernel("power_spectrum_short_" #size, power_of_two::power_spectrum_short_##size),
+#define LONG_ENTRIES(size)                                                               \
+    kernel("power_spectrum_columns_" #size, power_of_two::power_spectrum_columns_##size), \
+        kernel("power_spectrum_rows_" #size, power_of_two::power_spectrum_rows_##size),
+        SHORT_SIZES(SHORT_ENTRY) LONG_SIZES(LONG_ENTRIES)
         kernel("select_bytes", select_frames::select_bytes),
         kernel("stats_numbers", stats::stats_numbers),
         kernel("stats_codes", stats::stats_codes),
@@ -95,10 +110,10 @@ Result cuDeviceGetUuid_v2(char* uuid, int) { return memset(uuid, 0, 16), SUCCESS
 Result cuDeviceTotalMem_v2(size_t* bytes, int) { return *bytes = (size_t)1 << 30, SUCCESS; }
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-    case 16: *value = 16; break;     // multiprocessors
-    case 39: *value = 512; break;    // threads per multiprocessor
-    case 75: *value = 7; break;      // compute capability
-    case 97: *value = SHARED; break; // shared memory per block
+    case 16: *value = is_small ? 1 : 16; break; // multiprocessors
+    case 39: *value = 512; break;               // threads per multiprocessor
+    case 75: *value = 7; break;                 // compute capability
+    case 97: *value = is_small ? SMALL_SHARED : SHARED; break; // shared memory per block
     default: *value = 0;
     }
     return SUCCESS;
@@ -165,7 +180,7 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int count
 
 Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned count, unsigned, unsigned,
                       unsigned bytes, void*, void** given, void**) {
-    if (x * y * z == 0 || count == 0 || count > 1024 || bytes > SHARED) return INVALID_VALUE;
+    if (x * y * z == 0 || count == 0 || count > 1024 || bytes > (is_small ? SMALL_SHARED : SHARED)) return INVALID_VALUE;
     // All kernels use the same global state of the emulated device.
     std::lock_guard<std::mutex> held(lock);
     auto run = [&] { kernel->call(kernel->function, given); };

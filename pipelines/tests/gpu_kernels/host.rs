@@ -1,13 +1,15 @@
 //! Runs the same tests without a GPU: device code is compiled for the CPU, and a library replaces the CUDA driver.
 
 use daq_testkit::assert_contains;
+use std::path::Path;
 use std::process::Command;
 
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 11] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
     ("samples.cuh", include_str!("../../src/kernels/samples.cuh")),
+    ("spectra.cuh", include_str!("../../src/kernels/spectra.cuh")),
     (
         "parameters.cuh",
         include_str!("../../generated/parameters.cuh"),
@@ -16,6 +18,10 @@ const FILES: [(&str, &str); 9] = [
     (
         "power_spectrum.cu",
         include_str!("../../src/kernels/power_spectrum.cu"),
+    ),
+    (
+        "power_of_two.cu",
+        include_str!("../../src/kernels/power_of_two.cu"),
     ),
     ("select.cu", include_str!("../../src/kernels/select.cu")),
     ("stats.cu", include_str!("../../src/kernels/stats.cu")),
@@ -48,21 +54,39 @@ fn kernels_compiled_for_cpu_pass() {
         "{}",
         String::from_utf8_lossy(&compiled.stderr)
     );
+    let library = directory.path();
+    let all = [
+        "--skip",
+        "kernels_compiled_for_cpu_pass",
+        "--skip",
+        "throughput",
+    ];
+    // Small devices use other code for these transforms, and add more spectra per block.
+    let some = ["spectra_of_every_radix", "many_spectra", "spectra_of_long"];
+    std::thread::scope(|scope| {
+        scope.spawn(|| run_tests(library, "small", &some));
+        run_tests(library, "large", &all);
+    });
+}
+
+/// Runs tests of this program with the library in `directory` as the CUDA driver, on a simulated device of one size.
+fn run_tests(directory: &Path, device: &str, tests: &[&str]) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--nocapture",
-            "--skip",
-            "kernels_compiled_for_cpu_pass",
-            "--skip",
-            "throughput",
-        ])
-        .env("LD_LIBRARY_PATH", directory.path())
+        .arg("--nocapture")
+        .args(tests)
+        .env("LD_LIBRARY_PATH", directory)
+        .env("CUDA_ON_HOST", device)
         .output()
         .unwrap();
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),
     );
-    assert!(output.status.success(), "{}\n{out}{err}", output.status);
+    assert!(
+        output.status.success(),
+        "{device} {}\n{out}{err}",
+        output.status
+    );
     assert_contains!(err => !"libcuda", !"no GPU"; "the library was not loaded");
+    assert_contains!(out => !"running 0 tests");
 }

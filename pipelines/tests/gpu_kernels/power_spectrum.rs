@@ -214,7 +214,13 @@ fn spectra_records_and_counts_equal_cpu() {
 #[test]
 fn integration_of_many_spectra_is_split() {
     let Some(device) = device() else { return };
-    for (integrate, points) in [(1000, 20_000), (333, 9000), (3000, 20_000)] {
+    for (size, integrate, points) in [
+        (32, 1000, 20_000),
+        (32, 333, 9000),
+        (32, 3000, 20_000),
+        // Blocks add up more spectra than float32 sums may contain.
+        (128, 30_000, 700_000),
+    ] {
         for complex in [false, true] {
             let samples = Samples {
                 scalar: Scalar::Int16,
@@ -223,7 +229,7 @@ fn integration_of_many_spectra_is_split() {
                 ..Samples::default()
             };
             let spec = PowerSpectrum {
-                size: Some(32),
+                size: Some(size),
                 integrate: Some(integrate),
                 ..PowerSpectrum::default()
             };

@@ -10,9 +10,11 @@ const TARGET: Target = Target::Ptx(7, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const SAMPLES: &str = include_str!("../samples.cuh");
+const SPECTRA: &str = include_str!("../spectra.cuh");
+const POWER_OF_TWO: &str = include_str!("../power_of_two.cu");
 /// The committed header with the parameters.
 const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
-/// Name, source text and committed PTX of each file.
+/// Name, source text and committed PTX of each file that is compiled once.
 const SOURCES: [(&str, &str, &[u8]); 6] = [
     ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
     (
@@ -97,16 +99,30 @@ fn generated_code_is_current() {
         }
     };
     let parameters = header();
-    let headers = [("samples.cuh", SAMPLES), ("parameters.cuh", &parameters)];
-    for (name, text, committed) in SOURCES {
+    let headers = [
+        ("samples.cuh", SAMPLES),
+        ("spectra.cuh", SPECTRA),
+        ("parameters.cuh", &parameters),
+    ];
+    let once = SOURCES.map(|(name, text, ptx)| (name, text, None, ptx));
+    let powers = super::POWERS_OF_TWO.iter().map(|(size, code)| {
+        (
+            code.name,
+            POWER_OF_TWO,
+            Some(format!("-DONLY_SIZE={size}")),
+            code.ptx,
+        )
+    });
+    for (name, text, option, committed) in once.into_iter().chain(powers) {
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
             text,
             headers: &headers,
         };
+        let options: Vec<&str> = OPTIONS.into_iter().chain(option.as_deref()).collect();
         let mut made = compiler
-            .compile(&source, TARGET, &OPTIONS)
+            .compile(&source, TARGET, &options)
             .unwrap_or_else(|error| panic!("{error}"));
         while made.last() == Some(&0) {
             made.pop();

@@ -114,7 +114,14 @@ pub(super) fn build(
     let scratch = Scratch::new(keys, &passes, input, &shape);
     let channels = input.channels as usize;
     let function = |name: &str, batch: &Batch| -> Result<Function, KernelError> {
-        let function = module.function(name)?;
+        let own = device::power_of_two(batch.size).filter(|_| batch.is_power());
+        let function = match own {
+            Some(code) => {
+                let (_, module) = code.load(ordinal)?;
+                module.function(&format!("{name}_{}", batch.size))?
+            }
+            None => module.function(name)?,
+        };
         if batch.shared > MIN_SHARED {
             function.allow_shared(small(batch.shared))?;
         }
@@ -215,6 +222,7 @@ fn transforms(batch: &Batch, roots: u64) -> Transforms {
         radices: batch.radices,
         size: small(batch.size),
         count: small(batch.count),
+        second: small(batch.second),
     }
 }
 

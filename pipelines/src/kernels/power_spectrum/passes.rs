@@ -1,5 +1,6 @@
 //! Divides transforms into passes, and determines the number of threads.
 
+use super::super::device;
 use std::f64::consts::TAU;
 
 /// Maximum length of a transform.
@@ -14,6 +15,14 @@ const SHORT_POINTS: usize = 2048;
 const LONG_POINTS: usize = 4096;
 /// Maximum number of short transforms that a block computes side by side.
 const MAX_SIDE_BY_SIDE: usize = 64;
+
+/// Number of points that a thread holds in registers, in the device code for powers of two.
+const POWER_POINTS: usize = 16;
+/// Sizes of the columns and rows of longer powers of two in this device code.
+const MIN_LONG_POWER: usize = 128;
+const MAX_LONG_POWER: usize = 1024;
+/// Number of threads per multiprocessor that this device code reserves registers for.
+const RESIDENT: usize = 512;
 
 /// Returns whether transforms of `size` points are supported.
 pub(super) fn has(size: usize) -> bool {
@@ -74,11 +83,13 @@ impl Radices {
 pub(super) struct Batch {
     pub(super) size: usize,
     pub(super) count: usize,
-    /// The radices in the format of the device code.
+    /// The radices in the format of the device code; 0 if `size` has device code of its own.
     pub(super) radices: u64,
     pub(super) threads: usize,
     /// Size of the shared memory per block in bytes.
     pub(super) shared: usize,
+    /// Number of points between the two buffers of a block; 0 with one buffer.
+    pub(super) second: usize,
 }
 
 impl Batch {
@@ -102,7 +113,33 @@ impl Batch {
             radices: radices.packed,
             threads,
             shared,
+            second: 0,
         })
+    }
+
+    /// Creates a batch for a size with device code of its own, of at least one and at most `max` transforms in at most about
+    /// `threads` threads. Returns `None` if the transforms do not fit into `max_shared` bytes of shared memory.
+    fn power(size: usize, threads: usize, max: usize, max_shared: usize) -> Option<Self> {
+        let each = size / POWER_POINTS;
+        let count = (threads / each).min(max).max(1);
+        let threads = each * count;
+        let points = count * ((size + size / 16) | 1);
+        let buffer = points * 8;
+        // Two buffers save barriers. They must not reduce the number of blocks that run at the same time.
+        let is_double = 2 * buffer * (RESIDENT / threads).max(1) <= max_shared;
+        (buffer <= max_shared).then_some(Self {
+            size,
+            count,
+            radices: 0,
+            threads,
+            shared: if is_double { 2 * buffer } else { buffer },
+            second: if is_double { points } else { 0 },
+        })
+    }
+
+    /// Returns whether `size` has device code of its own.
+    pub(super) const fn is_power(&self) -> bool {
+        self.radices == 0
     }
 
     /// Returns a batch of at least one and at most `max` transforms, which have about `points` points in total. The
@@ -131,6 +168,9 @@ impl Passes {
         if !has(size) {
             return None;
         }
+        if let Some(passes) = Self::power(size, max, max_shared) {
+            return Some(passes);
+        }
         if let Some(rows) = Batch::of(size, SHORT_POINTS, max, max_shared) {
             return Some(Self {
                 columns: None,
@@ -148,6 +188,35 @@ impl Passes {
                     rows: Batch::of(across, LONG_POINTS, down, max_shared)?,
                 })
             })
+    }
+
+    /// Selects device code of its own for `size`, if there is some.
+    fn power(size: usize, max: usize, max_shared: usize) -> Option<Self> {
+        if device::power_of_two(size).is_some() {
+            // The same numbers of threads as in the device code.
+            let threads = if size <= 2048 {
+                128
+            } else {
+                size / POWER_POINTS
+            };
+            let rows = Batch::power(size, threads, max, max_shared)?;
+            let columns = None;
+            return Some(Self { columns, rows });
+        }
+        let down = 1 << (size.ilog2() / 2);
+        let across = size / down;
+        let is_long = size.is_power_of_two() && down >= MIN_LONG_POWER && across <= MAX_LONG_POWER;
+        let batch = |size: usize| {
+            let threads = if size <= 512 { 256 } else { 512 };
+            Batch::power(size, threads, usize::MAX, max_shared)
+        };
+        if !is_long {
+            return None;
+        }
+        Some(Self {
+            columns: Some(batch(down)?),
+            rows: batch(across)?,
+        })
     }
 }
 
