@@ -12,7 +12,8 @@ use std::fmt;
 /// The type of a real sample, or of each component of a complex sample, in a frame.
 ///
 /// Types of whole bytes have the names of NumPy's types. They are little-endian, or big-endian if their names end in `be`.
-/// Packed types have no unused bits between their numbers; their names end in `p` or `pmsb` as in the GenICam Pixel Format Naming Convention (PFNC):
+/// Packed types have no unused bits between their numbers. Their names end in `p` or `pmsb` as in the GenICam Pixel Format
+/// Naming Convention (PFNC):
 ///
 /// ```text
 ///   uint12p      byte 0: a[7:0]    byte 1: b[3:0] a[11:8]    byte 2: b[11:4]
@@ -359,6 +360,14 @@ impl Layout {
             Some(bytes) => bytes * self.channels as usize * self.points,
             None => (self.numbers() * self.scalar.bits()).div_ceil(8),
         }
+    }
+
+    /// Whether the channels of a frame of `bytes` bytes can be separated. A planar frame of another size than
+    /// [`frame_bytes`](Self::frame_bytes) does not show where its channels begin.
+    pub const fn has_separable_channels(&self, bytes: usize) -> bool {
+        matches!(self.order, Order::Interleaved)
+            || self.channels <= 1
+            || bytes == self.frame_bytes()
     }
 
     /// Returns the number of points per second and channel, if the axis is time and the rate is known.

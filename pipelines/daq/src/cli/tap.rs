@@ -48,10 +48,12 @@ pub(super) struct Args {
 const AFTER_HELP: &str = "\
 Formats:
   json  one line per frame: number, time, missing packets, and the samples in nested arrays
-  csv   one line per point: frame, time in ns, point, and the samples of all channels; samples of missing packets are empty
+  csv   one line per point: frame, time in ns, point, and the samples of all channels; samples of missing packets are empty.
+        If the channels of a short planar frame cannot be separated, one line per number, after another header
   npy   one NumPy file per frame, one after the other: np.load(file) reads the next one
   raw   the bytes of each frame
-With npy and raw, samples of missing packets have the fill value of the ring, and stderr lists the missing packets.
+With npy and raw, samples of missing packets have the fill value of the ring, and stderr lists the missing packets. This is
+also the case with csv for frames with unknown packet sizes or with more than 1000 ranges of missing packets.
 
 Frames in between are skipped. The pipeline does not wait for this command.
 Examples:
@@ -202,10 +204,11 @@ fn print(args: &Args, mut client: Client) -> Result<(), End> {
     let mut output = BufWriter::with_capacity(1 << 20, io::stdout().lock());
     let mut after = None;
     let mut printed = 0;
+    let mut columns = String::new();
     let mut silence = Silence::new(FIRST_SILENCE);
     while args.count.is_none_or(|count| printed < count) {
         let Some(tapped) = client.tap(&args.ring, after)? else {
-            if silence.is_to_be_reported() {
+            if silence.is_due() {
                 print_error!("{}", waiting(&args.ring, after.is_none(), &mut client)?);
             }
             std::thread::sleep(RETRY_INTERVAL);
@@ -220,7 +223,7 @@ fn print(args: &Args, mut client: Client) -> Result<(), End> {
         match args.format {
             Form::Raw => output.write_all(&frame.bytes)?,
             Form::Npy => frame.npy(&mut output)?,
-            Form::Csv => frame.csv(&mut output, printed == 0)?,
+            Form::Csv => frame.csv(&mut output, &mut columns)?,
             Form::Json => frame.json(&args.ring, &mut output)?,
         }
         output.flush()?;
@@ -250,7 +253,7 @@ impl Silence {
     }
 
     /// Returns true once, when the time has passed the limit.
-    fn is_to_be_reported(&mut self) -> bool {
+    fn is_due(&mut self) -> bool {
         self.since.elapsed() > self.limit && !std::mem::replace(&mut self.is_reported, true)
     }
 }

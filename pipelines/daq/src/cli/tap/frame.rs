@@ -21,8 +21,9 @@ pub(super) struct Frame {
     properties: Map<String, Value>,
     layout: Layout,
     array: ArrayType,
-    /// The bytes of the frame that the array contains.
     pub(super) bytes: Vec<u8>,
+    /// Number of bytes that the array contains. The rest of a short frame is less than one point.
+    used: usize,
 }
 
 impl Frame {
@@ -31,15 +32,33 @@ impl Frame {
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
         // All clients share the position of the file.
         tapped.file.read_exact_at(&mut bytes, 0)?;
-        let (array, used) = ArrayType::of_frame(&tapped.layout, bytes.len());
-        bytes.truncate(used);
-        Ok(Self {
-            index: tapped.index,
-            properties: tapped.properties,
-            layout: tapped.layout,
+        Ok(Self::new(
+            tapped.index,
+            tapped.properties,
+            tapped.layout,
+            bytes,
+        ))
+    }
+
+    fn new(index: u64, properties: Map<String, Value>, layout: Layout, bytes: Vec<u8>) -> Self {
+        let (array, used) = ArrayType::of_frame(&layout, bytes.len());
+        Self {
+            index,
+            properties,
+            layout,
             array,
             bytes,
-        })
+            used,
+        }
+    }
+
+    /// Returns the numbers of the array.
+    fn numbers(&self) -> Vec<Number> {
+        numbers(self.layout.scalar, &self.bytes[..self.used])
+    }
+
+    fn has_separable_channels(&self) -> bool {
+        self.layout.has_separable_channels(self.bytes.len())
     }
 
     /// Returns the packets of the frame. Without packets, none is missing.
@@ -68,18 +87,19 @@ impl Frame {
 
     pub(super) fn npy(&self, output: &mut impl Write) -> io::Result<()> {
         output.write_all(&self.array.header())?;
-        output.write_all(&self.bytes)
+        output.write_all(&self.bytes[..self.used])
     }
 
     /// Returns the shape of the samples; complex samples are arrays of two numbers.
     fn shape(&self, numbers: usize) -> Vec<usize> {
+        if !self.has_separable_channels() {
+            return vec![numbers];
+        }
         let (channels, parts) = (self.layout.channels as usize, self.layout.parts());
         let points = numbers / (channels * parts).max(1);
         let mut shape = match self.layout.order {
             Order::Interleaved => vec![points, channels],
-            Order::Planar if numbers == self.layout.numbers() => vec![channels, points],
-            // The channels of a short frame cannot be separated.
-            Order::Planar => return vec![numbers],
+            Order::Planar => vec![channels, points],
         };
         if parts == 2 {
             shape.push(2);
@@ -89,7 +109,7 @@ impl Frame {
 
     /// Prints one line with the metadata and the samples.
     pub(super) fn json(mut self, ring: &str, output: &mut impl Write) -> Result<(), End> {
-        let numbers = numbers(self.layout.scalar, &self.bytes);
+        let numbers = self.numbers();
         let samples = nested(&self.shape(numbers.len()), &numbers)?;
         let mut line = Map::new();
         line.insert("ring".to_owned(), ring.into());
@@ -99,21 +119,36 @@ impl Frame {
         Ok(output.write_all(b"\n")?)
     }
 
-    /// Prints one line per point, with the samples of all channels.
-    pub(super) fn csv(&self, output: &mut impl Write, is_first: bool) -> Result<(), End> {
-        let (channels, parts) = (self.layout.channels as usize, self.layout.parts());
-        if is_first {
-            write!(output, "frame,time_ns,point")?;
-            for channel in 0..channels {
-                if parts == 2 {
-                    write!(output, ",re{channel},im{channel}")?;
-                } else {
-                    write!(output, ",c{channel}")?;
-                }
-            }
-            writeln!(output)?;
+    /// Returns the names of the columns in CSV.
+    fn columns(&self) -> String {
+        if !self.has_separable_channels() {
+            return "frame,time_ns,number,value".to_owned();
         }
-        let numbers = numbers(self.layout.scalar, &self.bytes);
+        let mut columns = "frame,time_ns,point".to_owned();
+        for channel in 0..self.layout.channels {
+            columns += &if self.layout.complex {
+                format!(",re{channel},im{channel}")
+            } else {
+                format!(",c{channel}")
+            };
+        }
+        columns
+    }
+
+    /// Prints one line per point, with the samples of all channels. If the channels cannot be separated, prints one line per
+    /// number. A header precedes the lines if its columns are not `columns`, which are those of the last frame.
+    pub(super) fn csv(&self, output: &mut impl Write, columns: &mut String) -> Result<(), End> {
+        let header = self.columns();
+        if header != *columns {
+            writeln!(output, "{header}")?;
+            *columns = header;
+        }
+        let (channels, parts) = if self.has_separable_channels() {
+            (self.layout.channels as usize, self.layout.parts())
+        } else {
+            (1, 1)
+        };
+        let numbers = self.numbers();
         let points = numbers.len() / (channels * parts).max(1);
         let time = self.properties.get("time_ns").unwrap_or(&Value::Null);
         let missing = self.packets().missing_bytes(self.bytes.len() as u64);
@@ -232,14 +267,17 @@ mod tests {
             order,
             rate: None,
         };
-        let layout = samples.layout(bytes.len()).unwrap();
-        Frame {
-            index: 7,
-            properties: Map::from_iter([("time_ns".to_owned(), Value::from(5))]),
-            array: ArrayType::of(&layout),
-            layout,
-            bytes: bytes.to_vec(),
-        }
+        of_layout(samples.layout(bytes.len()).unwrap(), bytes)
+    }
+
+    fn of_layout(layout: Layout, bytes: &[u8]) -> Frame {
+        let properties = Map::from_iter([("time_ns".to_owned(), Value::from(5))]);
+        Frame::new(7, properties, layout, bytes.to_vec())
+    }
+
+    /// Returns the CSV text of a frame after a frame with the same columns.
+    fn lines(frame: &Frame) -> String {
+        text(|output| frame.csv(output, &mut frame.columns()))
     }
 
     fn text(print: impl FnOnce(&mut Vec<u8>) -> Result<(), End>) -> String {
@@ -253,7 +291,7 @@ mod tests {
         let bytes = [1, 2, 3, 4, 5, 6, 7, 255];
         let pairs = || frame(Scalar::Int8, true, Order::Interleaved, &bytes);
         assert_eq!(
-            text(|output| pairs().csv(output, true)),
+            text(|output| pairs().csv(output, &mut String::new())),
             "frame,time_ns,point,re0,im0,re1,im1\n7,5,0,1,2,3,4\n7,5,1,5,6,7,-1\n"
         );
         assert_eq!(
@@ -270,10 +308,7 @@ mod tests {
             .flat_map(|number| number.to_le_bytes())
             .collect();
         let planar = || frame(Scalar::Float32, false, Order::Planar, &bytes);
-        assert_eq!(
-            text(|output| planar().csv(output, false)),
-            "7,5,0,0.5,NaN\n7,5,1,1,2\n"
-        );
+        assert_eq!(lines(&planar()), "7,5,0,0.5,NaN\n7,5,1,1,2\n");
         let json = text(|output| planar().json("raw", output));
         assert!(
             json.ends_with("\"samples\":[[0.5,1.0],[null,2.0]]}\n"),
@@ -291,7 +326,7 @@ mod tests {
             .properties
             .extend(described.as_object().unwrap().clone());
         assert_eq!(
-            text(|output| incomplete.csv(output, false)),
+            lines(&incomplete),
             "7,5,0,,257\n7,5,1,257,257\n7,5,2,257,\n7,5,3,,\n"
         );
         assert_eq!(incomplete.warning(Form::Csv), None);
@@ -304,6 +339,42 @@ mod tests {
             frame(Scalar::Int16, false, Order::Interleaved, &[1; 16]).warning(Form::Raw),
             None
         );
+    }
+
+    #[test]
+    fn short_frames_print_their_whole_points_and_all_raw_bytes() {
+        let long = frame(Scalar::Int16, false, Order::Interleaved, &[1; 16]);
+        let short = || of_layout(long.layout.clone(), &[1, 0, 2, 0, 3]);
+        assert_eq!(lines(&short()), "7,5,0,1,2\n");
+        assert_eq!(short().bytes, [1, 0, 2, 0, 3]);
+        let mut npy = Vec::new();
+        short().npy(&mut npy).unwrap();
+        assert!(npy.ends_with(b"\n\x01\0\x02\0"));
+        // The last packet has only bytes after the last whole point.
+        let mut incomplete = short();
+        let described = serde_json::json!({
+            "packets": 2, "arrived": 1, "missing": [[1, 1]], "sizes": { "first_bytes": 4, "packet_bytes": 4 }
+        });
+        incomplete
+            .properties
+            .extend(described.as_object().unwrap().clone());
+        assert_eq!(lines(&incomplete), "7,5,0,1,2\n");
+    }
+
+    #[test]
+    fn channels_of_short_planar_frames_are_not_separated() {
+        let long = frame(Scalar::Int8, false, Order::Planar, &[1, 2, 3, 4, 5, 6]);
+        let short = || of_layout(long.layout.clone(), &[1, 2, 3, 4]);
+        let mut columns = String::new();
+        let mut both = text(|output| long.csv(output, &mut columns));
+        both += &text(|output| short().csv(output, &mut columns));
+        assert_eq!(
+            both,
+            "frame,time_ns,point,c0,c1\n7,5,0,1,4\n7,5,1,2,5\n7,5,2,3,6\n\
+             frame,time_ns,number,value\n7,5,0,1\n7,5,1,2\n7,5,2,3\n7,5,3,4\n"
+        );
+        let json = text(|output| short().json("raw", output));
+        assert!(json.ends_with("\"samples\":[1,2,3,4]}\n"), "{json}");
     }
 
     #[test]
