@@ -6,7 +6,7 @@
 
 use super::Spead;
 use super::items::{IMMEDIATE, Item, WORD, build_packet, find_item, item};
-use daq_core::layout::{ArrayType, Layout};
+use daq_core::layout::{ArrayType, Layout, Scalar};
 use daq_core::outgoing::OutgoingFrames;
 
 /// Identifiers of the items of a descriptor.
@@ -137,9 +137,10 @@ fn field(code: u8, bits: u32, address_bits: u32) -> Vec<u8> {
 }
 
 /// Returns the array that holds a frame. The dimension of a single channel is left out. Frames that are longer or shorter than
-/// their layout are bytes.
+/// their layout, and types that NumPy does not have, are bytes.
 fn array(layout: &Layout, frame_bytes: usize) -> ArrayType {
-    if layout.frame_bytes() != frame_bytes {
+    // NumPy has no bfloat16.
+    if layout.frame_bytes() != frame_bytes || layout.scalar == Scalar::Bfloat16 {
         return ArrayType::of_bytes(frame_bytes);
     }
     let mut array = ArrayType::of(layout);
@@ -172,6 +173,7 @@ mod tests {
                 &[4, 15],
             ),
             ("type = \"float32\"\ncomplex = true", "<c8", &[30]),
+            ("type = \"bfloat16\"", "|u1", &[240]),
             (
                 "type = \"int16\"\ncomplex = true\nchannels = 2",
                 "<i2",
@@ -181,8 +183,15 @@ mod tests {
             let array = array(&layout(text, 240), 240);
             assert_eq!((array.dtype, &array.shape[..]), (element, shape), "{text}");
         }
-        let bytes = array(&layout("type = \"int16\"", 240), 239);
-        assert_eq!(bytes.description(), ArrayType::of_bytes(239).description());
+        let text = |text: &str, bytes: usize| array(&layout(text, 240), bytes).description();
+        assert_eq!(
+            text("type = \"int16\"", 239),
+            "{'descr': '|u1', 'fortran_order': False, 'shape': (239,)}"
+        );
+        assert_eq!(
+            text("type = \"int16\"\ncomplex = true\nchannels = 2", 240),
+            "{'descr': '<i2', 'fortran_order': False, 'shape': (30,2,2,)}"
+        );
     }
 
     #[test]
