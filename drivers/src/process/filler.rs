@@ -1,13 +1,14 @@
 //! Copies the frames of a process into the ring.
 
-use super::inlet::{Connected, Connections, stride};
+use super::inlet::{Connected, Connections, MAX_SLOTS, stride};
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::log_limit::LogLimit;
 use daq_core::reorder::{Outcome, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
@@ -39,6 +40,20 @@ impl Commit {
             time: Timestamp { ns, clock },
         })
     }
+}
+
+/// Receives the packets that a socket still contains. Returns the number of their commits. The process can send no further
+/// packet.
+fn drain(socket: &OwnedFd, packet: &mut [u8]) -> usize {
+    // The packets that were sent before can still be received.
+    let _ = rustix::net::shutdown(socket, Shutdown::Read);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let lengths =
+        (0..MAX_SLOTS).map_while(|_| match rustix::net::recv(socket, &mut *packet, flags) {
+            Ok((_, length)) if length > 0 => Some(length.div_ceil(COMMIT)),
+            _ => None,
+        });
+    lengths.sum()
 }
 
 /// Returns the commits in a packet, if all of them are valid.
@@ -117,9 +132,12 @@ impl ProcessFiller {
         self.connections.release();
     }
 
-    /// Disconnects a process that broke the rule `why`, and rejects `commits` of its commits.
+    /// Disconnects a process that broke the rule `why`. Rejects `commits` of its commits, and those of packets that were not
+    /// received yet.
     fn revoke(&mut self, window: &ReorderWindow, commits: usize, why: &str) {
-        window.reject(commits as u64);
+        let process = self.process.as_ref();
+        let queued = process.map_or(0, |process| drain(&process.socket, &mut self.packet));
+        window.reject((commits + queued) as u64);
         let name = &self.name;
         self.failures.run(|suppressed| {
             tracing::warn!("source {name}: disconnected the producing process: {why}{suppressed}");
@@ -257,6 +275,22 @@ mod tests {
         ] {
             assert_eq!(commits(&wrong, 4), None, "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn commits_of_queued_packets_are_counted() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (source, process) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let send = |packet: &[u8]| rustix::net::send(&process, packet, SendFlags::NOSIGNAL);
+        for commits in [1, 2, MAX_COMMITS + 3] {
+            send(&packet([3, 5, 1, 0]).repeat(commits)).unwrap();
+        }
+        send(&[0; 33]).unwrap();
+        let mut buffer = [0; COMMIT * MAX_COMMITS];
+        assert_eq!(drain(&source, &mut buffer), 1 + 2 + MAX_COMMITS + 3 + 2);
+        assert_eq!(drain(&source, &mut buffer), 0);
+        assert_eq!(send(&packet([3, 5, 1, 0])), Err(Errno::PIPE));
     }
 
     proptest! {

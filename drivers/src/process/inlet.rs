@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 /// Distance between two slots of an inbox is a multiple of this number of bytes.
 const ALIGNMENT: usize = 64;
 /// Maximum number of slots of an inbox.
-const MAX_SLOTS: usize = 1024;
+pub(super) const MAX_SLOTS: usize = 1024;
 
 /// A process that produces frames.
 #[derive(Debug)]
