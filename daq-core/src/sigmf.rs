@@ -269,6 +269,9 @@ pub struct Stream {
     /// Number of this file within a recording of several files.
     #[serde(rename = "daq:segment")]
     pub segment: u64,
+    /// Number of the first file of the same run of daq, which identifies the run; `None` if the file does not contain it.
+    #[serde(rename = "daq:first_segment", skip_serializing_if = "Option::is_none")]
+    pub first_segment: Option<u64>,
     /// The ring that the frames were read from.
     #[serde(rename = "daq:source", skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,

@@ -225,13 +225,13 @@ path = "out"
 
 
 class SeveralRunsTest(unittest.TestCase):
-    """Three runs into one directory. The frame numbers of the last one seem to continue those of the others."""
+    """Four runs into one directory. The frame numbers of the last two continue those of the runs before, or seem to."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.path = Path(directory.name)
-        for first in (0, 0, 30 * 8):
+        for first in (0, 0, 20 * 8, 60 * 8):
             with program.start(self.path, RUN, set={"source.adc.start": first}) as run:
                 run.wait(120)
 
@@ -239,14 +239,14 @@ class SeveralRunsTest(unittest.TestCase):
         for name in ("disk", "store"):
             with self.subTest(name):
                 recording = daq.Recording(self.path / "out", name)
-                self.assertEqual(recording.run.tolist(), [0] * 20 + [1] * 20 + [2] * 20)
-                self.assertEqual(recording.gaps, [daq.Gap(20, None, "new_run"), daq.Gap(40, None, "new_run")])
-                self.assertEqual(np.flatnonzero(recording.flags & daq.Flags.EPOCH).tolist(), [0, 20, 40])
+                self.assertEqual(recording.run.tolist(), np.repeat([0, 1, 2, 3], 20).tolist())
+                self.assertEqual(recording.gaps, [daq.Gap(index, None, "new_run") for index in (20, 40, 60)])
+                self.assertEqual(np.flatnonzero(recording.flags & daq.Flags.EPOCH).tolist(), [0, 20, 40, 60])
                 steps = np.diff(recording.time)
                 # 4096 samples per frame.
-                self.assertEqual(np.flatnonzero(steps != np.timedelta64(4_096_000, "ns")).tolist(), [19, 39])
+                self.assertEqual(np.flatnonzero(steps != np.timedelta64(4_096_000, "ns")).tolist(), [19, 39, 59])
                 self.assertTrue((steps > np.timedelta64(0, "ns")).all())
-                self.assertIn("3 runs, 2 gaps, complete", repr(recording))
+                self.assertIn("4 runs, 3 gaps, complete", repr(recording))
         one = daq.Recording(self.path / "out" / "disk-000004.sigmf-meta")
         self.assertEqual((len(one), one.gaps, set(one.run.tolist())), (8, [], {0}))
         self.assertFalse(np.any(one.flags & daq.Flags.EPOCH))
@@ -256,10 +256,13 @@ class SeveralRunsTest(unittest.TestCase):
         (out / "disk-000100.sigmf-data.partial").touch()
         (out / "other-000000.sigmf-data.partial").touch()
         recording = daq.Recording(out, "disk")
-        self.assertEqual((len(recording), recording.state), (60, "writing"))
+        self.assertEqual((len(recording), recording.state), (80, "writing"))
         for path, name in ((out, "other"), (out / "disk-000100.sigmf-meta", None), (out / "disk-000100.sigmf-data", None)):
             with self.assertRaisesRegex(daq.RecordingError, "-000.00.sigmf-data.partial is being written.*complete"):
                 daq.Recording(path, name)
+        # A file of another recording, whose name begins with the same letters, is not mentioned.
+        with self.assertRaisesRegex(daq.RecordingError, "contains no recording named 'oth'; names: disk, store"):
+            daq.Recording(out, "oth")
 
     def test_runs_are_a_coordinate_of_xarray(self) -> None:
         try:
@@ -271,7 +274,7 @@ class SeveralRunsTest(unittest.TestCase):
             second = dataset.sel(frame=dataset["run"] == 1)
             self.assertEqual(second["number"].values.tolist(), list(range(20)))
             mean = dataset["frames"].groupby("run").mean(("frame", "point"))
-            self.assertEqual(mean.sizes["run"], 3)
+            self.assertEqual(mean.sizes["run"], 4)
 
 
 if __name__ == "__main__":

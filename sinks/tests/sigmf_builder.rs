@@ -90,6 +90,7 @@ proptest! {
 #[test]
 fn new_segment_remembers_last_frame() {
     let mut builder = MetaBuilder::new(recording(Number::I8, 1, 1, 10));
+    builder.begin(6);
     builder.frame(
         &Record {
             sequence: 4,
@@ -110,7 +111,7 @@ fn new_segment_remembers_last_frame() {
     );
     let meta = builder.build();
     let stream = meta.global.stream.unwrap();
-    assert_fields!(stream => segment: 7, frames: 1, missing_samples: 0, missing_frames: 0);
+    assert_fields!(stream => segment: 7, first_segment: Some(6), frames: 1, missing_samples: 0, missing_frames: 0);
     assert!(meta.annotations.is_empty());
     assert_eq!(
         (meta.captures.len(), meta.captures[0].sequence),

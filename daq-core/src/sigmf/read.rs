@@ -225,6 +225,7 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
         frame_bytes: fields.integer("daq:frame_bytes")?.unwrap_or(0),
         packets_per_frame: fields.small("daq:packets_per_frame")?.unwrap_or(0),
         segment: fields.integer("daq:segment")?.unwrap_or(0),
+        first_segment: fields.integer("daq:first_segment")?,
         source: fields.text("daq:source"),
         missing_samples: fields.integer("daq:missing_samples")?.unwrap_or(0),
         missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),

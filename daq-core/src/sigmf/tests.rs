@@ -155,6 +155,7 @@ prop_compose! {
             extensions: vec![Extension { name: NAMESPACE.into(), version: "1".into(), optional: true }],
             stream: stream.map(|(n, m, source)| Stream {
                 bytes: n[0], frames: n[1], frame_bytes: n[2], packets_per_frame: m[0], segment: n[3], missing_samples: n[4],
+                first_segment: m[0].is_multiple_of(2).then_some(n[5]),
                 missing_frames: n[5], channels: Some(m[1]), points: Some(n[0]), order: source.clone(), source,
                 axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})), frame_rate: Some(quarters(m[0])),
                 kept: vec!["feng_id".to_owned()],

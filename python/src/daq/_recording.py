@@ -312,7 +312,8 @@ def _find(path: Path, name: str | None) -> list[Path]:
             key = (match["name"], match["kind"])
             found.setdefault(key, []).append((int(match["number"]), path / match[0]))
     if not found:
-        partial = [entry for entry in _entries(path) if entry.endswith(_PARTIAL) and entry.startswith(f"{name or ''}")]
+        wanted = re.compile((re.escape(name) if name else ".+") + r"-\d{6,}" + re.escape(_PARTIAL))
+        partial = [entry for entry in _entries(path) if wanted.fullmatch(entry)]
         if partial:
             raise RecordingError(
                 f"{path / partial[0]} is being written, or its run was killed; a SigMF file can be opened when it is complete: "

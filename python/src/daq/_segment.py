@@ -16,6 +16,9 @@ from ._samples import Array, Layout
 UNKNOWN_NUMBER = np.iinfo(np.uint64).max
 
 
+#: Attribute with the number of the first segment of the same run.
+FIRST_SEGMENT = "daq:first_segment"
+
 #: Cause of a gap between two runs of daq.
 NEW_RUN = "new_run"
 
@@ -76,15 +79,7 @@ class Segment:
     def continues(self, last: Segment) -> bool:
         """Return whether the same run of daq wrote this segment after `last`.
 
-        The epochs of a run never decrease, and a SigMF file lists the frames that are missing before its first frame.
+        All SigMF files of a run contain the number of its first segment. There is one Zarr store per run.
         """
-        if self.path.suffix == ".zarr":
-            # There is one store per run.
-            return False
-        if not len(self) or not len(last):
-            return True
-        epoch, last_epoch = int(self.epoch[0]), int(last.epoch[-1])
-        number, last_number = int(self.number[0]), int(last.number[-1])
-        if epoch != last_epoch or last_number == UNKNOWN_NUMBER:
-            return epoch >= last_epoch
-        return number > last_number and (number == last_number + 1 or any(gap.index == 0 for gap in self.gaps))
+        first = self.attributes.get(FIRST_SEGMENT)
+        return first is not None and first == last.attributes.get(FIRST_SEGMENT)

@@ -88,6 +88,8 @@ pub struct MetaBuilder {
     /// Maximum number of bytes of the part of the text that is the same for all segments.
     global_bytes: u64,
     segment: u64,
+    /// The first segment of this run of daq.
+    first_segment: Option<u64>,
     max_runs: usize,
     runs: Vec<Run>,
     max_notes: usize,
@@ -132,6 +134,7 @@ impl MetaBuilder {
             group,
             global_bytes: GLOBAL_BYTES + texts as u64,
             segment: 0,
+            first_segment: None,
             max_runs: captures,
             runs: Vec::with_capacity(captures),
             max_notes: annotations,
@@ -157,6 +160,7 @@ impl MetaBuilder {
     /// recorded in the second segment.
     pub fn begin(&mut self, segment: u64) {
         self.segment = segment;
+        self.first_segment.get_or_insert(segment);
         self.runs.clear();
         self.notes.clear();
         self.kept.clear();
@@ -398,6 +402,7 @@ impl MetaBuilder {
                     frame_bytes: recording.frame_bytes,
                     packets_per_frame: recording.packets_per_frame,
                     segment: self.segment,
+                    first_segment: self.first_segment,
                     source: Some(recording.source.clone()),
                     missing_samples: self.missing_samples,
                     missing_frames: self.missing_frames,
