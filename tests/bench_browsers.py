@@ -155,8 +155,9 @@ def main():
         url = address(directory)
         with pipeline(directory, "sender", SENDER.format(**values)):
             time.sleep(2)
-            for _ in range(options.rounds):
-                for count, results in rounds.items():
+            for i in range(options.rounds):
+                # The order alternates, so that a change over time does not favour either.
+                for count, results in sorted(rounds.items(), reverse=i % 2 > 0):
                     with Browsers(url, count) as browsers:
                         time.sleep(0.5)
                         results.append(measure(url, options.seconds))
