@@ -103,8 +103,32 @@ def tone(browser, address, _):
     })""")
     assert frozen.startswith(f"frozen: frame {sequence} "), (frozen, sequence)
     assert largest == page.evaluate(SCOPE + ".time.chart.data[1].reduce((a, b) => Math.max(a, b)))"), largest
-    page.evaluate("document.getElementById('freeze').click()")
-    page.wait("the next frame", f"document.getElementById('scope-state').textContent !== {frozen!r}")
+    # If another view of the frozen frame cannot be requested, the frame stays in memory.
+    page.evaluate("""(() => {
+      const request = window.fetch;
+      window.fetch = () => Promise.reject(new Error("no connection"));
+      const { channel } = document.getElementById("scope-form").elements;
+      channel.value = "0";
+      channel.dispatchEvent(new Event("change", { bubbles: true }));
+      window.fetch = request;
+    })()""")
+    page.wait("the error", "document.getElementById('scope-state').textContent === 'no connection'")
+    begin = page.evaluate(published)
+    page.wait("newer frames", f"{published}.then((count) => count > {begin} + 64)")
+    assert page.evaluate("fetch(document.getElementById('download').href).then((answer) => answer.status)") == 200
+    page.evaluate("""(() => {
+      const { channel } = document.getElementById("scope-form").elements;
+      channel.value = "1";
+      channel.dispatchEvent(new Event("change", { bubbles: true }));
+    })()""")
+    page.wait("the frozen frame", f"document.getElementById('scope-state').textContent === {frozen!r}")
+    # If the rings change, the display continues.
+    page.evaluate("""Promise.all([import("/page/scope.js"), fetch("/status").then((answer) => answer.json())]).then(([scope, status]) => {
+      status.plan.rings.push({ ...status.plan.rings[0], name: "another" });
+      scope.update(status);
+    })""")
+    page.wait("the rings", "document.getElementById('freeze').getAttribute('aria-pressed') === 'false'")
+    page.wait("the next frame", "document.getElementById('scope-state').textContent.startsWith('frame ')")
     # The browser does not accept a channel that the ring does not have.
     page.evaluate("""(() => {
       const { channel } = document.getElementById('scope-form').elements;

@@ -62,13 +62,8 @@ const make = () => {
     if (name === LOG) { log = event.target.checked; save(); repaint(); return; }
     // The browser marks a field with an invalid value.
     if (!event.target.checkValidity()) { event.target.reportValidity(); return; }
-    if (name === "ring") {
-      freeze(false);
-      restore();
-      clear();
-    } else {
-      save();
-    }
+    if (name === "ring") { change(); return; }
+    save();
     zoomed = null;
     reset();
     start();
@@ -87,6 +82,16 @@ const clear = () => {
   setText(stateLine, "");
   waiting();
   offer();
+};
+
+/** Shows the ring that was chosen. */
+const change = () => {
+  freeze(false);
+  restore();
+  clear();
+  zoomed = null;
+  reset();
+  start();
 };
 
 /** Starts the waterfall, the mean and the maximum again. */
@@ -195,7 +200,7 @@ const repaint = () => {
   if (freezeButton.disabled) offer();
 };
 
-/** Says why a ring has no frame. */
+/** Shows why a ring has no frame. */
 const waiting = () => {
   const ring = status?.plan.rings.find(({ name }) => name === form.elements.ring.value);
   const report = status?.report;
@@ -228,7 +233,7 @@ const describe = (frame, frames) => {
   setText(document.getElementById("waterfall-note"), rows > 1 ? `Newest on top; ${rows} rows per frame. Missing data is grey. Frames that are not shown have no row.` : "Newest frame on top. Missing data is grey. Frames that are not shown have no row.");
 };
 
-/** Says how old the newest frame is if no frame arrives. */
+/** Returns how old the newest frame is if no frame arrives. */
 const age = () => {
   const seconds = (status?.report.rings[form.elements.ring.value]?.newest_frame_age_ns ?? 0) / 1e9;
   return !frozen && seconds > OLD ? ` · no new frame for ${Math.floor(seconds)} s` : "";
@@ -268,9 +273,7 @@ export const update = (next) => {
   const wanted = ring.value || new URLSearchParams(location.hash.split("?")[1] ?? "").get("ring");
   ring.replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(wanted)) ring.value = wanted;
-  restore();
-  clear();
-  start();
+  change();
 };
 
 /** Requests the stream of the view that the form describes. The stream before it ends when the new one has begun, so that the
@@ -280,10 +283,17 @@ export const start = () => {
   clearTimeout(retry);
   if (!form.elements.ring.value || (frozen && stream?.url === address())) return;
   const previous = stream;
-  const mine = Object.assign(new AbortController(), { url: address() });
+  const mine = Object.assign(new AbortController(), { url: address(), index: frozen ? last.index : null });
   stream = mine;
   newest = -1;
   const end = (text, code) => {
+    mine.abort();
+    if (stream === mine && frozen && previous?.index === mine.index && !previous.signal.aborted) {
+      // The server keeps the frozen frame for the stream before, which continues. The next change of the form requests another one.
+      stream = Object.assign(previous, { url: null });
+      problem(text);
+      return;
+    }
     previous?.abort();
     if (stream !== mine) return;
     stream = null;
