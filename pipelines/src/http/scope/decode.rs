@@ -22,7 +22,9 @@ pub(super) struct Samples<'a> {
     /// Number of points of each channel in this frame.
     pub(super) points: usize,
     /// Size of the frame's payload in bytes.
-    payload: usize,
+    pub(super) payload: usize,
+    /// Size of a sample in the payload in bits.
+    sample_bits: u64,
 }
 
 impl<'a> Samples<'a> {
@@ -57,6 +59,7 @@ impl<'a> Samples<'a> {
             channels,
             points: points.min(layout.points),
             payload,
+            sample_bits: layout.sample_bits() as u64,
         }
     }
 
@@ -136,37 +139,26 @@ impl<'a> Samples<'a> {
         merged(self.gaps().map(|gap| self.points_of(gap, channel)))
     }
 
-    /// Returns the missing ranges in an array of `len` equal elements that contains all samples, in ascending order.
-    pub(super) fn missing_elements(&self, len: usize) -> Vec<Range<usize>> {
-        let per_byte = len as f64 / self.payload.max(1) as f64;
-        let elements = |gap: Range<u64>| {
-            let (start, end) = (gap.start as f64 * per_byte, gap.end as f64 * per_byte);
-            whole(start..end, len)
-        };
-        merged(self.gaps().map(elements))
+    /// Returns the missing ranges in an array of `len` elements, which have `bits` bits of the payload each, in ascending order.
+    pub(super) fn missing_elements(&self, len: usize, bits: usize) -> Vec<Range<usize>> {
+        merged(self.gaps().map(|gap| covered(gap, bits as u64, len)))
     }
 
     /// Returns the points of `channel` that have at least one byte in `bytes` of the payload.
     fn points_of(&self, bytes: Range<u64>, channel: usize) -> Range<usize> {
-        // Points per byte of a channel's samples; packed numbers share bytes.
-        let total = (self.points * self.channels) as f64;
-        let per_byte = total / (self.payload.max(1)) as f64;
-        let (start, end) = (bytes.start as f64 * per_byte, bytes.end as f64 * per_byte);
-        let (start, end) = match self.order {
-            Order::Interleaved => (start / self.channels as f64, end / self.channels as f64),
-            Order::Planar => {
-                let before = (channel * self.points) as f64;
-                (start - before, end - before)
-            }
+        let samples = covered(bytes, self.sample_bits, self.points * self.channels);
+        let point = |sample: usize| match self.order {
+            Order::Interleaved => sample.saturating_sub(channel).div_ceil(self.channels),
+            Order::Planar => sample.saturating_sub(channel * self.points),
         };
-        whole(start..end, self.points)
+        point(samples.start).min(self.points)..point(samples.end).min(self.points)
     }
 }
 
-/// Returns the elements that have at least one point in `range`, of `len` elements.
-fn whole(range: Range<f64>, len: usize) -> Range<usize> {
-    let limit = |point: f64| point.clamp(0.0, len as f64) as usize;
-    limit((range.start + 1e-9).floor())..limit((range.end - 1e-9).ceil())
+/// Returns the elements of `bits` bits that have at least one bit in `bytes`, of `len` elements.
+fn covered(bytes: Range<u64>, bits: u64, len: usize) -> Range<usize> {
+    let limit = |element: u64| usize::try_from(element).map_or(len, |element| element.min(len));
+    limit(bytes.start * 8 / bits)..limit((bytes.end * 8).div_ceil(bits))
 }
 
 /// Joins ranges in ascending order that touch each other.

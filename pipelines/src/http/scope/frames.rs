@@ -7,8 +7,10 @@ use daq_core::ring::TapFrame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum size of all copies of a ring in bytes. Larger frames are not kept.
-pub(super) const MAX_BYTES: usize = 64 << 20;
+/// Maximum size of all copies of a ring in bytes.
+const MAX_BYTES: usize = 64 << 20;
+/// Maximum size of a frame that is kept, so that a frozen frame and the newest frame are kept together.
+pub(super) const MAX_FRAME_BYTES: usize = MAX_BYTES / 2;
 /// Maximum number of copies that no browser shows frozen.
 const MAX_RECENT: usize = 16;
 

@@ -5,7 +5,7 @@ use super::frames::{self, Copied, Recent};
 use super::npy::{Headers, NpyFile};
 use super::reduce::{Reducer, description, failed};
 use super::stream::Messages;
-use super::threads::Threads;
+use super::threads::{TapCalls, Threads};
 use super::view::View;
 use super::{MAX_LOAD, ScopeError, ScopedRing, TapBudget};
 use axum::body::Bytes;
@@ -117,10 +117,10 @@ impl Hub {
         let permit = permit.map_err(|_| ScopeError::Downloads(MAX_DOWNLOADS))?;
         let (done, result) = oneshot::channel();
         let ring = scope.ring.ring.clone();
-        self.threads.spawn("daq-download", &ring, move || {
+        self.threads.spawn("daq-download", &ring, move |calls| {
             let file = match frozen {
                 Some(frame) => Ok(scope.file(frame.index, &frame.samples(&scope.ring.layout))),
-                None => scope.newest(),
+                None => scope.newest(calls),
             };
             // The receiver is gone if the browser has disconnected. The permit ends with this thread or with the response.
             let _ = done.send((file, permit));
@@ -154,7 +154,7 @@ impl Hub {
     }
 
     /// Ends all streams, and waits for the threads, which use the memory of the rings. A thread that does not end in time
-    /// is left running. It keeps its ring alive, and its GPU is marked as hung.
+    /// is left running. It keeps its ring alive, and a GPU that it calls is marked as hung.
     pub(in super::super) fn join(&self) {
         self.close();
         self.threads.join(STOP_TIMEOUT);
@@ -195,7 +195,7 @@ impl Scope {
         }
         if state.thread.is_none() {
             let scope = self.clone();
-            let run = move || scope.serve();
+            let run = move |calls: &TapCalls| scope.serve(calls);
             state.thread = Some(threads.spawn("daq-scope", &self.ring.ring, run)?);
         }
         let (sender, messages) = watch::channel(Bytes::new());
@@ -204,7 +204,8 @@ impl Scope {
     }
 
     /// Taps the ring until no browser shows it.
-    fn serve(&self) {
+    fn serve(&self, calls: &TapCalls) {
+        let _ended = Ended(self);
         let period = TapBudget::of(self.ring.ring.options().slot_bytes).period();
         let mut tap = None;
         let mut reducers: Vec<Reducer> = Vec::new();
@@ -220,7 +221,9 @@ impl Scope {
                 let mut reducer = Reducer::new(view.clone());
                 match view.index {
                     Some(index) => {
-                        send(messages, self.reduce_frozen(index, &mut reducer));
+                        let is_wanted = || messages.strong_count() > 0;
+                        let message = self.reduce_frozen(index, &mut reducer, &is_wanted);
+                        send(messages, message);
                     }
                     None => is_new = true,
                 }
@@ -231,10 +234,11 @@ impl Scope {
             } else {
                 let opened = match tap.take() {
                     Some(tap) => Ok(tap),
-                    None => self.ring.ring.tap(),
+                    None => calls.run(|| self.ring.ring.tap()),
                 };
                 opened.and_then(|opened| {
-                    self.round(tap.insert(opened), is_new, &mut reducers, &views)
+                    let tap = tap.insert(opened);
+                    self.round(calls, tap, is_new, &mut reducers, &views)
                 })
             };
             match result {
@@ -254,6 +258,7 @@ impl Scope {
             let pause = busy.mul_f64(1.0 / MAX_LOAD - 1.0);
             std::thread::park_timeout(pause.max(period.saturating_sub(busy)));
         }
+        calls.run(|| drop(tap));
     }
 
     /// Returns the views that browsers show. Without a view, returns `None`, and the thread must end.
@@ -277,6 +282,7 @@ impl Scope {
     /// Reduces the newest frame for each view.
     fn round(
         &self,
+        calls: &TapCalls,
         tap: &mut Tap,
         is_new: bool,
         reducers: &mut [Reducer],
@@ -286,7 +292,7 @@ impl Scope {
             // A new view does not wait for the next frame.
             tap.rewind();
         }
-        let Some(frame) = tap.newest()? else {
+        let Some(frame) = calls.run(|| tap.newest())? else {
             return Ok(());
         };
         let samples = Samples::new(
@@ -296,20 +302,26 @@ impl Scope {
             frame.bytes(),
         );
         // A browser may request the frame as soon as the browser shows it.
-        if frame.bytes().len() <= frames::MAX_BYTES {
+        if frame.bytes().len() <= frames::MAX_FRAME_BYTES {
             let copied = Copied::new(&frame);
-            let is_frozen = |index| views.iter().any(|(view, _)| view.index == Some(index));
-            self.state().recent.keep(copied, is_frozen);
+            let mut state = self.state();
+            // A browser may have frozen a frame since `views` was read.
+            let State { views, recent, .. } = &mut *state;
+            recent.keep(copied, |index| {
+                views.iter().any(|(view, _)| view.index == Some(index))
+            });
         }
         for reducer in reducers {
             let view = reducer.view();
             if view.index.is_none()
                 && let Some((_, messages)) = views.iter().find(|(known, _)| known == view)
             {
-                send(
-                    messages,
-                    reducer.reduce(&self.ring, frame.index(), &samples),
-                );
+                // When the server stops, no message is wanted.
+                let is_wanted = || messages.strong_count() > 0;
+                if is_wanted() {
+                    let message = reducer.reduce(&self.ring, frame.index(), &samples, &is_wanted);
+                    send(messages, message);
+                }
             }
         }
         Ok(())
@@ -324,27 +336,42 @@ impl Scope {
     }
 
     /// Reduces the copy of frame `index`.
-    fn reduce_frozen(&self, index: u64, reducer: &mut Reducer) -> Bytes {
+    fn reduce_frozen(
+        &self,
+        index: u64,
+        reducer: &mut Reducer,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Bytes {
         let frame = self.frozen(&self.state(), index);
         match frame {
-            Ok(frame) => reducer.reduce(&self.ring, index, &frame.samples(&self.ring.layout)),
+            Ok(frame) => {
+                let samples = frame.samples(&self.ring.layout);
+                reducer.reduce(&self.ring, index, &samples, is_wanted)
+            }
             Err(error) => failed(&error.to_string()),
         }
     }
 
     /// Returns the newest frame as a file, with its metadata.
-    fn newest(&self) -> Result<(Headers, Bytes), ScopeError> {
-        let mut tap = self.ring.ring.tap()?;
-        let frame = tap.newest()?;
-        let frame =
-            frame.ok_or_else(|| ScopeError::NoFrame(self.ring.ring.options().name.clone()))?;
+    fn newest(&self, calls: &TapCalls) -> Result<(Headers, Bytes), ScopeError> {
+        let ring = &self.ring.ring;
+        let mut tap = calls.run(|| ring.tap())?;
+        let Some(frame) = calls.run(|| tap.newest())? else {
+            let name = ring.options().name.clone();
+            return Err(match ring.published() {
+                0 => ScopeError::NoFrame(name),
+                _ => ScopeError::Overwritten(name),
+            });
+        };
         let samples = Samples::new(
             &self.ring.layout,
             frame.meta(),
             frame.present(),
             frame.bytes(),
         );
-        Ok(self.file(frame.index(), &samples))
+        let file = self.file(frame.index(), &samples);
+        calls.run(|| drop(tap));
+        Ok(file)
     }
 
     /// Returns frame `index` as a file, with its metadata.
@@ -355,9 +382,57 @@ impl Scope {
     }
 }
 
+/// Ends the streams of a thread that panicked, so that the next browser starts another one.
+struct Ended<'a>(&'a Scope);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state();
+            state.views.clear();
+            state.recent.clear();
+            state.thread = None;
+        }
+    }
+}
+
 /// Replaces the newest message of a view.
 fn send(messages: &Weak<watch::Sender<Bytes>>, message: Bytes) {
     if let Some(messages) = messages.upgrade() {
         messages.send_replace(message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_testkit::ring::RingFixture;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn panic_of_the_thread_ends_its_streams() {
+        let fixture = RingFixture::host("raw", 2, 8);
+        let scope = Scope {
+            ring: ScopedRing {
+                ring: fixture.ring.clone(),
+                layout: daq_core::layout::Samples::default().layout(8).unwrap(),
+                parts: Vec::new(),
+                row: None,
+            },
+            state: Mutex::default(),
+        };
+        let (sender, messages) = watch::channel(Bytes::new());
+        scope
+            .state()
+            .views
+            .push((View::default(), Arc::new(sender)));
+        scope.state().thread = Some(std::thread::current());
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _ended = Ended(&scope);
+            panic!("a defect");
+        }));
+        assert!(result.is_err());
+        assert!(messages.has_changed().is_err(), "the stream has ended");
+        assert!(scope.state().thread.is_none());
     }
 }

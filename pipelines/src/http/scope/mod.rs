@@ -169,6 +169,11 @@ pub(super) enum ScopeError {
     /// No frame was published.
     #[error("ring `{0}` has no frame yet; try again when its source sends data")]
     NoFrame(String),
+    /// The producer overwrites frames while they are copied.
+    #[error(
+        "frames of ring `{0}` are overwritten before they can be copied; increase `slots` in [ring.{0}]"
+    )]
+    Overwritten(String),
     /// The thread could not start.
     #[error(
         "cannot start the scope's thread: {0}; raise the limit on threads (ulimit -u, TasksMax=)"

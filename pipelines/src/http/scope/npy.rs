@@ -18,16 +18,21 @@ pub(super) struct NpyFile {
 impl NpyFile {
     /// Returns a frame as an NPY file. Packed numbers are unpacked to `int16`.
     pub(super) fn new(layout: &Layout, samples: &Samples<'_>) -> Self {
-        let layout = Layout {
+        let unpacked = Layout {
             scalar: samples.scalar(),
             ..layout.clone()
         };
-        let (array, length) = ArrayType::of_frame(&layout, samples.bytes().len());
+        let (array, length) = ArrayType::of_frame(&unpacked, samples.bytes().len());
         let mut bytes = array.header();
         bytes.extend_from_slice(&samples.bytes()[..length]);
+        // Each packed number is an element.
+        let bits = match layout.scalar.packing() {
+            None => array.element_bytes() * 8,
+            Some(packing) => packing.bits as usize,
+        };
         Self {
             bytes,
-            missing: samples.missing_elements(length / array.element_bytes()),
+            missing: samples.missing_elements(length / array.element_bytes(), bits),
         }
     }
 

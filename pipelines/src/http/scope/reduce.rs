@@ -102,9 +102,25 @@ impl Reducer {
         &self.view
     }
 
-    /// Reduces one frame, the `index`-th that was published.
-    pub(super) fn reduce(&mut self, ring: &ScopedRing, index: u64, samples: &Samples<'_>) -> Bytes {
+    /// Reduces one frame, the `index`-th that was published. Skips the image if `is_wanted` returns false meanwhile.
+    pub(super) fn reduce(
+        &mut self,
+        ring: &ScopedRing,
+        index: u64,
+        samples: &Samples<'_>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Bytes {
         let layout = &ring.layout;
+        if !layout.has_separable_channels(samples.payload) {
+            return failed(&format!(
+                "cannot show frame {} of ring `{}`: it has {} of {} bytes, so it is unknown where its planar channels begin; use \
+                 `order = \"interleaved\"`, or frames of equal size",
+                samples.meta.sequence,
+                ring.ring.options().name,
+                samples.payload,
+                layout.frame_bytes()
+            ));
+        }
         let channel = self.view.channel;
         let range = ring.range(self.view.part, samples.points);
         let missing = samples.missing(channel);
@@ -165,7 +181,7 @@ impl Reducer {
                 header.spectrum = self.spectrum(*rate, full_scale, layout.complex, &mut arrays);
                 let masked = gaps.iter().map(Range::len).sum();
                 header.histogram = self.histogram(layout.scalar, full_scale, masked, &mut arrays);
-                header.image = self.image(ring, channel, range, samples, &mut arrays);
+                header.image = self.image(ring, channel, range, samples, is_wanted, &mut arrays);
             }
             Axis::Frequency { .. } => {
                 self.square();
@@ -175,7 +191,7 @@ impl Reducer {
                 arrays.push("waterfall", &[1, columns], maxima);
                 let masked = gaps.iter().map(Range::len).sum();
                 header.histogram = self.histogram(Scalar::Float32, full_scale, masked, &mut arrays);
-                header.image = self.image(ring, channel, range, samples, &mut arrays);
+                header.image = self.image(ring, channel, range, samples, is_wanted, &mut arrays);
             }
         }
         header.arrays = std::mem::take(&mut arrays.names);
@@ -296,6 +312,7 @@ impl Reducer {
         channel: usize,
         range: Range<usize>,
         samples: &Samples<'_>,
+        is_wanted: &dyn Fn() -> bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
         let is_time = matches!(ring.layout.axis, Axis::Time { .. });
@@ -323,6 +340,9 @@ impl Reducer {
         let (rows, columns) = (samples.channels.min(IMAGE.0), range.len().min(IMAGE.1));
         let mut image = Vec::with_capacity(rows * columns);
         for row in 0..rows {
+            if !is_wanted() {
+                return None;
+            }
             // Of more channels than rows, only some are shown.
             let channel = row * samples.channels / rows;
             let missing = samples.missing(channel);

@@ -4,7 +4,7 @@ use super::npy::NpyFile;
 use super::reduce::Reducer;
 use super::threads::Threads;
 use super::*;
-use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Timestamp};
+use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Present, Timestamp};
 use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
 use daq_core::ring::RingOptions;
 use daq_core::units::Frequency;
@@ -104,7 +104,7 @@ fn reduced(
     let frame = tap.newest().unwrap().unwrap();
     let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
     let mut reducer = Reducer::new(View::parse(query).unwrap());
-    Message::parse(&reducer.reduce(ring, frame.index(), &samples))
+    Message::parse(&reducer.reduce(ring, frame.index(), &samples, &|| true))
 }
 
 fn meta(sequence: u64) -> FrameMeta {
@@ -235,7 +235,7 @@ fn missing_packets_are_not_a_number_and_not_counted() {
     let frame = tap.newest().unwrap().unwrap();
     let samples = Samples::new(&ring.layout, frame.meta(), frame.present(), frame.bytes());
     let mut reducer = Reducer::new(View::parse("width=16&size=256").unwrap());
-    let message = Message::parse(&reducer.reduce(&ring, 0, &samples));
+    let message = Message::parse(&reducer.reduce(&ring, 0, &samples, &|| true));
     assert_eq!(
         message.header["missing"],
         serde_json::json!([[1024, 1536], [3584, 4096]])
@@ -522,6 +522,55 @@ fn file_of_incomplete_frame_lists_missing_elements() {
 }
 
 #[test]
+fn positions_of_missing_packets_do_not_depend_on_bytes_after_the_last_point() {
+    // Seven points of three channels, and the first bytes of another point.
+    let meta = FrameMeta {
+        flags: Flags::INCOMPLETE,
+        length: 7 * 6 + 5,
+        packets_per_frame: 4,
+        arrived: 2,
+        packet_sizes: PacketSizes::equal(12),
+        ..meta(0)
+    };
+    let bytes = [0; 7 * 6 + 5];
+    let missing = |order, channels, present: u64| {
+        let keys = SampleKeys {
+            order,
+            ..int16(channels)
+        };
+        let layout = keys.layout(48).unwrap();
+        let words = [present];
+        let samples = Samples::new(&layout, &meta, Present::new(&words, 4), &bytes);
+        let file = NpyFile::new(&layout, &samples);
+        let last = samples.missing(channels as usize - 1);
+        (file.missing, last)
+    };
+    assert_eq!(
+        missing(Order::Interleaved, 3, 0b0101),
+        (vec![6..12, 18..21], vec![2..4, 6..7])
+    );
+    assert_eq!(
+        missing(Order::Planar, 1, 0b0101),
+        (vec![6..12, 18..23], vec![6..12, 18..23])
+    );
+}
+
+#[test]
+fn short_planar_frame_is_an_error() {
+    let samples = SampleKeys {
+        order: Order::Planar,
+        ..int16(2)
+    };
+    let (mut fixture, ring) = scoped(&samples, 64, 0);
+    let short = FrameMeta {
+        length: 32,
+        ..meta(4)
+    };
+    let message = reduced(&mut fixture, &ring, short, vec![0; 32], "");
+    assert_contains!(message.header["error"].as_str().unwrap() => "frame 4 of ring `raw`", "32 of 64 bytes");
+}
+
+#[test]
 fn frozen_frame_stays_in_memory_while_a_browser_shows_it() {
     let (mut fixture, ring) = scoped(&int16(1), 64, 0);
     let hub = hub(&ring);
@@ -703,7 +752,7 @@ fn thread_that_a_gpu_blocks_does_not_block_the_stop() {
     let threads = Threads::default();
     let (release, released) = std::sync::mpsc::channel::<()>();
     threads
-        .spawn("daq-scope", &fixture.ring, move || {
+        .spawn("daq-scope", &fixture.ring, move |_| {
             let _ = released.recv();
         })
         .unwrap();

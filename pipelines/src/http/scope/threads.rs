@@ -4,6 +4,7 @@ use daq_core::gpu::driver::Device;
 use daq_core::region::Placement;
 use daq_core::ring::Ring;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
@@ -16,10 +17,45 @@ const NICE: i32 = 19;
 pub(super) struct Threads(Arc<(Mutex<Vec<Reading>>, Condvar)>);
 
 /// The name and the memory of a ring that a thread reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Reading {
     ring: String,
     placement: Placement,
+    calls: TapCalls,
+}
+
+/// Whether a thread is in a call that uses a tap. If the ring is on a GPU that hangs, such a call does not return.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TapCalls(Arc<AtomicBool>);
+
+impl TapCalls {
+    /// Makes a call that uses a tap.
+    pub(crate) fn run<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.0.store(true, Ordering::Relaxed);
+        let result = call();
+        self.0.store(false, Ordering::Relaxed);
+        result
+    }
+
+    /// Returns why a call for a ring in the memory `placement` takes long. If it is a GPU that hangs, returns the number of the
+    /// GPU as well.
+    pub(crate) fn obstacle(&self, placement: Placement) -> (String, Option<u32>) {
+        match placement {
+            Placement::Cuda(ordinal) if self.0.load(Ordering::Relaxed) => (
+                format!("cuda:{ordinal} does not respond; `nvidia-smi` shows its state"),
+                Some(ordinal),
+            ),
+            _ => ("the machine is overloaded".to_owned(), None),
+        }
+    }
+}
+
+/// [Marks a GPU as hung](Device::mark_hung), so that nothing waits for it.
+pub(crate) fn mark_hung(ordinal: u32) {
+    // The device is open, because a ring is in its memory.
+    if let Ok(device) = Device::open(ordinal) {
+        device.mark_hung();
+    }
 }
 
 impl Threads {
@@ -32,11 +68,13 @@ impl Threads {
         &self,
         name: &str,
         ring: &Ring,
-        run: impl FnOnce() + Send + 'static,
+        run: impl FnOnce(&TapCalls) + Send + 'static,
     ) -> io::Result<Thread> {
+        let calls = TapCalls::default();
         let reading = Reading {
             ring: ring.options().name.clone(),
             placement: ring.region().placement(),
+            calls: calls.clone(),
         };
         let ended = Ended(self.clone(), reading.clone());
         self.running().push(reading);
@@ -46,30 +84,23 @@ impl Threads {
             .spawn(move || {
                 lower_priority();
                 let _ended = ended;
-                run();
+                run(&calls);
             })?;
         Ok(thread.thread().clone())
     }
 
     /// Waits until all threads have ended, at most for `timeout`. Returns the number of threads that still run. The GPUs
-    /// of their rings are [marked as hung](Device::mark_hung), so that nothing waits for them.
+    /// that they call are [marked as hung](Device::mark_hung), so that nothing waits for them.
     pub(super) fn join(&self, timeout: Duration) -> usize {
         let wait = self
             .0
             .1
             .wait_timeout_while(self.running(), timeout, |running| !running.is_empty());
         let (running, _) = wait.unwrap_or_else(PoisonError::into_inner);
-        for Reading { ring, placement } in running.iter() {
-            let reason = match placement {
-                Placement::Host => "the machine is overloaded".to_owned(),
-                Placement::Cuda(ordinal) => {
-                    // The device is open, because the ring is in its memory.
-                    if let Ok(device) = Device::open(*ordinal) {
-                        device.mark_hung();
-                    }
-                    format!("cuda:{ordinal} does not respond; `nvidia-smi` shows its state")
-                }
-            };
+        for reading in running.iter() {
+            let ring = &reading.ring;
+            let (reason, hung) = reading.calls.obstacle(reading.placement);
+            hung.into_iter().for_each(mark_hung);
             tracing::error!(
                 %ring,
                 "the thread that reads this ring for browsers has not ended within {timeout:?}: {reason}; the thread and the \
@@ -89,7 +120,8 @@ impl Drop for Ended {
             tracing::error!(ring = %self.1.ring, "the thread that reads this ring for browsers panicked; this is a defect in daq");
         }
         let mut running = self.0.running();
-        if let Some(at) = running.iter().position(|reading| *reading == self.1) {
+        let is_own = |reading: &Reading| Arc::ptr_eq(&reading.calls.0, &self.1.calls.0);
+        if let Some(at) = running.iter().position(is_own) {
             running.swap_remove(at);
         }
         drop(running);
