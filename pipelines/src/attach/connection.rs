@@ -423,8 +423,9 @@ impl Connection {
             .is_some_and(|since| since.elapsed() > TAP_TIMEOUT)
         {
             let error = format!(
-                "no copy of a frame for {} s, because a GPU does not respond; check it with `nvidia-smi`",
-                TAP_TIMEOUT.as_secs()
+                "no copy of a frame for {} s: {}",
+                TAP_TIMEOUT.as_secs(),
+                serving.taps.obstacle()
             );
             self.reply(&refusal(&error), &[]);
             return Outcome::Close;

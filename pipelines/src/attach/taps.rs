@@ -5,10 +5,8 @@
 
 use super::OfferedRing;
 use super::protocol::{self, refusal};
-use crate::http::TapBudget;
-use daq_core::gpu::driver::Device;
+use crate::http::{TapBudget, TapCalls, mark_hung};
 use daq_core::plan::PlannedRing;
-use daq_core::region::Placement;
 use daq_core::ring::Tap;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::setpriority_process;
@@ -28,8 +26,8 @@ use std::time::{Duration, Instant};
 const COPY_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without requests after which the copy of a ring is freed.
 const IDLE_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of requests that wait for the thread. Each connection waits for one reply, so that more requests come
-/// only from connections that were closed.
+/// Maximum number of requests that wait for the thread. A connection has at most one request. Further requests in the queue
+/// belong to closed connections.
 const MAX_REQUESTS: usize = 1024;
 /// Maximum time that the end of the run waits for a copy.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
@@ -60,6 +58,9 @@ struct TapThread {
     replies: Receiver<Reply>,
     /// The rings of the requests without a reply. The thread copies a frame of the first one.
     rings: VecDeque<PlannedRing>,
+    /// The ring of the last reply.
+    replied: Option<PlannedRing>,
+    calls: TapCalls,
     is_stopping: Arc<AtomicBool>,
     handle: JoinHandle<()>,
 }
@@ -120,8 +121,25 @@ impl Taps {
             return Vec::new();
         };
         let replies: Vec<_> = thread.replies.try_iter().collect();
-        thread.rings.drain(..replies.len());
+        if let Some(ring) = thread.rings.drain(..replies.len()).next_back() {
+            thread.replied = Some(ring);
+        }
         replies
+    }
+
+    /// Returns why a request has no reply yet.
+    pub(super) fn obstacle(&self) -> String {
+        let thread = self.thread.as_ref();
+        match thread.and_then(|thread| Some((thread, thread.rings.front()?))) {
+            Some((thread, ring)) => {
+                let (reason, _) = thread.calls.obstacle(ring.placement);
+                format!(
+                    "the copy of a frame of ring `{}` has not ended: {reason}",
+                    ring.name
+                )
+            }
+            None => "the machine is overloaded".to_owned(),
+        }
     }
 }
 
@@ -139,13 +157,17 @@ impl TapThread {
         let (send, replies) = mpsc::channel();
         let is_stopping = Arc::new(AtomicBool::new(false));
         let stopping = is_stopping.clone();
+        let calls = TapCalls::default();
+        let copies = Copies::new(calls.clone());
         let handle = std::thread::Builder::new()
             .name("daq-attach-tap".to_owned())
-            .spawn(move || run(&received, &send, &ready, &stopping))?;
+            .spawn(move || run(copies, &received, &send, &ready, &stopping))?;
         Ok(Self {
             requests,
             replies,
             rings: VecDeque::new(),
+            replied: None,
+            calls,
             is_stopping,
             handle,
         })
@@ -159,9 +181,13 @@ impl TapThread {
         loop {
             let rest = limit.saturating_sub(start.elapsed());
             match self.replies.recv_timeout(rest) {
-                Ok(_) => drop(self.rings.pop_front()),
+                Ok(_) => self.replied = self.rings.pop_front(),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => return leak(self.rings.front(), limit),
+                Err(RecvTimeoutError::Timeout) => {
+                    // Without a request, the thread frees its copies.
+                    let ring = self.rings.front().or(self.replied.as_ref());
+                    return leak(ring, &self.calls, limit);
+                }
             }
         }
         if self.handle.join().is_err() {
@@ -170,17 +196,15 @@ impl TapThread {
     }
 }
 
-/// Reports that the copy of a frame of `ring` does not end. The thread keeps all memory that the GPU may use.
-fn leak(ring: Option<&PlannedRing>, limit: Duration) {
+/// Reports that the thread, which works for `ring`, does not end. The thread keeps all memory that a GPU may use.
+fn leak(ring: Option<&PlannedRing>, calls: &TapCalls, limit: Duration) {
+    // The thread starts with a request.
     let Some(ring) = ring else { return };
-    if let Placement::Cuda(ordinal) = ring.placement
-        && let Ok(device) = Device::open(ordinal)
-    {
-        device.mark_hung();
-    }
+    let (reason, hung) = calls.obstacle(ring.placement);
+    hung.into_iter().for_each(mark_hung);
     tracing::error!(
-        "attach: the copy of a frame of ring {} from {} has not ended within {limit:?}; its memory is leaked until the \
-         process exits",
+        "attach: the copy of a frame of ring {} from {} has not ended within {limit:?}: {reason}; its memory is leaked until \
+         the process exits",
         ring.name,
         ring.placement
     );
@@ -188,6 +212,7 @@ fn leak(ring: Option<&PlannedRing>, limit: Duration) {
 
 /// Copies frames until there are no more requests.
 fn run(
+    mut copies: Copies,
     requests: &Receiver<Request>,
     replies: &Sender<Reply>,
     ready: &OwnedFd,
@@ -195,7 +220,6 @@ fn run(
 ) {
     // Without permission to change it, the priority stays that of the server.
     let _ = setpriority_process(None, NICE);
-    let mut copies = Copies::default();
     loop {
         let received = requests.recv_timeout(IDLE_TIME);
         copies.free_idle();
@@ -214,8 +238,11 @@ fn run(
 }
 
 /// The newest copies, by ring.
-#[derive(Debug, Default)]
-struct Copies(BTreeMap<String, Tapped>);
+#[derive(Debug)]
+struct Copies {
+    rings: BTreeMap<String, Tapped>,
+    calls: TapCalls,
+}
 
 /// A ring of which clients request frames.
 #[derive(Debug)]
@@ -237,21 +264,27 @@ struct Copied {
 }
 
 impl Copies {
+    const fn new(calls: TapCalls) -> Self {
+        Self {
+            rings: BTreeMap::new(),
+            calls,
+        }
+    }
+
     fn reply(&mut self, request: &Request) -> Reply {
         let ring = &request.ring;
         let layout = ring.layout();
-        let (packet, file) = match self.newest(ring, request.after) {
+        // If the ring is closed now, the copy is that of its last frame.
+        let closed = ring.ring.is_closed();
+        let (packet, file) = match self.newest(ring, request.after, closed) {
             Ok(Some(copied)) => (
                 json!({ "ok": true, "frame": copied.frame, "layout": layout }),
                 Some(copied.file.clone()),
             ),
-            Ok(None) => {
-                let closed = ring.ring.is_closed();
-                (
-                    json!({ "ok": true, "frame": null, "layout": layout, "closed": closed }),
-                    None,
-                )
-            }
+            Ok(None) => (
+                json!({ "ok": true, "frame": null, "layout": layout, "closed": closed }),
+                None,
+            ),
             Err(error) => (refusal(&error), None),
         };
         Reply {
@@ -261,18 +294,19 @@ impl Copies {
         }
     }
 
-    /// Returns a copy of the newest frame of a ring; `None` if no frame after the frame `after` was published. The error
-    /// names what failed.
+    /// Returns a copy of the newest frame of a ring; `None` if no frame after the frame `after` was published. If the ring
+    /// `is_closed`, a recent copy may not be that of the newest frame. The error names what failed.
     fn newest(
         &mut self,
         offered: &OfferedRing,
         after: Option<u64>,
+        is_closed: bool,
     ) -> Result<Option<&Copied>, String> {
         let name = &offered.planned.name;
-        let tapped = match self.0.entry(name.clone()) {
+        let tapped = match self.rings.entry(name.clone()) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let tap = offered.ring.tap();
+                let tap = self.calls.run(|| offered.ring.tap());
                 entry.insert(Tapped {
                     tap: tap.map_err(|error| format!("cannot tap ring `{name}`: {error}"))?,
                     newest: None,
@@ -283,7 +317,7 @@ impl Copies {
         };
         tapped.requested = Instant::now();
         tapped
-            .copy(&offered.planned)
+            .copy(&offered.planned, is_closed, &self.calls)
             .map_err(|why| format!("cannot copy a frame of ring `{name}`: {why}"))?;
         let newest = tapped.newest.as_ref();
         Ok(newest.filter(|copied| after.is_none_or(|after| copied.index > after)))
@@ -291,23 +325,38 @@ impl Copies {
 
     /// Frees copies that no client requests.
     fn free_idle(&mut self) {
-        self.0
-            .retain(|_, tapped| tapped.requested.elapsed() < IDLE_TIME);
+        let rings = &mut self.rings;
+        self.calls
+            .run(|| rings.retain(|_, tapped| tapped.requested.elapsed() < IDLE_TIME));
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let rings = std::mem::take(&mut self.rings);
+        self.calls.run(|| drop(rings));
     }
 }
 
 impl Tapped {
-    /// Copies the newest frame unless the last copy is recent.
-    fn copy(&mut self, planned: &PlannedRing) -> Result<(), String> {
+    /// Copies the newest frame, unless the last copy is recent and the ring is open.
+    fn copy(
+        &mut self,
+        planned: &PlannedRing,
+        is_closed: bool,
+        calls: &TapCalls,
+    ) -> Result<(), String> {
         // Large frames are copied less often, so that copies use little of the memory's bandwidth.
         let interval = COPY_INTERVAL.max(TapBudget::of(planned.slot_bytes).period());
-        if self
+        let is_recent = self
             .copied
-            .is_some_and(|copied| copied.elapsed() < interval)
-        {
+            .is_some_and(|copied| copied.elapsed() < interval);
+        if is_recent && !is_closed {
             return Ok(());
         }
-        let newest = self.tap.newest().map_err(|error| error.to_string())?;
+        let newest = calls
+            .run(|| self.tap.newest())
+            .map_err(|error| error.to_string())?;
         if let Some(frame) = newest {
             let file = sealed(frame.bytes())
                 .map_err(|error| format!("{error}; raise the limits on memory and open files"))?;
@@ -335,7 +384,84 @@ fn sealed(bytes: &[u8]) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::frame::{FrameMeta, PacketSizes};
+    use daq_core::layout::Samples;
+    use daq_core::ledger::RingLedger;
+    use daq_core::region::Placement;
+    use daq_core::ring::Fill;
+    use daq_testkit::ring::RingFixture;
     use std::os::unix::fs::FileExt;
+
+    /// Returns the offer of the ring of `fixture` with slots of 8 bytes.
+    fn offered(fixture: &RingFixture) -> OfferedRing {
+        let planned = PlannedRing {
+            name: "raw".to_owned(),
+            placement: Placement::Host,
+            reason: String::new(),
+            writer: None,
+            mapping: None,
+            mapping_reason: String::new(),
+            inserted: None,
+            slots: 4,
+            slot_bytes: 8,
+            packets_per_frame: 0,
+            packet_sizes: PacketSizes::default(),
+            kept: Vec::new(),
+            supports_backpressure: false,
+            fill: Fill::default(),
+            node: None,
+            lock: false,
+            huge: false,
+            attach: None,
+            layout: Samples::default().layout(8).unwrap(),
+            is_layout_maximum: false,
+            producer: "adc".to_owned(),
+            readers: Vec::new(),
+            region_bytes: 32,
+            metadata_bytes: 0,
+        };
+        OfferedRing {
+            ring: fixture.ring.clone(),
+            planned,
+            ledger: RingLedger::default(),
+        }
+    }
+
+    #[test]
+    fn last_frame_of_a_closed_ring_is_copied_immediately() {
+        let mut fixture = RingFixture::host("raw", 4, 8);
+        let ring = offered(&fixture);
+        let mut copies = Copies::new(TapCalls::default());
+        let mut reply = |after| {
+            let request = Request {
+                connection: 0,
+                ring: ring.clone(),
+                after,
+            };
+            copies.reply(&request).packet
+        };
+        fixture.write(&[(FrameMeta::whole(0, 8), vec![1; 8])]);
+        assert_eq!(reply(None)["frame"]["index"], 0);
+        fixture.write(&[(FrameMeta::whole(1, 8), vec![2; 8])]);
+        drop(fixture.producer);
+        assert_eq!(reply(Some(0))["frame"]["index"], 1);
+        let last = reply(Some(1));
+        assert_eq!(
+            (&last["frame"], &last["closed"]),
+            (&Value::Null, &true.into())
+        );
+    }
+
+    #[test]
+    fn only_a_gpu_that_is_called_is_named() {
+        let calls = TapCalls::default();
+        let gpu = Placement::Cuda(1);
+        assert_eq!(calls.obstacle(gpu).1, None);
+        assert_eq!(calls.run(|| calls.obstacle(Placement::Host)).1, None);
+        let (reason, hung) = calls.run(|| calls.obstacle(gpu));
+        assert_eq!(hung, Some(1));
+        assert!(reason.starts_with("cuda:1 does not respond"), "{reason}");
+    }
 
     #[test]
     fn sealed_file_cannot_be_changed() {

@@ -31,6 +31,7 @@ pub use health::Health;
 pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
 pub use scope::{ScopedRing, TapBudget};
+pub(crate) use scope::{TapCalls, mark_hung};
 pub use table::metrics;
 
 use crate::history::History;

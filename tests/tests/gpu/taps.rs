@@ -86,7 +86,7 @@ fn gpu_that_hangs_in_a_tap_blocks_neither_other_clients_nor_the_end() {
     let run = Run::start(run.daq.env("DAQ_SIMULATED_CUDA", &hang), &python);
     let refused = run.tap("flags");
     assert_eq!(refused.code, 69, "{}", refused.stdout);
-    assert_contains!(refused.stderr => "no copy of a frame for 4 s", "a GPU does not respond");
+    assert_contains!(refused.stderr => "no copy of a frame for 4 s: the copy of a frame of ring `flags` has not ended: cuda:0 does not respond");
     assert_contains!(run.daq.cli(&["ls"]).ok().stdout => "flags", "raw");
     let read = [&*run.socket, "read", "300", "guarantee"];
     assert_eq!(python.json_lines(CLIENT, &read)[0]["read"], 300);

@@ -26,6 +26,7 @@ mod view;
 
 pub(super) use hub::Hub;
 pub(super) use stream::{Stream, forward};
+pub(crate) use threads::{TapCalls, mark_hung};
 pub(super) use view::{View, index_of};
 
 use daq_core::gpu::driver::CudaError;
