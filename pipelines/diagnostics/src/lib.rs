@@ -18,6 +18,7 @@
 )]
 
 pub mod bench;
+mod charts;
 pub mod doctor;
 pub mod inspect;
 pub mod selftest;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod attach;
+mod bench_report;
 mod faults;
 mod files;
 mod history;

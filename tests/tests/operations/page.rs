@@ -49,7 +49,7 @@ fn browse(live: &mut Live, check: &str) -> Output {
 }
 
 /// Whether the page can be opened in a browser on this machine.
-fn has_browser() -> bool {
+pub(crate) fn has_browser() -> bool {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     program("python3").is_some() && names.iter().any(|name| program(name).is_some())
 }

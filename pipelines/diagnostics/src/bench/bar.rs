@@ -2,7 +2,8 @@
 //! alternate on the same mapping.
 
 use super::figures::micros_since;
-use super::table::{Cell, Table, numbers};
+use super::plot::Plot;
+use super::table::{Cell, Table, numbers, size};
 use super::{BenchError, Common};
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Unmappable};
 use daq_core::gpu::driver::Device;
@@ -46,14 +47,14 @@ fn ratio(times: &[[f64; 1]]) -> f64 {
     best / times[0][0]
 }
 
-/// Describes a store or a load, for example `4 KiB to +3`.
-fn name((bytes, skew): Access) -> String {
-    let size = ByteSize(bytes as u64);
+/// Describes a store or a load, for example `4 KiB to +3`. An aligned access is a size, so that charts contain it.
+fn name((bytes, skew): Access) -> Cell {
+    let name = ByteSize(bytes as u64);
     match skew {
-        (0, 0) => size.to_string(),
-        (to, 0) => format!("{size} to +{to}"),
-        (0, from) => format!("{size} from +{from}"),
-        (to, from) => format!("{size} to +{to} from +{from}"),
+        (0, 0) => size(bytes),
+        (to, 0) => format!("{name} to +{to}").into(),
+        (0, from) => format!("{name} from +{from}").into(),
+        (to, from) => format!("{name} to +{to} from +{from}").into(),
     }
 }
 
@@ -130,10 +131,21 @@ fn stores(
         mapped.device().name(),
         mapped.backend(),
     );
-    let methods = StoreMethod::ALL.map(StoreMethod::name).join(" | ");
-    let columns = format!("store | daq | {methods} | best reference ÷ daq");
+    let methods = StoreMethod::ALL.map(StoreMethod::name);
+    let columns = format!(
+        "store | daq | {} | best reference ÷ daq",
+        methods.join(" | ")
+    );
+    let plot = match unit {
+        "GB/s" => Plot::rates("Rate of CPU stores to GPU memory", "GB/s"),
+        _ => Plot::times("Time of CPU stores to GPU memory", "µs"),
+    };
+    let plot = plot
+        .over("store", "size of the store")
+        .columns(&[&["daq"], &methods[..]].concat())
+        .own(|method| method == "daq");
     let rows = compared.by_scenario().map(|(access, times)| {
-        let mut cells = vec![name(*access).into()];
+        let mut cells = vec![name(*access)];
         cells.extend(
             times
                 .iter()
@@ -142,7 +154,7 @@ fn stores(
         cells.push(Cell::Number(ratio(&times), 3));
         cells
     });
-    Ok(Table::of(compared.title(&title), &columns, rows))
+    Ok(Table::of(compared.title(&title), &columns, rows).with(&plot))
 }
 
 /// Measures the bandwidth of stores by size in GB/s.
@@ -203,13 +215,17 @@ pub(super) fn loads(
     );
     let rows = compared.by_scenario().map(|(access, times)| {
         let (own, plain) = (times[0][0], times[1][0]);
-        let mut cells = vec![name(*access).into()];
+        let mut cells = vec![name(*access)];
         cells.extend(numbers([own, plain], 2));
         cells.push(Cell::Number(plain / own, 3));
         cells
     });
     let columns = "read | daq | memcpy | memcpy ÷ daq";
-    Ok(Table::of(compared.title(&title), columns, rows))
+    let plot = Plot::times("Time of CPU reads of GPU memory", "µs")
+        .over("read", "size of the read")
+        .columns(&["daq", "memcpy"])
+        .own(|method| method == "daq");
+    Ok(Table::of(compared.title(&title), columns, rows).with(&plot))
 }
 
 #[cfg(test)]
@@ -231,7 +247,7 @@ mod tests {
             0.5,
             "direct stores do not count as a reference"
         );
-        assert_eq!(name((4096, (3, 1))), "4 KiB to +3 from +1");
+        assert_eq!(name((4096, (3, 1))).to_string(), "4 KiB to +3 from +1");
     }
 
     #[test]

@@ -5,7 +5,8 @@ mod frames;
 use super::cores::Cores;
 use super::echo::Echo;
 use super::figures::{median, micros_since, percentiles, times};
-use super::table::{Table, numbers, row};
+use super::plot::Plot;
+use super::table::{Table, numbers, row, times as timed};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use crate::sys::upload::Upload;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
@@ -281,17 +282,21 @@ fn round_trips(bench: &Bench<'_>, place: &str, publish: Publish<'_>) -> Result<(
         clock(),
     );
     let columns = "method | kernel | p50 | p99 | p99.9 | p99 ÷ p50 | × host p50";
-    publish(compared.table(&title, columns, |it| {
+    let plot = Plot::times("From a CPU store to the answer of the GPU", "µs")
+        .by(&["method", "kernel"], "p50")
+        .own(|method| method.starts_with("doorbell"));
+    let table = compared.table(&title, columns, |it| {
         let kernel = match it.method {
             Method::Doorbell(_, polling) => polling.name,
             Method::Reference(_) => POLLINGS[0].name,
         };
-        let [p50, p99, _] = it.figures;
+        let [p50, p99, ..] = it.figures;
         let names = [it.method.name().into(), it.method.kernel().into()];
-        let mut cells = row(names, it.figures, 3);
+        let mut cells = timed(names, it.figures, 3);
         cells.extend(numbers([p99 / p50, p50 / in_host(kernel)], 2));
         cells
-    }));
+    });
+    publish(table.with(&plot));
 
     // For each doorbell, the row of the kernel with the lowest median.
     let bells = rows[..bench.bells.len() * POLLINGS.len()].chunks(POLLINGS.len());
@@ -302,7 +307,7 @@ fn round_trips(bench: &Bench<'_>, place: &str, publish: Publish<'_>) -> Result<(
         .find(|(method, _)| method.backend() == Some(Backend::Host));
     let host = host.map_or(f64::NAN, |(_, figures)| figures[0]);
     let launch = rows[bench.bells.len() * POLLINGS.len()].1[0];
-    let cells = best.iter().map(|(method, [p50, p99, _])| {
+    let cells = best.iter().map(|(method, [p50, p99, ..])| {
         let names = [method.name().into(), method.kernel().into()];
         row(names, [p50 / host, p50 / launch, p99 / p50], 3)
     });

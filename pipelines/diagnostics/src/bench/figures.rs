@@ -1,5 +1,6 @@
 //! Times calls and summarises the times.
 
+use crate::charts::{QUANTILES, Quantiles};
 use daq_core::gpu::driver::CudaError;
 use std::time::{Duration, Instant};
 
@@ -8,20 +9,31 @@ pub(super) fn median(figures: &[f64]) -> f64 {
     quantile(figures, 0.5)
 }
 
-/// Returns the median, the 99th and the 99.9th percentile; NaN if there are no values.
-pub(super) fn percentiles(times: &[f64]) -> [f64; 3] {
-    [0.5, 0.99, 0.999].map(|q| quantile(times, q))
+/// Returns the quantiles of a sample: the median, the 99th and the 99.9th percentile, then those that only charts show.
+/// They are NaN if there are no values.
+pub(super) fn percentiles(times: &[f64]) -> Quantiles {
+    let sorted = sorted(times);
+    QUANTILES.map(|q| at(&sorted, q))
 }
 
 /// Returns the `q`-quantile; NaN if there are no values.
+fn quantile(figures: &[f64], q: f64) -> f64 {
+    at(&sorted(figures), q)
+}
+
+fn sorted(figures: &[f64]) -> Vec<f64> {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// Returns the `q`-quantile of sorted values.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "the result is an index into the values"
 )]
-fn quantile(figures: &[f64], q: f64) -> f64 {
-    let mut sorted = figures.to_vec();
-    sorted.sort_by(f64::total_cmp);
+fn at(sorted: &[f64], q: f64) -> f64 {
     let at = ((sorted.len() as f64 - 1.0) * q).round().max(0.0) as usize;
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
@@ -72,7 +84,10 @@ mod tests {
     fn quantiles_are_values_of_the_sample() {
         let figures = [5.0, 1.0, 3.0, 2.0, 4.0];
         assert_eq!(median(&figures), 3.0);
-        assert_eq!(percentiles(&figures), [3.0, 5.0, 5.0]);
+        assert_eq!(
+            percentiles(&figures),
+            [3.0, 5.0, 5.0, 1.0, 1.0, 2.0, 4.0, 5.0]
+        );
         assert_eq!(quantile(&figures, 0.0), 1.0);
         assert!(median(&[]).is_nan());
     }

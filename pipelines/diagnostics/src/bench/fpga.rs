@@ -11,8 +11,9 @@ mod round_trips;
 use super::comparison::Refused;
 use super::figures::percentiles;
 use super::pipeline::Environment;
+use super::plot::Plot;
 use super::scratch::Scratch;
-use super::table::{Cell, Table, numbers, row, size};
+use super::table::{Cell, Table, numbers, size, times};
 use super::{BenchError, Common, Publish, bytes, count};
 use daq_core::entry::Registry;
 use daq_core::gpu::driver::Device;
@@ -95,7 +96,11 @@ fn rates(
     );
     let columns =
         "method | frame | GB/s | frames/s | × baseline copy | cores | device cores | frames lost";
-    Ok(compared.table(&title, columns, |it| {
+    let plot = Plot::rates("From an emulated device into a ring", "GB/s")
+        .over("frame", "frame size")
+        .by(&["method"], "GB/s")
+        .own(|method| !method.starts_with("baseline"));
+    let table = compared.table(&title, columns, |it| {
         let [rate, cores, device_cores, ..] = it.figures;
         vec![
             it.method.name().into(),
@@ -107,7 +112,8 @@ fn rates(
             Cell::Number(device_cores, 2),
             rates::loss(it.rounds).into(),
         ]
-    }))
+    });
+    Ok(table.with(&plot))
 }
 
 fn latencies(
@@ -120,8 +126,8 @@ fn latencies(
     let compared = common.compare(&args.frames, &RoundTrip::ALL, |&frame, method| {
         let measured = method.measure(environment, frame, device.ordinal(), args.round_trips);
         let figures = measured.map(|(times, [daq, device])| {
-            let [p50, p99, p999] = percentiles(&times);
-            [p50, p99, p999, daq, device]
+            let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times);
+            [p50, p99, p999, p1, p5, p25, p75, p95, daq, device]
         });
         Ok(figures
             .map_err(|error| refused.add(format!("latency, {}", method.name()), error))
@@ -133,11 +139,20 @@ fn latencies(
         args.round_trips
     );
     let columns = "frame | method | p50 | p99 | p99.9 | ÷ staged | cores | device cores";
-    Ok(compared.table(&title, columns, |it| {
-        let [p50, p99, p999, daq, device] = it.figures;
+    let plot = Plot::times(
+        "From the last byte of a payload to a persistent kernel",
+        "µs",
+    )
+    .over("frame", "frame size")
+    .by(&["method"], "p50")
+    .own(|method| method.starts_with("direct"));
+    let table = compared.table(&title, columns, |it| {
+        let [quantiles @ .., daq, device] = it.figures;
         let names = [size(*it.scenario), it.method.name().into()];
-        let mut cells = row(names, [p50, p99, p999, p50 / it.all[0][0]], 3);
+        let mut cells = times(names, quantiles, 3);
+        cells.push(Cell::Number(quantiles[0] / it.all[0][0], 3));
         cells.extend(numbers([daq, device], 2));
         cells
-    }))
+    });
+    Ok(table.with(&plot))
 }

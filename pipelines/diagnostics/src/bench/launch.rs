@@ -1,6 +1,7 @@
 //! Measures the time to submit work to a GPU, and the number of kernels from which a CUDA graph is faster.
 
 use super::figures::{micros_since, percentiles, times};
+use super::plot::Plot;
 use super::table::{Cell, row};
 use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
@@ -85,7 +86,7 @@ impl Work {
             host.push(micros_since(start));
             wait(&self.stream)
         })?;
-        let ([host, host_99, _], [done, done_99, _]) =
+        let ([host, host_99, ..], [done, done_99, ..]) =
             (percentiles(&host[WARM_UP..]), percentiles(&done));
         Ok([host, host_99, done, done_99])
     }
@@ -133,7 +134,13 @@ pub(super) fn launch(
         device.name()
     );
     let columns = "method | kernels | host p50 | host p99 | done p50 | done p99 | × host | × done";
-    publish(compared.table(&title, columns, |it| {
+    let plot = |title: &str, column| {
+        Plot::times(title, "µs")
+            .over("kernels", "number of kernels per burst")
+            .by(&["method"], column)
+            .own(|method| method == "launch")
+    };
+    let table = compared.table(&title, columns, |it| {
         let name = match it.method {
             Method::Launch => "launch",
             Method::Replay => "replay",
@@ -145,6 +152,8 @@ pub(super) fn launch(
         let figures = [host, host_99, done, done_99, gain(0), gain(2)];
         let kernels = Cell::Number(*it.scenario as f64, 0);
         row([name.into(), kernels], figures, 2)
-    }));
+    });
+    let table = table.with(&plot("CPU time to submit a burst", "host p50"));
+    publish(table.with(&plot("Time until the GPU has finished a burst", "done p50")));
     Ok(())
 }

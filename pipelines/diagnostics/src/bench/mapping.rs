@@ -1,6 +1,7 @@
 //! Measures how long each backend takes to allocate and free CPU-mapped GPU memory, by size.
 
 use super::comparison::Row;
+use super::plot::Plot;
 use super::table::{Table, row, size};
 use super::{BenchError, Common, Publish};
 use daq_core::gpu::Backend;
@@ -34,7 +35,11 @@ pub(super) fn mapping(
     let columns = "backend | bytes | allocate | pin | map | all | unmap + free";
     let measured = compared.rows().filter(Row::is_measured);
     let rows = measured.map(|it| row([it.method.name().into(), size(*it.scenario)], it.figures, 3));
-    publish(Table::of(compared.title(&title), columns, rows));
+    let plot = Plot::times("Time to allocate mapped memory", "ms")
+        .over("bytes", "size of the memory")
+        .by(&["backend"], "all")
+        .own(|_| true);
+    publish(Table::of(compared.title(&title), columns, rows).with(&plot));
     if !refused.is_empty() {
         let rows = refused
             .into_iter()

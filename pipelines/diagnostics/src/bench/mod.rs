@@ -15,13 +15,16 @@ mod mapping;
 mod persistent;
 mod pipeline;
 mod place;
+mod plot;
 mod rdma;
+mod report;
 mod scratch;
 mod staging;
 mod table;
 
 pub(crate) use pipeline::{Environment, free_port};
 pub use rdma::Measured;
+pub use report::{Report, ReportError};
 pub(crate) use scratch::Scratch;
 pub use table::Table;
 
@@ -101,12 +104,36 @@ pub enum Benchmark {
 }
 
 impl Benchmark {
-    /// Returns an error if options cannot be used together.
-    pub fn check(&self) -> Result<(), String> {
+    /// Returns an error if options cannot be used together. `has_report` is true if a report is requested.
+    pub fn check(&self, has_report: bool) -> Result<(), String> {
         match self {
             Self::Copy(args) => args.check(),
+            Self::Rdma(args) => args.check(has_report),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the name on the command line.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Staging(_) => "staging",
+            Self::Copy(_) => "copy",
+            Self::Doorbell(_) => "doorbell",
+            Self::Persistent(_) => "persistent",
+            Self::Fpga(_) => "fpga",
+            Self::Rdma(_) => "rdma",
+        }
+    }
+
+    /// Returns the description in the help of the command line.
+    fn about(&self) -> String {
+        let command = <Self as clap::Subcommand>::augment_subcommands(clap::Command::new("bench"));
+        let command = command.find_subcommand(self.name());
+        let about = command.and_then(|command| {
+            let long = command.get_long_about();
+            long.or_else(|| command.get_about())
+        });
+        about.map(ToString::to_string).unwrap_or_default()
     }
 
     /// Measures, and passes the result tables to `publish`. Returns the result of [`Benchmark::Rdma`] that later plans

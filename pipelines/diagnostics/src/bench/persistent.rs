@@ -12,8 +12,9 @@ use super::figures::{median, percentiles};
 use super::harness::{Harness, Load, index};
 use super::pipeline::Environment;
 use super::place::Place;
+use super::plot::Plot;
 use super::scratch::Scratch;
-use super::table::{Cell, Table, numbers, row, size};
+use super::table::{Cell, Table, numbers, row, size, times};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use daq_core::notify::Wait;
 use daq_core::staging::{Direction, measure};
@@ -114,24 +115,30 @@ fn latencies(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
                     (times, f64::NAN)
                 }
             };
-            let [p50, p99, p999] = percentiles(&times);
-            Ok(Some([p50, p99, p999, host]))
+            let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times);
+            Ok(Some([p50, p99, p999, p1, p5, p25, p75, p95, host]))
         })?;
     let title = format!(
         "{}: microseconds from a frame's commit to its result; {count} frames",
         bench.device.name()
     );
     let columns = "frame | method | p50 | p99 | p99.9 | host part | ÷ copy + launch";
-    Ok(compared.table(&title, columns, |it| {
+    let plot = Plot::times("From the commit of a frame to its result", "µs")
+        .over("frame", "frame size")
+        .by(&["method"], "p50")
+        .own(|method| method.starts_with("persistent"));
+    let table = compared.table(&title, columns, |it| {
         let name = match it.method {
             Method::OneThread => "persistent, one thread",
             Method::TwoThreads => "persistent, two threads",
             Method::Launch => "copy + launch + synchronise",
         };
-        let [p50, p99, p999, host] = it.figures;
-        let figures = [p50, p99, p999, host, p50 / it.all[2][0]];
-        row([size(*it.scenario), name.into()], figures, 3)
-    }))
+        let [quantiles @ .., host] = it.figures;
+        let mut cells = times([size(*it.scenario), name.into()], quantiles, 3);
+        cells.extend(numbers([host, quantiles[0] / it.all[2][0]], 3));
+        cells
+    });
+    Ok(table.with(&plot))
 }
 
 fn beside(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
@@ -163,7 +170,7 @@ fn beside(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
         let both = (copied() - before) as f64 / start.elapsed().as_secs_f64();
         harness.stop()?;
         running.end()?;
-        let [p50, p99, p999] = percentiles(&times);
+        let [p50, p99, p999, ..] = percentiles(&times);
         Ok(Some([p50, p99, p999, both / 1e9, alone / 1e9]))
     })?;
     let title = format!(
@@ -201,9 +208,14 @@ fn packets(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
         bench.device.name()
     );
     let columns = "payload | source | p50 | p99 | p99.9";
-    Ok(compared.table(&title, columns, |it| {
-        row([size(*it.scenario), it.method.name().into()], it.figures, 3)
-    }))
+    let plot = Plot::times("From sending a packet to its result", "µs")
+        .over("payload", "size of the payload")
+        .by(&["source"], "p50")
+        .own(|_| true);
+    let table = compared.table(&title, columns, |it| {
+        times([size(*it.scenario), it.method.name().into()], it.figures, 3)
+    });
+    Ok(table.with(&plot))
 }
 
 fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
@@ -218,7 +230,12 @@ fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
         ByteSize(RATE_FRAME_BYTES as u64)
     );
     let columns = "concurrent frames | million/s";
-    Ok(compared.table(&title, columns, |it| {
-        row([it.scenario.to_string().into()], it.figures, 2)
-    }))
+    let plot = Plot::rates("Frames through a persistent kernel", "million frames/s")
+        .over("concurrent frames", "number of concurrent frames")
+        .columns(&["million/s"])
+        .names(|_| Some(("persistent kernel".to_owned(), true)));
+    let table = compared.table(&title, columns, |it| {
+        row([Cell::Number(f64::from(*it.scenario), 0)], it.figures, 2)
+    });
+    Ok(table.with(&plot))
 }

@@ -15,8 +15,9 @@ use super::comparison::{Refused, Row};
 use super::cores::joined;
 use super::figures::percentiles;
 use super::pipeline::{Environment, failed};
+use super::plot::Plot;
 use super::scratch::Scratch;
-use super::table::{Cell, Table, row, size};
+use super::table::{Cell, Table, size};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use control::{ControlConnection, Reply, Request};
 use daq_core::gpu::driver::Device;
@@ -67,6 +68,18 @@ pub struct Args {
         value_parser = bytes::<8, MAX_BYTES, 8>
     )]
     sizes: Vec<usize>,
+}
+
+impl Args {
+    /// Returns an error if a report is requested on the listening side.
+    pub(super) fn check(&self, has_report: bool) -> Result<(), String> {
+        if has_report && self.listen.is_some() {
+            let why = "--report has no effect with --listen, because the other side has the results; \
+                       set --report on the side with --to";
+            return Err(why.to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// The result of a network card that sends from GPU memory.
@@ -234,13 +247,13 @@ impl<'a> Host<'a> {
     }
 
     /// Returns the bandwidth in bytes per second and, for a queue pair alone, the median and the 99th percentile of the
-    /// latency in µs.
+    /// latency in µs, with the other percentiles.
     fn measure(
         &self,
         wire: &mut ControlConnection,
         method: Method,
         size: usize,
-    ) -> Result<[f64; 3], BenchError> {
+    ) -> Result<[f64; 9], BenchError> {
         let [is_gpu, is_target_gpu] = method.gpus;
         let gpu = self.gpu(is_gpu)?;
         let window = self.common.window.0;
@@ -256,7 +269,9 @@ impl<'a> Host<'a> {
                 let sender = (is_gpu, size, of_side(is_gpu));
                 self.bench.send(sender, address, window)
             })?;
-            return Ok([rate, f64::NAN, f64::NAN]);
+            let mut figures = [f64::NAN; 9];
+            figures[0] = rate;
+            return Ok(figures);
         }
         let request = |round_trips| Request::Raw {
             is_gpu: is_target_gpu,
@@ -271,8 +286,8 @@ impl<'a> Host<'a> {
         let times = ask(wire, &request(count), |address| {
             Raw::connect(&self.nic, gpu, address, size)?.round_trips(size, count)
         })?;
-        let [p50, p99, _] = percentiles(&times[warm..]);
-        Ok([rate, p50, p99])
+        let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times[warm..]);
+        Ok([rate, p50, p99, p999, p1, p5, p25, p75, p95])
     }
 }
 
@@ -400,7 +415,7 @@ fn connect(
 /// The results of the methods that were measured completely.
 struct Results<'a> {
     /// Sorted by message size, then by method.
-    rows: Vec<Row<'a, usize, Method, 3>>,
+    rows: Vec<Row<'a, usize, Method, 9>>,
 }
 
 impl Results<'_> {
@@ -412,7 +427,7 @@ impl Results<'_> {
     }
 
     /// Returns the rows sorted by method, then by message size.
-    fn by_method(&self) -> impl Iterator<Item = &Row<'_, usize, Method, 3>> {
+    fn by_method(&self) -> impl Iterator<Item = &Row<'_, usize, Method, 9>> {
         let methods = Method::all().into_iter();
         methods.flat_map(|method| self.rows.iter().filter(move |row| *row.method == method))
     }
@@ -429,16 +444,44 @@ impl Results<'_> {
             ]
         });
         let columns = "method | size | MB/s | messages/s | × queue pair alone";
-        Table::of(title, columns, rows)
+        let table = Table::of(title, columns, rows);
+        let gpus = [[false, false], [false, true], [true, false], [true, true]];
+        gpus.iter().fold(table, |table, gpus| {
+            let ends = ends(*gpus);
+            let plot = Plot::rates(format!("Bandwidth, {ends}"), "MB/s")
+                .over("size", "message size")
+                .by(&["method"], "MB/s");
+            let plot = plot.names(move |method| {
+                // The ends of the method, and its path: "ring to ring, GPU → GPU, direct".
+                let mut parts = method.split(", ");
+                let kind = parts.next()?;
+                if parts.next() != Some(&*ends) {
+                    return None;
+                }
+                let path = parts
+                    .next()
+                    .map_or(String::new(), |path| format!(", {path}"));
+                Some((format!("{kind}{path}"), kind == "ring to ring"))
+            });
+            table.with(&plot)
+        })
     }
 
     fn latencies(&self, title: String) -> Table {
         let rows = self.by_method().filter(|it| it.method.path.is_none());
         let rows = rows.map(|it| {
-            let [_, p50, p99] = it.figures;
-            row([it.method.name().into(), size(*it.scenario)], [p50, p99], 2)
+            let [_, quantiles @ ..] = it.figures;
+            let (p50, p99) = (Cell::Times(quantiles, 2), Cell::Number(quantiles[1], 2));
+            vec![it.method.name().into(), size(*it.scenario), p50, p99]
         });
-        Table::of(title, "method | size | p50 µs | p99 µs", rows)
+        let plot = Plot::times("Latency of queue pairs: half a round trip", "µs")
+            .over("size", "message size")
+            .by(&["method"], "p50 µs")
+            .names(|method| {
+                let name = method.trim_start_matches("queue pair alone, ");
+                Some((name.to_owned(), true))
+            });
+        Table::of(title, "method | size | p50 µs | p99 µs", rows).with(&plot)
     }
 
     /// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied

@@ -4,6 +4,7 @@ use super::comparison::Comparison;
 use super::figures::{median, rate};
 use super::harness::{Harness, Load, index};
 use super::place::Place;
+use super::plot::Plot;
 use super::table::{Cell, Table, numbers, size};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
@@ -342,7 +343,34 @@ impl Session<'_> {
         );
         let columns =
             "method | frame | GB/s | ÷ ceiling | × copy + wait | mean copy | cores | verified";
-        compared.table(&title, columns, |it| {
+        let [ceiling_in, ceiling_out] = ceilings.map(|rate| rate / 1e9);
+        let plot = |title: &str, names: fn(&str) -> Option<(String, bool)>| {
+            Plot::rates(title, "GB/s")
+                .over("frame", "frame size")
+                .by(&["method"], "GB/s")
+                .names(names)
+                .ceiling("ceiling: 64\u{a0}MiB copies to the GPU", ceiling_in)
+        };
+        let inward = plot("Copies to the GPU", |method| match method {
+            "engine in" => Some(("daq".to_owned(), true)),
+            _ if method.contains("concurrent") || method == "engine out" => None,
+            _ => match method.strip_prefix("engine in, ") {
+                Some(rings) => Some((format!("daq, {rings}"), true)),
+                None => Some((method.to_owned(), false)),
+            },
+        });
+        let both = plot("Both directions at once", |method| {
+            let name = match method {
+                "engine in" => "to the GPU alone",
+                "engine out" => "from the GPU alone",
+                "engine in, concurrent out" => "to the GPU, while copying from it",
+                "engine out, concurrent in" => "from the GPU, while copying to it",
+                _ => return None,
+            };
+            Some((name.to_owned(), !method.contains("concurrent")))
+        });
+        let both = both.ceiling("ceiling: 64\u{a0}MiB copies from the GPU", ceiling_out);
+        let table = compared.table(&title, columns, |it| {
             let [rate, cores, copy, _] = it.figures;
             let verified = it.rounds.first().map_or(f64::NAN, |first| first[3]);
             vec![
@@ -355,7 +383,8 @@ impl Session<'_> {
                 Cell::Number(cores, 2),
                 rounded(verified),
             ]
-        })
+        });
+        table.with(&inward).with(&both)
     }
 
     /// Streams at a share of the upper limit and counts lost frames.

@@ -12,6 +12,7 @@
     reason = "all functions in a table of checks have the same signature"
 )]
 
+mod about;
 mod cards;
 mod cgroup;
 mod check;
@@ -25,6 +26,7 @@ mod rdma;
 mod root;
 mod system;
 
+pub(crate) use about::about;
 pub use check::{Finding, Status};
 use drops::Drops;
 pub use gpu::read_bar1_sizes;
