@@ -11,7 +11,7 @@ use crate::dma::FrameSequence;
 use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
-use crate::ledger::{Counts, Rejections};
+use crate::ledger::{Counts, Playback, Rejections};
 use crate::outgoing::OutgoingFormatEntry;
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
@@ -69,6 +69,8 @@ pub struct SourceContext {
     pub counts: Counts,
     /// Counters of rejected packets by reason.
     pub rejections: Rejections,
+    /// The position in a recording, which a source that replays one sets.
+    pub playback: Playback,
 }
 
 /// Returns a hint for a silent source. Called when the silence is logged, never on a data thread.

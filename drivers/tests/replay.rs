@@ -42,6 +42,9 @@ pub(crate) fn run(fixture: &mut SourceFixture) -> Vec<Frame> {
             _ => held = 0,
         }
     }
+    if let Some(playback) = fixture.playback.read() {
+        assert_eq!(playback.bytes, playback.total_bytes);
+    }
     frames.append(&mut fixture.read());
     fixture.windows[0].finish();
     frames.append(&mut fixture.read());
@@ -370,6 +373,7 @@ fn capture_is_looped() {
                 let numbers: Vec<_> = packets.iter().map(|packet| packet.0).collect();
                 assert_eq!(arrived(&pass), numbers, "pass {epoch} with {more:?}");
             }
+            assert!(fixture.playback.read().unwrap().repeats);
             fixture.windows[0].finish();
             let report = fixture.report();
             assert_fields!(report => rejected: 0, duplicates: 0, skipped: 0);

@@ -2,7 +2,7 @@
 
 use super::metric::{Put, Sample, seconds};
 use super::stored::{Balanced, Make, Stored, Total};
-use super::{Counter, CounterFileError, EngineReport, PartLedgers, PartReport};
+use super::{Counter, CounterFileError, EngineReport, PartLedgers, PartReport, PlaybackReport};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -168,6 +168,9 @@ ledger! {
         /// The counters of the source's DMA engine; `None` for a source without a DMA engine.
         #[serde(skip_serializing_if = "Option::is_none")]
         engine: Option<EngineReport>,
+        /// How much of its recording the source has replayed; `None` for a source without a recording.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        playback: Option<PlaybackReport>,
         /// Counters of a source that are not part of its ledger, by name.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         counts: BTreeMap<&'static str, u64>, counter "daq_source_counts_total" by "count" {

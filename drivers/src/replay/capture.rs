@@ -6,7 +6,9 @@ use super::timetable::Timetable;
 use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::pcap::{Capture, Datagram};
 use crate::packet::{Flow, Format};
+use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
+use daq_core::ledger::Playback;
 use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
 use std::net::IpAddr;
@@ -38,6 +40,9 @@ pub(super) struct CapturePlayer {
     splitter: Splitter,
     /// Part of a record that waits until it is due or a slot is free.
     held: WaitingRecord,
+    /// The size of each capture in bytes.
+    sizes: Vec<u64>,
+    playback: Playback,
 }
 
 /// Selects datagrams by destination.
@@ -74,13 +79,20 @@ struct Splitter {
 impl CapturePlayer {
     /// Opens the first capture, and checks that the other captures can be opened.
     pub(super) fn open(
-        name: &str,
-        directory: &Path,
+        context: &SourceContext,
         config: &ReplayConfig,
         format: Format,
     ) -> Result<Self, SourceError> {
+        let (name, directory) = (&context.name, &context.directory);
         let paths = config.path.0.iter().map(|path| directory.join(path));
         let paths: Vec<_> = paths.collect();
+        let sizes = paths.iter().map(|path| std::fs::metadata(path));
+        let sizes: Vec<_> = sizes
+            .map(|file| file.map_or(0, |file| file.len()))
+            .collect();
+        context
+            .playback
+            .set_recording(sizes.iter().sum(), config.repeats);
         for path in paths.iter().skip(1) {
             open(path)?;
         }
@@ -110,6 +122,8 @@ impl CapturePlayer {
                 payload: Vec::with_capacity(MAX_UDP_PAYLOAD),
                 segment: MAX_UDP_PAYLOAD,
             },
+            sizes,
+            playback: context.playback.clone(),
         })
     }
 
@@ -117,6 +131,13 @@ impl CapturePlayer {
     fn flush(&mut self, window: &mut ReorderWindow) -> bool {
         let backpressure = self.splitter.backpressure;
         self.splitter.depacketizer.flush(window, backpressure)
+    }
+
+    /// Reports how much of all captures was read.
+    fn report_position(&self) {
+        let before: u64 = self.sizes.iter().take(self.present).sum();
+        let current = self.capture.as_ref().map_or(0, Capture::position);
+        self.playback.set_bytes(before + current);
     }
 
     /// Continues with the next capture or the next pass. Returns false at the end.
@@ -130,6 +151,7 @@ impl CapturePlayer {
         if self.present >= self.paths.len() {
             // If one pass contains no matching datagram, no later pass will.
             if !self.repeats || self.matched == 0 {
+                self.report_position();
                 return Ok(false);
             }
             (self.present, self.matched, self.is_first_pass) = (0, 0, false);
@@ -222,6 +244,7 @@ fn recorded(ns: u64) -> Timestamp {
 
 impl Filler for CapturePlayer {
     fn fill(&mut self, window: &mut ReorderWindow, _: Duration) -> Result<Polled, SourceError> {
+        self.report_position();
         let now = Instant::now();
         if self.held.waits {
             let ns = self.held.timestamp_ns;

@@ -162,7 +162,7 @@ impl SourceSpec for CaptureReplay {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let format = self.frames.start(context);
-        let player = CapturePlayer::open(&context.name, &context.directory, &self.config, format)?;
+        let player = CapturePlayer::open(context, &self.config, format)?;
         Ok(Producers::Fillers(vec![Box::new(player)]))
     }
 }
@@ -213,12 +213,7 @@ impl SourceSpec for RecordingReplay {
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
-        let player = RecordingPlayer::open(
-            &context.name,
-            &context.directory,
-            &self.config,
-            context.geometry,
-        )?;
+        let player = RecordingPlayer::open(context, &self.config)?;
         Ok(Producers::Fillers(vec![Box::new(player)]))
     }
 }

@@ -3,12 +3,13 @@
 use super::config::ReplayConfig;
 use super::recording::{Recording, Run};
 use super::timetable::Timetable;
+use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, KeptFields, Timestamp};
+use daq_core::ledger::Playback;
 use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Replays a recording in pieces of at most one frame.
@@ -32,6 +33,9 @@ pub(super) struct RecordingPlayer {
     gap: usize,
     /// Whether this pass has placed any packet.
     has_brought: bool,
+    /// Number of bytes of this pass that were replayed or skipped.
+    read: u64,
+    playback: Playback,
 }
 
 /// Packets of one frame that are replayed together.
@@ -48,12 +52,11 @@ struct Piece {
 
 impl RecordingPlayer {
     pub(super) fn open(
-        name: &str,
-        directory: &Path,
+        context: &SourceContext,
         config: &ReplayConfig,
-        geometry: Geometry,
     ) -> Result<Self, SourceError> {
-        let recording = Recording::open(directory, config).map_err(|why| {
+        let (name, geometry) = (&context.name, context.geometry);
+        let recording = Recording::open(&context.directory, config).map_err(|why| {
             let what = config
                 .path
                 .0
@@ -75,6 +78,8 @@ impl RecordingPlayer {
             })?;
             files.push(file);
         }
+        let bytes = recording.runs.iter().map(|run| run.bytes).sum();
+        context.playback.set_recording(bytes, config.repeats);
         let mut player = Self {
             byte_ns: recording.byte_ns(),
             recording,
@@ -89,6 +94,8 @@ impl RecordingPlayer {
             position: 0,
             gap: 0,
             has_brought: false,
+            read: 0,
+            playback: context.playback.clone(),
         };
         player.begin_run();
         Ok(player)
@@ -139,6 +146,8 @@ impl RecordingPlayer {
                 if first > 0 && sequence.is_some() {
                     self.position += self.packets_per_frame() - u64::from(first);
                 }
+                self.read += left;
+                self.playback.set_bytes(self.read);
                 self.run += 1;
                 let next = self.recording.runs.get(self.run);
                 if next.is_some_and(|next| next.file != file) {
@@ -176,7 +185,7 @@ impl RecordingPlayer {
         if !self.repeats || !self.has_brought {
             return false;
         }
-        (self.run, self.position, self.gap) = (0, 0, 0);
+        (self.run, self.position, self.gap, self.read) = (0, 0, 0, 0);
         self.has_brought = false;
         self.begin_run();
         self.timetable.restart();
@@ -297,6 +306,8 @@ impl Filler for RecordingPlayer {
         }
         batch.commit();
         self.done += piece.bytes as u64;
+        self.read += piece.bytes as u64;
+        self.playback.set_bytes(self.read);
         Ok(Polled::Busy)
     }
 }

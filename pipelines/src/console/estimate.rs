@@ -66,10 +66,10 @@ impl Estimate {
         (self.share * 100.0) as u64
     }
 
-    /// Returns the remaining time as text such as `about 12 s left`.
+    /// Returns the remaining time as text such as `about 12 s left`; `None` if it is unknown or zero.
     pub fn left(&self) -> Option<String> {
-        let remaining = self.remaining.map(rounded);
-        remaining.map(|time| format!("about {time} left"))
+        let remaining = self.remaining.filter(|time| !time.is_zero());
+        remaining.map(|time| format!("about {} left", rounded(time)))
     }
 }
 
@@ -144,30 +144,37 @@ impl Rounds {
     }
 
     pub(super) fn estimate(&self, now: Duration) -> Estimate {
-        let steps = self.times.len();
-        let known: Vec<_> = self.times.iter().flatten().collect();
-        let (Some(current), true) = (
-            self.begun.checked_sub(1),
-            known.len() >= MIN_STEPS.min(steps).max(1),
-        ) else {
-            return Estimate::default();
+        let remaining = self.remaining(now);
+        let elapsed = now.saturating_sub(self.since).as_secs_f64();
+        let share = match remaining {
+            Some(remaining) => elapsed / (elapsed + remaining.as_secs_f64()),
+            None => self.begun.saturating_sub(1) as f64 / (self.count * self.times.len()) as f64,
         };
-        let mean =
-            known.iter().copied().sum::<Duration>() / u32::try_from(known.len()).unwrap_or(1);
+        // The last step has not ended, even if it takes longer than expected. NaN becomes 0.
+        let share = share.clamp(0.0, 0.99).max(0.0);
+        Estimate { share, remaining }
+    }
+
+    /// Returns the expected time until the end. It is unknown while few steps have been measured, and while a step takes
+    /// longer than expected in its first round, because it differs from the other steps.
+    fn remaining(&self, now: Duration) -> Option<Duration> {
+        let (current, steps) = (self.begun.checked_sub(1)?, self.times.len());
+        let known: Vec<_> = self.times.iter().flatten().collect();
+        if known.len() < MIN_STEPS.min(steps).max(1) {
+            return None;
+        }
+        let sum: Duration = known.iter().copied().sum();
+        let mean = sum / u32::try_from(known.len()).ok()?;
         let expected = |step: usize| self.times[step].unwrap_or(mean);
         let (round, step) = (current / steps, current % steps);
+        let in_step = now.saturating_sub(self.step_since);
+        if self.times[step].is_none() && in_step > mean {
+            return None;
+        }
         let after: Duration = (step + 1..steps).map(expected).sum();
         let whole: Duration = (0..steps).map(expected).sum();
-        let rounds = u32::try_from(self.count.saturating_sub(round + 1)).unwrap_or(u32::MAX);
-        let in_step = now.saturating_sub(self.step_since);
-        let remaining =
-            expected(step).saturating_sub(in_step) + after + whole.saturating_mul(rounds);
-        let elapsed = now.saturating_sub(self.since).as_secs_f64();
-        let total = elapsed + remaining.as_secs_f64();
-        Estimate {
-            share: if total > 0.0 { elapsed / total } else { 0.0 },
-            remaining: Some(remaining),
-        }
+        let rounds = u32::try_from(self.count.saturating_sub(round + 1)).ok()?;
+        Some(expected(step).saturating_sub(in_step) + after + whole.saturating_mul(rounds))
     }
 
     /// Returns which step is current, such as `round 2 of 5, step 3 of 8`. Returns `None` before the first step, and if
@@ -233,7 +240,7 @@ mod tests {
         assert_eq!(estimate(100, 100, s(10)).remaining, Some(s(0)));
         assert_eq!(estimate(1, 0, s(10)), Estimate::default());
         // A file can grow while it is read.
-        assert_eq!(estimate(300, 100, s(10)).percent(), 100);
+        assert_eq!(estimate(300, 100, s(10)).to_string(), "██████████ 100 %");
         assert_eq!(estimate(999, 1000, s(10)).percent(), 99);
         assert_eq!(estimate(1, u64::MAX, Duration::MAX).remaining, None);
         let text = estimate(1, 1000, s(1)).to_string();
@@ -282,6 +289,9 @@ mod tests {
         rounds.begin_step(now);
         assert_eq!(rounds.estimate(now).remaining, Some(s(9)));
         assert_eq!(rounds.position().unwrap(), "step 3 of 5");
+        // This step differs from the others, so they are no basis.
+        let estimate = rounds.estimate(now + s(4));
+        assert_eq!((estimate.percent(), estimate.remaining), (40, None));
     }
 
     #[test]
@@ -294,7 +304,7 @@ mod tests {
         let mut once = Rounds::new(1, vec![Some(s(2))]);
         once.begin_step(s(0));
         assert_eq!(once.position(), None);
-        assert_eq!(once.estimate(s(3)).share, 1.0);
+        assert_eq!(once.estimate(s(3)).to_string(), "██████████  99 %");
     }
 
     #[test]

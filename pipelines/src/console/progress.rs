@@ -199,11 +199,11 @@ impl State {
             }
             Work::Rounds(rounds) => (rounds.estimate(now), rounds.position()),
         };
-        self.share = self.share.max(estimate.share);
-        estimate.share = self.share;
         if now < DELAY {
             return None;
         }
+        self.share = self.share.max(estimate.share);
+        estimate.share = self.share;
         let part = match self.part {
             (_, ..=1) => String::new(),
             (part, parts) => format!(", part {part} of {parts}"),

@@ -1,11 +1,11 @@
 //! The lines of the live block.
 
 use super::{above_zero, mean_size, percent, shown_rate, shown_scaled};
-use crate::console::bar;
+use crate::console::{Estimate, bar};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
-    CopyReport, DeviceReport, KernelReport, ReaderReport, Report, RingReport, SinkReport,
-    SourceReport,
+    CopyReport, DeviceReport, KernelReport, PlaybackReport, ReaderReport, Report, RingReport,
+    SinkReport, SourceReport,
 };
 use daq_core::units::{ByteSize, counted};
 use std::time::Duration;
@@ -30,6 +30,9 @@ pub fn block(now: &Report, before: &Report, passed: Duration) -> Vec<String> {
             name,
             source(report, before.sources.get(name), seconds),
         );
+        if let Some(playback) = &report.playback {
+            add("replay", name, replay(*playback, now.seconds));
+        }
     }
     for (name, report) in &now.rings {
         let readers = now.readers.values();
@@ -66,6 +69,20 @@ fn source(source: &SourceReport, old: Option<&SourceReport>, seconds: f64) -> St
     let (unit, loss) = (source.unit(), source.loss());
     let packets = shown_scaled(packets);
     format!("{bits:>11}  {packets:>5} {unit}/s  {loss}{epochs}")
+}
+
+/// Formats how much of a recording is replayed after `seconds` of the run.
+fn replay(playback: PlaybackReport, seconds: f64) -> String {
+    let elapsed = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let estimate = Estimate::of_amount(playback.bytes, playback.total_bytes, elapsed);
+    if playback.repeats {
+        let pass = Estimate {
+            remaining: None,
+            ..estimate
+        };
+        return format!("{pass} of this pass");
+    }
+    estimate.to_string()
 }
 
 fn ring(ring: &RingReport, waiting: u64) -> String {

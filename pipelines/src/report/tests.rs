@@ -4,7 +4,7 @@ use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
     ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, Latency, LatencyReport,
-    PartReport, PathState, ReaderReport, RingReport, SinkReport, SourceReport,
+    PartReport, PathState, PlaybackReport, ReaderReport, RingReport, SinkReport, SourceReport,
 };
 use std::time::Duration;
 
@@ -329,6 +329,36 @@ fn persistent_kernel_and_stores_are_not_reported_as_launches_and_copies() {
     let shown = block(&report, &Report::default(), Duration::from_secs(1));
     let beam = line(shown.iter().map(String::as_str), "kernel beam ");
     assert!(!beam.contains("busy"), "{beam}");
+}
+
+#[test]
+fn block_shows_how_much_of_a_recording_is_replayed() {
+    let shown = |bytes, repeats| {
+        let playback = PlaybackReport {
+            bytes,
+            total_bytes: 100,
+            repeats,
+        };
+        let source = SourceReport {
+            playback: Some(playback),
+            ..SourceReport::default()
+        };
+        let mut report = Report {
+            seconds: 6.0,
+            ..Report::default()
+        };
+        report.sources.insert("adc".to_owned(), source);
+        block(&report, &Report::default(), Duration::from_secs(1))[1].clone()
+    };
+    let cases = [
+        (0, false, "··········   0 %"),
+        (30, false, "███·······  30 %  about 14 s left"),
+        (100, false, "██████████ 100 %"),
+        (30, true, "███·······  30 % of this pass"),
+    ];
+    for (bytes, repeats, text) in cases {
+        assert_eq!(shown(bytes, repeats), format!("replay adc  {text}"));
+    }
 }
 
 #[test]

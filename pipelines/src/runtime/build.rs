@@ -84,6 +84,7 @@ impl Parts<'_> {
             nic: planned.nic.clone(),
             counts: ledgers.counts(&planned.name),
             rejections: ledgers.rejections(&planned.name),
+            playback: ledgers.playback(&planned.name),
         }
     }
 

@@ -6,8 +6,8 @@ use daq_core::gpu::Backend;
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     CopyLedger, CopyReport, CounterFile, CounterFileError, Counts, EngineCounters, EngineReport,
-    KernelLedger, KernelReport, PartLedgers, ReaderLedger, ReaderReport, Rejections, Report,
-    RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
+    KernelLedger, KernelReport, PartLedgers, Playback, ReaderLedger, ReaderReport, Rejections,
+    Report, RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::plan::Plan;
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ pub struct Ledgers {
     sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
     /// For each source: the number of rejected packets per reason.
     rejections: BTreeMap<String, Rejections>,
+    /// For each source: its position in its recording.
+    playbacks: BTreeMap<String, Playback>,
     /// For each ring: its ledger, and the BAR mapping backend if the ring is on a GPU and the CPU can store to it.
     rings: BTreeMap<String, (RingLedger, OnceLock<Backend>)>,
     /// For each reader: the name of its ring, and its ledger.
@@ -42,6 +44,7 @@ impl Ledgers {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
             rejections: BTreeMap::new(),
+            playbacks: BTreeMap::new(),
             rings: BTreeMap::new(),
             readers: BTreeMap::new(),
             copies: BTreeMap::new(),
@@ -59,6 +62,8 @@ impl Ledgers {
             };
             let rejections = Rejections::default();
             ledgers.rejections.insert(source.name.clone(), rejections);
+            let playback = Playback::default();
+            ledgers.playbacks.insert(source.name.clone(), playback);
             let counts = Counts::on(counter_file, &prefix, source.counts)?;
             let engine = source.engine.as_ref().map(|engine| {
                 let prefix = format!("source.{}.engine", source.name);
@@ -120,6 +125,11 @@ impl Ledgers {
     /// Returns the counters of a source's rejected packets by reason.
     pub(super) fn rejections(&self, name: &str) -> Rejections {
         self.rejections[name].clone()
+    }
+
+    /// Returns the position of a source in its recording.
+    pub(super) fn playback(&self, name: &str) -> Playback {
+        self.playbacks[name].clone()
     }
 
     /// Returns the times of the last activity of sources and rings.
@@ -228,6 +238,7 @@ impl Ledgers {
                     counts: counts.read(),
                     rejected_by: self.rejections[name].read(of_ledger.rejected),
                     engine: engine.as_ref().map(EngineReport::of),
+                    playback: self.playbacks[name].read(),
                     ..of_ledger
                 };
                 (name.clone(), report)

@@ -5,7 +5,7 @@ use crate::ring::RingFixture;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::ledger::{
-    CounterFile, Counts, PartLedgers, Rejections, RingLedger, SourceLedger, SourceReport,
+    CounterFile, Counts, PartLedgers, Playback, Rejections, RingLedger, SourceLedger, SourceReport,
 };
 use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::{Geometry, ReorderWindow};
@@ -62,6 +62,7 @@ pub fn context(geometry: Geometry) -> SourceContext {
         nic: None,
         counts: Counts::default(),
         rejections: Rejections::default(),
+        playback: Playback::default(),
     }
 }
 
@@ -82,6 +83,8 @@ pub struct SourceFixture {
     pub geometry: Geometry,
     /// The reasons of rejected packets.
     pub rejections: Rejections,
+    /// The position in a recording.
+    pub playback: Playback,
 }
 
 /// Opens `spec` on a ring of `slots` slots of `slot` bytes.
@@ -95,7 +98,7 @@ pub fn new_fixture(
         .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
     geometry.window = geometry.window.min(slots - 1);
     let context = context(geometry);
-    let rejections = context.rejections.clone();
+    let (rejections, playback) = (context.rejections.clone(), context.playback.clone());
     let Producers::Fillers(fillers) = spec.build(&context)? else {
         panic!("an engine")
     };
@@ -132,6 +135,7 @@ pub fn new_fixture(
         ring_ledger,
         geometry,
         rejections,
+        playback,
     })
 }
 

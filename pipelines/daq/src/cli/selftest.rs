@@ -6,7 +6,7 @@ use daq_core::entry::Registry;
 use daq_core::gpu::Backend;
 use daq_core::units::Span;
 use daq_diagnostics::selftest::{self, Options};
-use daq_pipelines::console::print_error;
+use daq_pipelines::console::{Progress, print_error};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -103,7 +103,9 @@ pub(super) fn selftest(registry: &Registry, args: &Args) -> u8 {
                 device: *device,
                 checks: checks.clone(),
             };
-            let report = selftest::rdma::rdma(registry, &options);
+            let progress = Progress::start("selftest");
+            let report = selftest::rdma::rdma(registry, &options, &progress);
+            progress.end();
             print_report(
                 report.map(|report| (render(*json, &report.json(), &report), report.has_failed())),
             )
@@ -150,7 +152,9 @@ fn gpu(device: u32, backends: &[BackendArg], checks: &[String], limit: Span, jso
         checks: checks.to_vec(),
         limit: limit.0,
     };
-    let report = selftest::gpu(&options);
+    let progress = Progress::start("selftest");
+    let report = selftest::gpu(&options, &progress);
+    progress.end();
     print_report(report.map(|report| (render(json, &report.json(), &report), report.has_failed())))
 }
 

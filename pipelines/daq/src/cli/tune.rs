@@ -6,7 +6,7 @@ use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
 use daq_core::topology::{Gpu, Topology, pci};
 use daq_core::units::ByteSize;
 use daq_diagnostics::bench::Measured;
-use daq_pipelines::console::print_error;
+use daq_pipelines::console::{Progress, print_error};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -100,6 +100,15 @@ pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathB
 }
 
 pub(super) fn tune(args: &Args) -> u8 {
+    let progress = Progress::start("tune");
+    let code = measure_all(args, &progress);
+    progress.end();
+    code
+}
+
+/// Measures and saves the profiles of all GPUs. Returns the exit code.
+fn measure_all(args: &Args, progress: &Progress) -> u8 {
+    let show = |text: &str| progress.paused(|| show(text));
     let topology = Topology::detect();
     if topology.gpus.is_empty() {
         print_error!("error: no GPU to measure: {}", topology.no_gpu);
@@ -108,8 +117,10 @@ pub(super) fn tune(args: &Args) -> u8 {
     let directory = state::resolve_directory(args.state_dir.as_deref());
     let mut profiles = directory.as_deref().map(load).unwrap_or_default();
     let mut output = serde_json::Map::new();
+    progress.rounds(topology.gpus.len(), 1);
     for gpu in &topology.gpus {
         let name = format!("cuda:{}", gpu.ordinal);
+        progress.step(Some(name.clone()));
         let device = match Device::open(gpu.ordinal) {
             Ok(device) => device,
             Err(error) => {

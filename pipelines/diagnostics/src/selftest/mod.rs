@@ -15,6 +15,7 @@ use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMappingError, Refusal};
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
+use daq_pipelines::console::Progress;
 use report::{Columns, Outcome};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -154,11 +155,11 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Runs the requested checks with every mapping method that works. If the check `lost` is requested, this process
-/// cannot use the device afterwards.
+/// cannot use the device afterwards. `progress` shows the current check.
 ///
 /// # Errors
 /// If the GPU does not exist.
-pub fn gpu(options: &Options) -> Result<Report, CudaError> {
+pub fn gpu(options: &Options, progress: &Progress) -> Result<Report, CudaError> {
     let device = Device::open(options.device)?;
     let about = format!("{} (cuda:{})", device.name(), device.ordinal());
     let mut report = Report::new(about.clone(), Columns::CheckFirst, [("device", about)]);
@@ -180,8 +181,17 @@ pub fn gpu(options: &Options) -> Result<Report, CudaError> {
     }
     // The reason why the remaining checks are skipped.
     let mut given_up: Option<String> = None;
+    let checks: Vec<_> = CHECKS
+        .iter()
+        .filter(|check| is_wanted(check.name))
+        .collect();
+    progress.rounds(targets.len(), checks.len());
     for target in &targets {
-        for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
+        for check in &checks {
+            progress.step(Some(format!(
+                "{} with {}",
+                check.name, target.method.backend
+            )));
             let outcome = match &given_up {
                 Some(why) => Outcome::Skipped(String::clone(why)),
                 None => run(|| (check.run)(target)),

@@ -144,3 +144,46 @@ fn terminal_stopped_or_closed_does_not_block_command() {
         assert_eq!(ended(&mut child), Some(0));
     }
 }
+
+/// Returns a replay of a recording that lasts `seconds` seconds, with the additional keys `keys`.
+fn replay(seconds: usize, keys: &str) -> Daq {
+    const RATE: usize = 100_000;
+    let daq = Daq::new(&format!(
+        "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = \"r.sigmf-meta\"\n{keys}\n\
+         [ring.raw]\nslot = 10000\n[sink.n]\ndriver = \"null\"\ninput = \"raw\"\n"
+    ));
+    let meta = format!(
+        r#"{{"global": {{"core:datatype": "ru8", "core:version": "1.2.0", "core:sample_rate": {RATE}}},
+            "captures": [{{"core:sample_start": 0}}], "annotations": []}}"#
+    );
+    std::fs::write(daq.path("r.sigmf-meta"), meta).unwrap();
+    std::fs::write(daq.path("r.sigmf-data"), vec![1; seconds * RATE]).unwrap();
+    daq
+}
+
+#[test]
+fn replay_shows_remaining_time_of_recording() {
+    let daq = replay(4, "");
+    let (master, slave) = sys::open(100, 30);
+    let shown = screen(master);
+    let mut child = start(&daq, &["run", "daq.toml"], slave, None);
+    assert_eq!(ended(&mut child), Some(0));
+    wait_for("the report", || {
+        shown().contains("reader n of raw").then_some(())
+    });
+    let shown = shown();
+    assert_contains!(shown => "replay adc  ", " %  about 1 s left");
+    let after = shown.rsplit("\x1b[J").next().unwrap();
+    assert!(!after.contains("replay adc"), "{after}");
+}
+
+#[test]
+fn replay_without_end_shows_no_remaining_time() {
+    let daq = replay(1, "loop = true");
+    let (master, slave) = sys::open(100, 30);
+    let shown = screen(master);
+    let arguments = ["run", "daq.toml", "--for", "3 s"];
+    let mut child = start(&daq, &arguments, slave, None);
+    assert_eq!(ended(&mut child), Some(0));
+    assert_contains!(shown() => " % of this pass", !" left");
+}

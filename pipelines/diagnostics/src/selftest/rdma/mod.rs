@@ -14,6 +14,7 @@ use crate::doctor;
 use checks::Found;
 use daq_core::entry::Registry;
 use daq_core::gpu::driver::Device;
+use daq_pipelines::console::Progress;
 use daq_rdma::nics;
 use daq_rdma::verbs::{Nic, VerbsError};
 use std::path::Path;
@@ -158,11 +159,16 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
     checks.chain([DOCTOR]).collect()
 }
 
-/// Runs the requested checks on every card, in a program with the entries of `registry`.
+/// Runs the requested checks on every card, in a program with the entries of `registry`. `progress` shows the current
+/// check.
 ///
 /// # Errors
 /// If there is no card, or a requested card cannot be opened.
-pub fn rdma(registry: &Registry, options: &Options) -> Result<Report, VerbsError> {
+pub fn rdma(
+    registry: &Registry,
+    options: &Options,
+    progress: &Progress,
+) -> Result<Report, VerbsError> {
     let names = if options.nics.is_empty() {
         cards().map_err(|mut error| {
             error.why += "; `--nics emulated` tests the emulated NIC, which needs no hardware";
@@ -192,6 +198,11 @@ pub fn rdma(registry: &Registry, options: &Options) -> Result<Report, VerbsError
         ],
     );
     report.findings = Some(Vec::new());
+    let checks: Vec<_> = CHECKS
+        .iter()
+        .filter(|check| is_wanted(check.name))
+        .collect();
+    progress.rounds(names.len(), checks.len());
     for name in names {
         let setup = Setup {
             registry: registry.clone(),
@@ -199,7 +210,8 @@ pub fn rdma(registry: &Registry, options: &Options) -> Result<Report, VerbsError
             name,
             gpu: gpu.clone(),
         };
-        for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
+        for check in &checks {
+            progress.step(Some(format!("{} with {}", check.name, setup.name)));
             let mut found = None;
             let outcome = run(|| {
                 found = Some((check.run)(&setup)?);
