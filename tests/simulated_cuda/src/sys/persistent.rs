@@ -117,6 +117,6 @@ pub fn load(by: &Device, address: u64) -> Result<u64> {
 /// Stores the word at an address with release ordering.
 pub fn store(by: &Device, address: u64, value: u64) -> Result {
     word(by, address, true, |word| {
-        word.store(value, Ordering::Release)
+        word.store(value, Ordering::Release);
     })
 }
