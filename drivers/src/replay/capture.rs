@@ -86,7 +86,7 @@ impl CapturePlayer {
         let (name, directory) = (&context.name, &context.directory);
         let paths = config.path.0.iter().map(|path| directory.join(path));
         let paths: Vec<_> = paths.collect();
-        let sizes = paths.iter().map(|path| std::fs::metadata(path));
+        let sizes = paths.iter().map(std::fs::metadata);
         let sizes: Vec<_> = sizes
             .map(|file| file.map_or(0, |file| file.len()))
             .collect();
