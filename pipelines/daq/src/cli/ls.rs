@@ -7,6 +7,7 @@ use daq_pipelines::attach::client::{Client, ClientError};
 use daq_pipelines::attach::{directories, sockets};
 use daq_pipelines::console::print_error;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Arguments of `daq ls`.
@@ -58,14 +59,9 @@ pub(super) fn ls(args: &Args) -> u8 {
         return show(&format!("{:#}\n", json!(pipelines))).max(code);
     }
     if pipelines.is_empty() && code == 0 {
-        let searched: Vec<_> = directories
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
         print_error!(
-            "no pipeline runs: no sockets in {}; `daq ls` lists the pipelines of its own user, and --state-dir selects \
-             another directory",
-            searched.join(" and ")
+            "{}; `daq ls` lists the pipelines of its own user, and --state-dir selects another directory",
+            no_sockets(&directories)
         );
     }
     show(&pipelines.iter().map(table).collect::<Vec<_>>().join("\n")).max(code)
@@ -74,6 +70,26 @@ pub(super) fn ls(args: &Args) -> u8 {
 /// Returns the directories in which the sockets of pipelines can be.
 pub(super) fn socket_directories(state_dir: Option<&Path>) -> Vec<PathBuf> {
     directories(state::resolve_directory(state_dir).as_deref())
+}
+
+/// Explains why there is no socket in `directories`.
+pub(super) fn no_sockets(directories: &[PathBuf]) -> String {
+    for path in directories {
+        match path.read_dir() {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return format!(
+                    "cannot read {}: {error}; use the account that runs the pipeline, or root",
+                    path.display()
+                );
+            }
+            _ => {}
+        }
+    }
+    let searched: Vec<_> = directories
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    format!("no pipeline runs: no sockets in {}", searched.join(" and "))
 }
 
 /// Formats a pipeline with a table of its rings.

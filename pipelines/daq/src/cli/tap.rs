@@ -3,7 +3,7 @@
 mod frame;
 
 use super::exit;
-use super::ls::socket_directories;
+use super::ls::{no_sockets, socket_directories};
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::units::Span;
 use daq_pipelines::attach::client::{Client, ClientError};
@@ -169,13 +169,10 @@ fn find(args: &Args) -> Result<Client, String> {
     match found.len() {
         1 => Ok(found.swap_remove(0).1),
         0 if !failed.is_empty() => Err(failed.join("; ")),
-        0 if others.is_empty() => {
-            let searched = directories.iter().map(|path| path.display().to_string());
-            let searched = searched.collect::<Vec<_>>().join(" and ");
-            Err(format!(
-                "no pipeline runs: no sockets in {searched}; start it with `daq run`, or set --state-dir"
-            ))
-        }
+        0 if others.is_empty() => Err(format!(
+            "{}; start it with `daq run`, or set --state-dir",
+            no_sockets(&directories)
+        )),
         0 => {
             let of = args
                 .pipeline
