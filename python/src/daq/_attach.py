@@ -20,7 +20,7 @@ from ._arguments import Time
 from ._attached_frame import AttachedFrame
 from ._connection import Connection
 from ._cuda import CudaMemory, Mark
-from ._errors import AttachError, OverrunError, RevokedError
+from ._errors import AttachError, DaqError, OverrunError, RevokedError
 from ._lease import DISCARDED, READ, Counts, Lease
 from ._memory import HostMemory
 from ._pipelines import find, layout_of
@@ -108,7 +108,7 @@ class Attachment:
         self._is_over = False
         #: Whether the daemon reported the end of the run.
         self._has_ended = False
-        self._error: AttachError | None = None
+        self._error: DaqError | None = None
         self._frame: weakref.ref[AttachedFrame] | None = None
         self._run: Any = None
         self._connection = Connection(_arguments.path("socket", socket))

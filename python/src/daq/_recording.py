@@ -216,9 +216,11 @@ class Recording:
     def kept(self) -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """The kept fields by name, one value per frame; masked where a frame does not have the field."""
         names = dict.fromkeys(name for segment in self.segments for name in segment.kept)
-        none = np.ma.masked_all
+        # NumPy declares no types for these functions.
+        none: Any = np.ma.masked_all
+        concatenate: Any = np.ma.concatenate
         return {
-            name: np.ma.concatenate([s.kept[name] if name in s.kept else none(len(s), np.uint64) for s in self.segments])
+            name: concatenate([s.kept[name] if name in s.kept else none(len(s), np.uint64) for s in self.segments])
             for name in names
         }
 
