@@ -5,7 +5,7 @@
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -64,6 +64,18 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Replaces the file `path` with `bytes`. Until then, `temporary`, a path in the same directory, contains them. A failure
+/// leaves `path` as it was, and removes `temporary`.
+pub fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+    let write = || {
+        let mut file = create(temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        std::fs::rename(temporary, path)
+    };
+    write().inspect_err(|_| drop(std::fs::remove_file(temporary)))
+}
+
 fn irregular() -> io::Error {
     io::Error::other("the path is a FIFO, a socket, a device or a directory, not a regular file")
 }
@@ -72,6 +84,18 @@ fn irregular() -> io::Error {
 mod tests {
     use super::*;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn file_is_replaced_or_left_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, temporary) = (dir.path().join("file"), dir.path().join("file.tmp"));
+        replace(&path, &temporary, b"old").unwrap();
+        replace(&path, &temporary, b"new").unwrap();
+        assert_eq!(read(&path).unwrap(), b"new");
+        std::fs::create_dir(dir.path().join("folder")).unwrap();
+        replace(&dir.path().join("folder"), &temporary, b"new").unwrap_err();
+        assert!(!temporary.exists());
+    }
 
     #[test]
     fn fifos_and_directories_are_rejected_without_blocking() {

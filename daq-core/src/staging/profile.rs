@@ -6,7 +6,7 @@ use crate::topology::pci::{Bridge, Lanes, Link};
 use crate::topology::{Gpu, Topology};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -275,8 +275,7 @@ impl Profiles {
         let file = directory.join(FILE);
         let next = directory.join(format!("{FILE}.{}", std::process::id()));
         let text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
-        crate::file::create(&next)?.write_all((text + "\n").as_bytes())?;
-        std::fs::rename(&next, &file)?;
+        crate::file::replace(&file, &next, (text + "\n").as_bytes())?;
         Ok(file)
     }
 

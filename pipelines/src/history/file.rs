@@ -6,7 +6,7 @@
 use super::{History, SavedHistory};
 use daq_core::file;
 use daq_core::log_limit::LogLimit;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,11 +40,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<SavedHistory, String> {
 
 /// Replaces the file `path`.
 fn write(path: &Path, saved: &SavedHistory) -> io::Result<()> {
-    let temporary = path.with_extension("tmp");
-    let mut file = file::create(&temporary)?;
-    file.write_all(&serde_json::to_vec(saved)?)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)
+    file::replace(
+        path,
+        &path.with_extension("tmp"),
+        &serde_json::to_vec(saved)?,
+    )
 }
 
 /// What the writing thread has to do.

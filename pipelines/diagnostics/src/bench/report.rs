@@ -6,7 +6,7 @@ use crate::doctor::about;
 use daq_core::file;
 use daq_core::units::format_datetime;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -95,13 +95,8 @@ impl Report {
             return Ok(());
         }
         let html = self.html(&about(), failure);
-        let temporary = self.temporary();
-        let written = replace(&temporary, &self.path, html.as_bytes());
-        written.map_err(|error| {
-            // An incomplete file must not remain.
-            let _ = std::fs::remove_file(&temporary);
-            self.failed(error)
-        })
+        let written = file::replace(&self.path, &self.temporary(), html.as_bytes());
+        written.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: io::Error) -> ReportError {
@@ -182,14 +177,6 @@ fn section(number: usize, table: &Table) -> String {
         table.html(of_caption)
     );
     html
-}
-
-/// Writes `bytes` to the new file `temporary`, and renames it to `path`.
-fn replace(temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = file::create(temporary)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(temporary, path)
 }
 
 /// Returns the command line of this process, with quotes where a shell needs them.
