@@ -633,10 +633,6 @@ where
             section.detach(&[tag]);
         }
         Some(FILE_KERNEL.to_owned())
-    } else if let Some(problem) = transport_as_driver(&section, tag, &names) {
-        diagnostics.push(problem);
-        section.detach(&[tag]);
-        None
     } else {
         section
             .take_string(tag, &names, diagnostics)
@@ -665,19 +661,6 @@ where
         keys,
         spec,
     }
-}
-
-/// Returns the error for a driver that is in fact a transport of the driver `stream`.
-fn transport_as_driver(section: &Section, tag: &str, names: &[&str]) -> Option<Diagnostic> {
-    let driver: String = section.peek(tag)?;
-    let is_transport = ["rdma"].contains(&driver.as_str());
-    let is_known = names.contains(&driver.as_str()) || !names.contains(&"stream");
-    (is_transport && !is_known).then(|| {
-        let message = format!("unknown {tag} \"{driver}\" in [{}]", section.title());
-        at(section, tag, message).help(format!(
-            "set driver = \"stream\" and transport = \"{driver}\""
-        ))
-    })
 }
 
 /// Returns every key that any entry accepts, or `None` if a schema does not list its keys.
