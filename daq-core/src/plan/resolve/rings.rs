@@ -107,7 +107,7 @@ impl Resolver<'_> {
                 "the CPU writes packets to host memory".to_owned(),
             );
         }
-        let staged = format!("{name}@host");
+        let staged = host_name(name);
         let copier = self.add_copy((&staged, Placement::Host), (name, placement));
         self.plan.rings.push(PlannedRing {
             name: staged.clone(),
