@@ -193,12 +193,12 @@ struct Channel {
 struct Source {
     const u8 *real, *imaginary;
     Complex mean;
-    // Whether the real and the imaginary parts are used; they are zero otherwise.
-    bool has_real, has_imaginary;
+    // Without a block, all points are zero. Without a second block, the imaginary parts are zero.
+    bool is_used, has_imaginary;
 
-    // The block of spectrum `s`, and the block after it if `paired`. Both must be addresses that can be read.
+    // The block of spectrum `s` if `used`, and the block after it if `paired`.
     __device__ Source(const Spectra& p, const Channel& from, Cursor cursor, u64 s, u32 channel, bool used, bool paired)
-        : mean{0.0f, 0.0f}, has_real(used), has_imaginary(used && (p.complex || paired)) {
+        : mean{0.0f, 0.0f}, is_used(used), has_imaginary(used && (p.complex || paired)) {
         real = imaginary = from.at(cursor);
         if (p.complex) {
             imaginary += bytes_of(p);
@@ -220,11 +220,17 @@ struct Source {
         for (u32 m = 0; m < POINTS; m++) {
             u32 point = first + m * apart;
             float w = p.window[point];
-            v[m].x = has_real ? ((float)x[point * step] - mean.x) * w : 0.0f;
+            v[m].x = ((float)x[point * step] - mean.x) * w;
             v[m].y = has_imaginary ? ((float)y[point * step] - mean.y) * w : 0.0f;
         }
     }
     __device__ __forceinline__ void load_any(Complex (&v)[POINTS], const Spectra& p, u32 step, u32 first, u32 apart) const {
+        // Slots after the last frame of the round may be written meanwhile.
+        if (!is_used) {
+#pragma unroll
+            for (u32 m = 0; m < POINTS; m++) v[m] = Complex{0.0f, 0.0f};
+            return;
+        }
 #define LOAD(N) load<N>(v, p, step, first, apart)
         FOR_TYPE(p.scalar, LOAD)
     }
