@@ -1,7 +1,9 @@
 //! Tests processes that attach to a running pipeline: what they can read, and that they cannot harm the pipeline.
 
 use daq_drivers::sim::verify;
-use daq_testkit::{Daq, Live, Outcome, Python, assert_contains, ledger, python, skip, wait_for};
+use daq_testkit::{
+    Daq, Live, Outcome, Python, assert_contains, ledger, program, python, skip, wait_for,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs::Permissions;
@@ -215,6 +217,35 @@ fn tap_prints_frames_that_numpy_reads() {
     let none = daq.cli_line("tap raw");
     assert_eq!(none.code, 69);
     assert_contains!(none.stderr => "no pipeline runs", "daq run");
+}
+
+#[test]
+fn directory_of_another_user_is_reported() {
+    let Some(setpriv) = program("setpriv").filter(|_| rustix::process::geteuid().is_root()) else {
+        skip!("setpriv is not installed, or this is not root");
+    };
+    let daq = Daq::new(PIPELINE);
+    let directory = daq.path("foreign");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
+    std::os::unix::fs::chown(&directory, Some(65534), None).unwrap();
+    for arguments in [&["ls"][..], &["tap", "raw"]] {
+        let mut command = Command::new(&setpriv);
+        daq.prepare(&mut command);
+        // Without its capabilities, root has the permissions of a user.
+        command
+            .args(["--bounding-set=-all", "--inh-caps=-all"])
+            .arg(daq_testkit::binary());
+        let output = command
+            .args(arguments)
+            .arg("--state-dir")
+            .arg(&directory)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_contains!(text => "cannot read", "Permission denied", "use the account that runs the pipeline"; "{arguments:?}");
+        assert!(!text.contains("no pipeline runs"), "{text}");
+    }
 }
 
 #[test]

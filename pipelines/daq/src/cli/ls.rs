@@ -59,10 +59,7 @@ pub(super) fn ls(args: &Args) -> u8 {
         return show(&format!("{:#}\n", json!(pipelines))).max(code);
     }
     if pipelines.is_empty() && code == 0 {
-        print_error!(
-            "{}; `daq ls` lists the pipelines of its own user, and --state-dir selects another directory",
-            no_sockets(&directories)
-        );
+        print_error!("{}", no_sockets(&directories));
     }
     show(&pipelines.iter().map(table).collect::<Vec<_>>().join("\n")).max(code)
 }
@@ -89,7 +86,10 @@ pub(super) fn no_sockets(directories: &[PathBuf]) -> String {
         .iter()
         .map(|path| path.display().to_string())
         .collect();
-    format!("no pipeline runs: no sockets in {}", searched.join(" and "))
+    format!(
+        "no pipeline runs: no sockets in {}; start one with `daq run`, or set --state-dir to the directory of a pipeline",
+        searched.join(" and ")
+    )
 }
 
 /// Formats a pipeline with a table of its rings.

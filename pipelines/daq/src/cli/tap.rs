@@ -169,10 +169,7 @@ fn find(args: &Args) -> Result<Client, String> {
     match found.len() {
         1 => Ok(found.swap_remove(0).1),
         0 if !failed.is_empty() => Err(failed.join("; ")),
-        0 if others.is_empty() => Err(format!(
-            "{}; start it with `daq run`, or set --state-dir",
-            no_sockets(&directories)
-        )),
+        0 if others.is_empty() => Err(no_sockets(&directories)),
         0 => {
             let of = args
                 .pipeline
