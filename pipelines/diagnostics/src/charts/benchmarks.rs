@@ -70,14 +70,14 @@ impl Document {
     }
 }
 
-/// Returns the number with which a cell begins; NaN if there is none.
+/// Returns the number at the start of a cell; NaN if the cell starts with a text.
 fn number(cell: &str) -> f64 {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let text = cell.trim_start().split(|c| !is_number(c)).next().unwrap();
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// Returns the number of bytes with which a cell begins.
+/// Returns the number of bytes at the start of a cell.
 fn bytes(cell: &str) -> f64 {
     let words: Vec<_> = cell.split([' ', ':']).take(2).collect();
     let size: ByteSize = words.join(" ").parse().unwrap();
@@ -379,9 +379,7 @@ fn python(document: &Document) -> Chart {
         rows: drawn.collect(),
     }];
     rows(
-        "From publication to `frame` in Python"
-            .replace('`', "")
-            .as_str(),
+        "From publication to frame in Python",
         "µs",
         Better::Lower,
         groups,

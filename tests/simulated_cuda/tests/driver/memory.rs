@@ -1,5 +1,6 @@
 //! Tests of device memory, host memory and rejected calls.
 
+use crate::peers::memory_of;
 use crate::sys::{
     access, allocate, allocation_code, context, dereference, mapped, properties, read, stream,
 };
@@ -114,17 +115,7 @@ fn virtual_memory_calls_out_of_order_are_rejected() {
 fn memory_freed_during_pending_copy_breaks_context() {
     // The first copy takes so long that the memory of the second one is freed before it starts.
     passes!("latency=500000", || {
-        let (properties, access) = (properties(), access());
-        let (mut handle, mut address) = (0, 0);
-        ok!(cuMemCreate(
-            &raw mut handle,
-            GRANULE,
-            &raw const properties,
-            0
-        ));
-        ok!(cuMemAddressReserve(&raw mut address, GRANULE, 0, 0, 0));
-        ok!(cuMemMap(address, GRANULE, 0, handle, 0));
-        ok!(cuMemSetAccess(address, GRANULE, &raw const access, 1));
+        let address = memory_of(0);
         let (stream, first) = (stream(), allocate(64));
         ok!(cuMemcpyDtoDAsync_v2(first + 32, first, 16, stream));
         ok!(cuMemcpyDtoDAsync_v2(address, first, 16, stream));

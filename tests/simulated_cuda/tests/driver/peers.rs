@@ -27,7 +27,7 @@ fn grant(address: u64, ordinal: i32) -> i32 {
 }
 
 /// Allocates memory of a device, to which only this device has access.
-fn memory_of(ordinal: i32) -> u64 {
+pub(crate) fn memory_of(ordinal: i32) -> u64 {
     let properties = CUmemAllocationProp {
         location: location_of(ordinal),
         ..properties()
