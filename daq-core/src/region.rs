@@ -58,6 +58,16 @@ pub enum RegionError {
     /// No backend can provide GPU memory that the CPU can write.
     #[error(transparent)]
     Unmappable(#[from] Unmappable),
+    /// Another GPU cannot access memory that the CPU can write.
+    #[error(
+        "cuda:{peer} cannot access memory of cuda:{owner} that the CPU can also write; copy through host memory"
+    )]
+    NoPeer {
+        /// CUDA ordinal of the GPU that needs access.
+        peer: u32,
+        /// CUDA ordinal of the GPU that owns the memory.
+        owner: u32,
+    },
     /// The GPU could not allocate memory, or host memory could not be pinned for the GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -305,6 +315,25 @@ impl Region {
             self.register(Box::new(registered));
         }
         Ok(())
+    }
+
+    /// Lets another GPU write a GPU region. Does nothing if the region belongs to `peer`, or is host memory.
+    ///
+    /// # Errors
+    /// If the GPU cannot access the region's GPU, or the memory has a [BAR mapping](Self::mapped).
+    pub fn grant(&self, peer: &'static Device) -> Result<(), RegionError> {
+        match &self.backing {
+            Backing::Cuda(memory) if memory.device().ordinal() != peer.ordinal() => {
+                Ok(memory.grant(peer)?)
+            }
+            Backing::BarMapping(mapped) if mapped.device().ordinal() != peer.ordinal() => {
+                Err(RegionError::NoPeer {
+                    peer: peer.ordinal(),
+                    owner: mapped.device().ordinal(),
+                })
+            }
+            Backing::Cuda(_) | Backing::BarMapping(_) | Backing::Host(..) => Ok(()),
+        }
     }
 
     /// Returns the address of the first byte: for host memory the CPU's address, for GPU memory the GPU's address,

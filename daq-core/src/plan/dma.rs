@@ -15,7 +15,6 @@ use crate::entry::EngineRequirements;
 use crate::gpu::Dispatch;
 use crate::gpu::Writer;
 use crate::region::Placement;
-use crate::staging::Route;
 use crate::topology::DataPath;
 use crate::topology::nic::is_emulated_nic;
 use crate::topology::{P2pPreference, P2pQuery, PeerAccess, Topology};
@@ -61,7 +60,7 @@ fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
         .ring(written)
         .is_some_and(|ring| ring.inserted.is_some());
     let mut copies = plan.copies.iter();
-    let found = copies.find(|copy| copy.from == *written && matches!(copy.route, Route::In(_)));
+    let found = copies.find(|copy| copy.from == *written && copy.route.staged_to().is_some());
     found.filter(|_| is_inserted).cloned()
 }
 

@@ -12,7 +12,6 @@ use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
 use crate::region::Placement;
 use crate::staging::DEFAULT_CPU_STORE_THRESHOLD;
-use crate::staging::Route;
 use crate::topology::DataPath;
 use crate::topology::Topology;
 use crate::units::ByteSize;
@@ -68,7 +67,7 @@ pub(super) fn decide(plan: &mut Plan, topology: &Topology, allowed: &[Backend]) 
         .collect();
     let mut copies = std::mem::take(&mut plan.copies);
     for copy in &mut copies {
-        if let Route::In(gpu) = copy.route {
+        if let Some(gpu) = copy.route.staged_to() {
             ring(plan, copy, gpu, &persistent, topology, allowed);
         }
     }

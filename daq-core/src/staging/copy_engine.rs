@@ -1,4 +1,4 @@
-//! The thread that copies between rings with a GPU's copy engine. There is one thread per GPU and direction.
+//! The thread that copies between rings with a GPU's copy engine. There is one thread per route.
 
 use super::StagingError;
 use super::methods::CopyMethod;
@@ -15,7 +15,7 @@ const MIN_SLEEP: Duration = Duration::from_micros(60);
 /// Time by which the thread wakes before the expected end of a copy.
 const WAKE_AHEAD: Duration = Duration::from_micros(10);
 
-/// The size and timing of copies for one GPU and direction.
+/// The size and timing of copies along one route.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Maximum size of a copy in bytes.
@@ -52,7 +52,7 @@ struct Expected {
     at: Instant,
 }
 
-/// The ring copies of one GPU and direction.
+/// The ring copies of one route.
 pub struct CopyEngineThread {
     ring_copies: Vec<RingCopy>,
     method: Box<dyn CopyMethod>,

@@ -1,7 +1,7 @@
-//! Staging: copies between rings in host memory and rings on a GPU.
+//! Staging: copies between rings in host memory and rings on GPUs, and between rings on different GPUs.
 //!
 //! ```text
-//!   raw@host ──ring copy──▶┐                   ┌──▶ raw      one copy engine thread per GPU and direction:
+//!   raw@host ──ring copy──▶┐                   ┌──▶ raw      one copy engine thread per pair of memories (route):
 //!   aux@host ──ring copy──▶┤  thread, stream   ├──▶ aux      one stream, its ring copies in turn
 //! ```
 //! All frames that are ready are copied together, up to the size of a *chunk*. A few copies are in flight at a time. At
@@ -45,7 +45,7 @@ pub use copy_engine::{CopyEngineThread, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
 pub use measure::{MeasureError, measure, measure_with};
-pub use methods::{CopyMethod, CopyStream, Division, StreamPath, between};
+pub use methods::{CopyMethod, CopyStream, Division, StreamPath, between, on_stream};
 pub use numa::warn_if_remote_numa;
 pub(crate) use profile::DEFAULT_CPU_STORE_THRESHOLD;
 pub use profile::{Basis, Profile, Profiles, ProfilesError, Rates, Sending};

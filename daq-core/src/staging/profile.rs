@@ -33,6 +33,15 @@ pub struct Rates {
 }
 
 impl Rates {
+    /// Returns the assumed rates of copies between two GPUs that were not measured: those of NVLink between two H100.
+    pub fn assumed_between_gpus() -> Self {
+        Self {
+            bytes_per_second: 350e9,
+            latency_ns: 12_000,
+            by_size: vec![(16 << 20, 350e9)],
+        }
+    }
+
     /// Returns the tuning with the smallest chunk size within 1.5 % of the fastest rate, and the number of copies in
     /// flight that keeps the device busy. The CPU-store threshold is 0.
     ///

@@ -11,13 +11,16 @@ use daq_core::kernel::{DeviceDoorbell, KernelContext, Side};
 use daq_core::notify::Notifier;
 use daq_core::plan::{
     Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource,
+    StagingKeys,
 };
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
-use daq_core::staging::{CopyEngineThread, CopyStream, Profile, RingCopy, Route, measure_with};
+use daq_core::staging::{
+    CopyEngineThread, Profile, Rates, RingCopy, Route, Tuning, measure_with, on_stream,
+};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::Arc;
@@ -124,7 +127,8 @@ fn measured(
     options: &Options,
 ) -> Result<BTreeMap<u32, Profile>, StartError> {
     let mut profiles = options.profiles.clone();
-    for copy in &plan.copies {
+    let with_host = |copy: &&PlannedCopy| copy.route.direction().is_some();
+    for copy in plan.copies.iter().filter(with_host) {
         let ordinal = copy.route.device();
         if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
             let device = Device::open(ordinal)?;
@@ -146,6 +150,26 @@ fn measured(
         }
     }
     Ok(profiles)
+}
+
+/// Returns the tuning of the copies along `route`.
+fn tuning(keys: &StagingKeys, profiles: &BTreeMap<u32, Profile>, route: Route) -> Tuning {
+    let chunk = keys.chunk;
+    let chunk = chunk.map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
+    let depth = keys.depth.map(|depth| depth as usize);
+    match (route.direction(), profiles.get(&route.device())) {
+        (Some(direction), Some(profile)) => profile.tuning_for(direction, chunk, depth),
+        _ => Rates::assumed_between_gpus().tuning_for(chunk, depth),
+    }
+}
+
+/// Returns the name of the thread that copies along `route`.
+fn copies_name(route: Route) -> String {
+    match (route.from(), route.to()) {
+        (Placement::Host, to) => format!("copies to {to}"),
+        (from, Placement::Host) => format!("copies from {from}"),
+        (from, to) => format!("copies from {from} to {to}"),
+    }
 }
 
 /// Allocates the memory of a ring. If CPU stores were planned but are not possible, allocates GPU memory that only
@@ -190,7 +214,13 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                 Err(error) => return Err(error),
             }
         }
-        Region::cuda(device, bytes)
+        let region = Region::cuda(device, bytes)?;
+        for copy in plan.copies.iter().filter(|copy| copy.to == planned.name) {
+            if let Some((from, _)) = copy.route.peers() {
+                region.grant(Device::open(from)?)?;
+            }
+        }
+        Ok(region)
     };
     let region = make().map_err(|source| StartError::Region {
         ring: planned.name.clone(),
@@ -534,26 +564,17 @@ impl Pipeline {
                 .collect()
         };
         for (i, (route, copies)) in staged.into_iter().enumerate() {
-            let profile = &parts.profiles[&route.device()];
-            let chunk = keys
-                .chunk
-                .map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
-            let depth = keys.depth.map(|depth| depth as usize);
-            let tuning = profile.tuning_for(route.direction(), chunk, depth);
-            let device = Device::open(route.device())?;
-            let stream = CopyStream::new(device, route.direction(), tuning.depth)?;
+            let tuning = tuning(keys, &parts.profiles, route);
+            let stream = on_stream(route, tuning.depth)?;
             let bell = parts.bells[&Copier::Engine(route)].clone();
-            let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell);
+            let mut copy_engine = CopyEngineThread::new(stream, tuning, bell);
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
                 let producer = parts.producer(&copy.to);
                 let ledger = self.ledgers.copy(&copy.to);
                 copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
             }
-            let name = match route {
-                Route::In(gpu) => format!("copies to cuda:{gpu}"),
-                Route::Out(gpu) => format!("copies from cuda:{gpu}"),
-            };
+            let name = copies_name(route);
             let wait = keys.wait.into();
             let runner =
                 staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());

@@ -14,6 +14,7 @@ use std::time::Duration;
 /// | `bar=FILE` | file with the devices' memory: the BAR of a PCI device in sysfs, so that real devices can access it |
 /// | `no-init=100` | `cuInit` returns this code |
 /// | `no-peer=0:1` | the devices 0 and 1 cannot access each other's memory; may be given several times |
+/// | `nvlink=0` | devices access each other's memory over PCIe, without native atomic operations |
 /// | `vmm=0` | no virtual memory management |
 /// | `rdma=0` | no `GPUDirect` RDMA |
 /// | `posix-fd=0` | memory cannot be shared as a file descriptor |
@@ -44,6 +45,8 @@ pub struct Options {
     pub no_init: Code,
     /// Pairs of devices that cannot access each other's memory.
     pub no_peer: Vec<(i32, i32)>,
+    /// True if devices access each other's memory over NVLink.
+    pub nvlink: bool,
     /// True if virtual memory management is supported.
     pub vmm: bool,
     /// True if `GPUDirect` RDMA is supported.
@@ -102,6 +105,7 @@ impl Default for Options {
             bar: None,
             no_init: 0,
             no_peer: Vec::new(),
+            nvlink: true,
             vmm: true,
             rdma: true,
             posix_fd: true,
@@ -139,6 +143,7 @@ impl Options {
             "bar" => self.bar = Some(PathBuf::from(Some(value).filter(|path| !path.is_empty())?)),
             "no-init" => self.no_init = value.parse().ok().filter(|code| is_error(*code))?,
             "no-peer" => self.no_peer.push(pair(value)?),
+            "nvlink" => self.nvlink = flag(value)?,
             "vmm" => self.vmm = flag(value)?,
             "rdma" => self.rdma = flag(value)?,
             "posix-fd" => self.posix_fd = flag(value)?,
@@ -221,7 +226,7 @@ mod tests {
     #[test]
     fn options_all_given_are_parsed() {
         let options = Options::parse(
-            "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,no-peer=0:1,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
+            "version=12040, gpus=2,memory=64MiB,bar=/a:b/c,no-peer=0:1,nvlink=0,vmm=0,rdma=0,posix-fd=0,dma-buf=map,ordering=0,latency=50,gbps=20,\
              timeout=3,no-init=100,fail=cuMemAlloc_v2@3:2,fail-async=COPY@1:700,hang=copy@9,hang=PERSISTENT@2,\
              corrupt=peer@4",
         )
@@ -240,6 +245,7 @@ mod tests {
                 bar: Some("/a:b/c".into()),
                 no_init: 100,
                 no_peer: vec![(0, 1)],
+                nvlink: false,
                 vmm: false,
                 rdma: false,
                 posix_fd: false,

@@ -5,6 +5,7 @@
 mod bar_mapping;
 mod driver;
 mod kernels;
+mod peers;
 mod persistent;
 mod persistent_setup;
 mod persistent_short_frames;

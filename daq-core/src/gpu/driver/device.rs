@@ -3,6 +3,7 @@
 use super::error::{CudaError, Doing};
 use super::probe::{NoCuda, probe};
 use crate::sys::cuda::{self, Attribute, Code, Context, Handle};
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,6 +42,25 @@ pub struct Attributes {
     pub write_ordering: i32,
 }
 
+/// The link over which a GPU accesses the memory of another GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PeerLink {
+    /// NVLink, directly or through switches.
+    NvLink,
+    /// PCIe.
+    Pcie,
+}
+
+impl fmt::Display for PeerLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NvLink => "NVLink",
+            Self::Pcie => "PCIe",
+        })
+    }
+}
+
 /// The identity of a GPU, which is known without a context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -70,6 +90,18 @@ impl Identity {
             pci: cuda::pci_address(handle)?,
             memory: cuda::total_memory(handle)?,
             attributes: attributes(handle),
+        })
+    }
+
+    /// Whether this GPU can write memory of `peer`, and whether it then uses NVLink; `None` if it cannot. Memory that
+    /// another GPU accesses must be mapped from a physical allocation.
+    pub fn link_to(&self, peer: &Self) -> Option<PeerLink> {
+        let can_access = peer.attributes.vmm
+            && self.ordinal != peer.ordinal
+            && cuda::can_access_peer(self.handle, peer.handle).unwrap_or(false);
+        can_access.then(|| match cuda::has_peer_atomics(self.handle, peer.handle) {
+            Ok(true) => PeerLink::NvLink,
+            Ok(false) | Err(_) => PeerLink::Pcie,
         })
     }
 

@@ -238,6 +238,27 @@ impl Memory {
             .doing(|| format!("reading memory of cuda:{}", self.device.ordinal()))
     }
 
+    /// Lets another device read and write the memory. The device must be a [peer](super::Identity::link_to).
+    ///
+    /// # Errors
+    /// If the device cannot access this memory. No device can be granted access to a plain allocation.
+    pub fn grant(&self, peer: &Device) -> Result<(), CudaError> {
+        let what = || {
+            format!(
+                "granting cuda:{} access to memory of cuda:{}",
+                peer.ordinal(),
+                self.device.ordinal()
+            )
+        };
+        if self.allocation.is_none() {
+            return Err(CudaError::new(what(), cuda::NOT_SUPPORTED)
+                .with_detail(format!("the memory is {}", self.backing)));
+        }
+        self.device.enter()?;
+        // SAFETY: the range was mapped in `with` and stays mapped as long as `self`.
+        unsafe { cuda::grant(peer.handle(), self.address, self.bytes) }.doing(what)
+    }
+
     /// Exports the memory as a file descriptor, with which another process can map it; `None` if the memory is not
     /// shareable.
     pub fn share(&self) -> Result<Option<OwnedFd>, CudaError> {

@@ -22,7 +22,7 @@ mod stream;
 
 pub use arguments::Argument;
 pub use compile::{CompileError, Compiler, Source, Target};
-pub use device::{Attributes, Device, Identity};
+pub use device::{Attributes, Device, Identity, PeerLink};
 pub use error::CudaError;
 pub(crate) use external::External;
 pub use graph::Graph;

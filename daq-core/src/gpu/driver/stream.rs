@@ -255,6 +255,33 @@ impl Stream {
             .doing(|| self.what("copying within"))
     }
 
+    /// Copies rows of the stream's device to the device `peer`. Contiguous rows are one copy.
+    ///
+    /// # Safety
+    /// The requirements of [`copy_in`](Self::copy_in) apply to every row. The stream's device must have
+    /// [access](super::Memory::grant) to the target.
+    pub(crate) unsafe fn copy_to_peer(
+        &self,
+        peer: &Device,
+        to: u64,
+        from: u64,
+        rows: Rows,
+    ) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: the caller guarantees all requirements of these calls.
+        let started = unsafe {
+            if rows.is_contiguous() {
+                cuda::copy_within_async(to, from, rows.count * rows.bytes, self.raw)
+            } else {
+                cuda::copy_rows_within_async(to, from, rows, self.raw)
+            }
+        };
+        started.doing(|| {
+            let to = peer.ordinal();
+            format!("copying from cuda:{} to cuda:{to}", self.device.ordinal())
+        })
+    }
+
     /// Copies rows of host memory to device memory.
     ///
     /// # Safety

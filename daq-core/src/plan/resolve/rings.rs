@@ -281,9 +281,7 @@ impl Resolver<'_> {
         };
         let is_idle = |copy: &&PlannedCopy| {
             let readers = self.plan.ring(&copy.to).map(|ring| &ring.readers);
-            matches!(copy.route, Route::In(_))
-                && auto(&copy.to)
-                && readers.is_some_and(Vec::is_empty)
+            copy.route.staged_to().is_some() && auto(&copy.to) && readers.is_some_and(Vec::is_empty)
         };
         let idle: Vec<_> = self.plan.copies.iter().filter(is_idle).cloned().collect();
         for copy in idle {

@@ -4,23 +4,26 @@
 //! |---|---|---|---|
 //! | [`CopyStream`] | host memory or a GPU | a GPU or host memory | the GPU's copy engine |
 //! | [`CopyStream`] of [`WithinGpu`] | a GPU | the same GPU | the GPU |
+//! | [`CopyStream`] of [`BetweenGpus`] | a GPU | another GPU that grants access | the source's copy engine |
 //! | [`CpuStores`] | host memory | a GPU with a BAR mapping | the CPU |
 //! | [`HostStores`] | host memory | host memory | the CPU |
 //!
 //! A further method is one more file and one more line in [`between`].
 
+mod between_gpus;
 mod cpu_stores;
 mod host_stores;
 mod stream;
 mod within_gpu;
 
+pub(crate) use between_gpus::BetweenGpus;
 pub(crate) use cpu_stores::CpuStores;
 use host_stores::HostStores;
 pub use stream::{CopyStream, StreamPath};
 use within_gpu::WithinGpu;
 
-use super::{Direction, StagingError};
-use crate::gpu::driver::{Device, Rows};
+use super::{Direction, Route, StagingError};
+use crate::gpu::driver::{CudaError, Device, Rows};
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Completion;
 use std::fmt;
@@ -72,7 +75,7 @@ pub trait CopyMethod: fmt::Debug + Send {
 }
 
 /// Returns the method for copies from `from` to `to` with at most `depth` copies in flight; `None` if no method copies
-/// between these memories. Pins host memory that a GPU reads.
+/// between these memories. Pins host memory that a GPU reads, and grants access to GPU memory that another GPU writes.
 pub fn between(
     from: &Arc<Region>,
     to: &Arc<Region>,
@@ -88,11 +91,29 @@ pub fn between(
             from.pin(device)?;
             Some(Box::new(CopyStream::new(device, Direction::In, depth)?))
         }
-        (Placement::Cuda(a), Placement::Cuda(b)) if a == b => {
-            let device = Device::open(a)?;
-            Some(Box::new(CopyStream::new(device, WithinGpu, depth)?))
+        (Placement::Cuda(writer), Placement::Cuda(owner)) => {
+            if writer != owner {
+                to.grant(Device::open(writer)?)?;
+            }
+            Route::between(from.placement(), to.placement())
+                .map(|route| on_stream(route, depth))
+                .transpose()?
         }
-        _ => None,
+        (Placement::Cuda(_), Placement::Host) => None,
+    })
+}
+
+/// Returns a stream for copies along `route` with at most `depth` copies in flight. Host memory must be
+/// [pinned](Region::pin), and a GPU that writes memory of another GPU needs [access](Region::grant) to it.
+pub fn on_stream(route: Route, depth: usize) -> Result<Box<dyn CopyMethod>, CudaError> {
+    let device = Device::open(route.device())?;
+    Ok(match (route.direction(), route.peers()) {
+        (Some(direction), _) => Box::new(CopyStream::new(device, direction, depth)?),
+        (None, Some((_, to))) => {
+            let to = Device::open(to)?;
+            Box::new(CopyStream::new(device, BetweenGpus { to }, depth)?)
+        }
+        (None, None) => Box::new(CopyStream::new(device, WithinGpu, depth)?),
     })
 }
 

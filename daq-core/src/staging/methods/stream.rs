@@ -14,6 +14,11 @@ pub trait StreamPath: fmt::Debug + Send {
     /// The requirements of [`CopyMethod::copy`] apply.
     unsafe fn copy(&self, stream: &Stream, to: u64, from: u64, rows: Rows)
     -> Result<(), CudaError>;
+
+    /// Returns the GPU that is written, if it is another one than the stream's.
+    fn target(&self) -> Option<&'static Device> {
+        None
+    }
 }
 
 /// Copies between host memory and the stream's GPU.
@@ -76,5 +81,9 @@ impl<P: StreamPath> CopyMethod for CopyStream<P> {
 
     fn leak(&self) {
         self.stream.device().mark_hung();
+        // Work that never ends may also write to the memory of the other GPU.
+        if let Some(target) = self.path.target() {
+            target.mark_hung();
+        }
     }
 }

@@ -88,6 +88,11 @@ impl Rows {
         }
     }
 
+    /// Whether no bytes lie between the rows.
+    pub const fn is_contiguous(&self) -> bool {
+        self.count <= 1 || self.pitch == self.bytes
+    }
+
     /// Returns the number of bytes from the start of the first row to the end of the last row.
     pub const fn extent(&self) -> usize {
         self.count.saturating_sub(1) * self.pitch + self.bytes
@@ -130,6 +135,27 @@ pub(crate) unsafe fn copy_rows_out_async(
         srcDevice: from,
         dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
         dstHost: to.cast(),
+        ..plane(rows)
+    };
+    // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.
+    check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
+}
+
+/// Copies rows of device memory to device memory on a stream. The memories may belong to different devices.
+///
+/// # Safety
+/// The requirements of [`copy_in_async`] apply to every row.
+pub(crate) unsafe fn copy_rows_within_async(
+    to: u64,
+    from: u64,
+    rows: Rows,
+    stream: RawStream,
+) -> Result<(), Code> {
+    let copy = sys::CUDA_MEMCPY2D {
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcDevice: from,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstDevice: to,
         ..plane(rows)
     };
     // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.

@@ -67,6 +67,24 @@ pub(crate) fn attribute(device: Handle, attribute: Attribute) -> Result<i32, Cod
     Ok(value)
 }
 
+/// Whether a device can access the memory of another device.
+pub(crate) fn can_access_peer(device: Handle, peer: Handle) -> Result<bool, Code> {
+    let mut can_access = 0;
+    // SAFETY: the result pointer refers to one writable integer.
+    check(unsafe { driver::cuDeviceCanAccessPeer(&raw mut can_access, device, peer) })?;
+    Ok(can_access != 0)
+}
+
+/// Whether atomic operations of a device on the memory of another device are executed natively. This is the case over
+/// NVLink, and not over PCIe.
+pub(crate) fn has_peer_atomics(device: Handle, peer: Handle) -> Result<bool, Code> {
+    let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    let mut value = 0;
+    // SAFETY: the result pointer refers to one writable integer.
+    check(unsafe { driver::cuDeviceGetP2PAttribute(&raw mut value, attribute, device, peer) })?;
+    Ok(value != 0)
+}
+
 /// Returns the size of a device's memory in bytes.
 pub(crate) fn total_memory(device: Handle) -> Result<usize, Code> {
     let mut bytes = 0;

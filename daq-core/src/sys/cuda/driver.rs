@@ -47,6 +47,8 @@ functions! {
     cuDeviceGetUuid_v2(uuid: *mut sys::CUuuid, device: sys::CUdevice);
     cuDeviceGetAttribute(value: *mut c_int, attribute: sys::CUdevice_attribute, device: sys::CUdevice);
     cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device: sys::CUdevice);
+    cuDeviceCanAccessPeer(can_access: *mut c_int, device: sys::CUdevice, peer: sys::CUdevice);
+    cuDeviceGetP2PAttribute(value: *mut c_int, attribute: sys::CUdevice_P2PAttribute, from: sys::CUdevice, to: sys::CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: sys::CUdevice);
     cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: sys::CUdevice);
     cuCtxSetCurrent(context: sys::CUcontext);

@@ -113,17 +113,26 @@ pub(crate) unsafe fn map(
 ) -> Result<(), Code> {
     // SAFETY: the caller guarantees all requirements of this call.
     check(unsafe { driver::cuMemMap(address, bytes, 0, allocation, 0) })?;
-    let access = sys::CUmemAccessDesc {
-        location: location(device),
-        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    };
-    // SAFETY: the range was mapped just above, and `access` is alive during the call.
-    let opened = check(unsafe { driver::cuMemSetAccess(address, bytes, &raw const access, 1) });
+    // SAFETY: the range was mapped just above.
+    let opened = unsafe { grant(device, address, bytes) };
     if opened.is_err() {
         // SAFETY: the range was mapped just above, and nothing uses it yet.
         unsafe { unmap(address, bytes) }?;
     }
     opened
+}
+
+/// Lets a device read and write a range. The access of other devices does not change.
+///
+/// # Safety
+/// The range must be mapped by [`map`].
+pub(crate) unsafe fn grant(device: Handle, address: u64, bytes: usize) -> Result<(), Code> {
+    let access = sys::CUmemAccessDesc {
+        location: location(device),
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: the caller guarantees a mapped range, and `access` is alive during the call.
+    check(unsafe { driver::cuMemSetAccess(address, bytes, &raw const access, 1) })
 }
 
 /// Unmaps a range that [`map`] mapped.

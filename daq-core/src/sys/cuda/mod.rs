@@ -49,6 +49,9 @@ pub(crate) const ILLEGAL_STATE: Code = Code(401);
 /// `CUDA_ERROR_NOT_READY`: the work is not complete.
 pub(crate) const NOT_READY: Code = Code(600);
 
+/// `CUDA_ERROR_NOT_SUPPORTED`: the driver or the device does not support the call.
+pub(crate) const NOT_SUPPORTED: Code = Code(801);
+
 /// Whether the library can be opened.
 pub(crate) fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();

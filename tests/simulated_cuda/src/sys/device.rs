@@ -3,7 +3,7 @@
 use super::context::device;
 use super::{INITIALISED, Out, driver, require};
 use crate::attributes;
-use crate::code::{INVALID_DEVICE, NO_DEVICE};
+use crate::code::{INVALID_DEVICE, NO_DEVICE, NOT_SUPPORTED};
 use crate::faults::OPTIONS;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -53,6 +53,18 @@ driver! {
 
     initialised() fn cuDeviceCanAccessPeer(value: Out<c_int>, ordinal: c_int, peer: c_int) {
         value.set(device(ordinal)?.can_access(device(peer)?).into())
+    }
+
+    initialised() fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_int, ordinal: c_int, peer: c_int) {
+        const ACCESS: c_int = 2;
+        const NATIVE_ATOMICS: c_int = 3;
+        let can_access = device(ordinal)?.can_access(device(peer)?);
+        require(ordinal != peer)?;
+        match attribute {
+            ACCESS => value.set(can_access.into()),
+            NATIVE_ATOMICS => value.set((can_access && OPTIONS.nvlink).into()),
+            _ => Err(NOT_SUPPORTED),
+        }
     }
 
     initialised() fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) {

@@ -2,7 +2,9 @@
 
 use crate::sys::{access, context, location, properties, read, stream};
 use crate::{cu, fails, ok, passes};
-use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
+use cudarc::driver::sys::{
+    CUdevice_P2PAttribute, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation,
+};
 
 const GRANULE: usize = 2 << 20;
 
@@ -90,6 +92,35 @@ fn excluded_pair_gets_no_access() {
         let target = memory_of(1);
         assert_eq!(grant(target, 0), 101);
         assert_eq!(grant(target, 2), 0);
+    });
+}
+
+/// Returns whether a device has native atomic operations on the memory of a peer.
+fn has_atomics(ordinal: i32, peer: i32) -> bool {
+    let attribute = CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    let mut has = -1;
+    ok!(cuDeviceGetP2PAttribute(
+        &raw mut has,
+        attribute,
+        ordinal,
+        peer
+    ));
+    has == 1
+}
+
+#[test]
+fn only_nvlink_has_native_atomics() {
+    passes!("gpus=3,no-peer=0:2", || {
+        assert!(has_atomics(0, 1));
+        assert!(!has_atomics(0, 2));
+    });
+}
+
+#[test]
+fn pcie_peers_have_no_native_atomics() {
+    passes!("gpus=2,nvlink=0", || {
+        assert!(!has_atomics(0, 1));
+        assert!(can_access(0, 1));
     });
 }
 
