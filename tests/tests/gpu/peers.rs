@@ -10,13 +10,16 @@ use daq_core::ring::{Reader, Ring, RingOptions};
 use daq_core::staging::{
     CopyEngineThread, CopyMethod, Rates, RingCopy, Route, StagingError, Step, between, on_stream,
 };
-use daq_testkit::{RingFixture, Simulated, assert_contains, this_test};
+use daq_testkit::ring::RingFixture;
+use daq_testkit::{Simulated, assert_contains, this_test};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SLOTS: usize = 16;
 const SLOT: usize = 4096;
 const DEPTH: usize = 4;
+/// Time after which a test fails instead of waiting for ever.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A ring on GPU 0, a reader of the ring on GPU 1 that the frames are copied to, and the thread that copies.
 struct Pair {
@@ -81,7 +84,13 @@ impl Pair {
     /// Copies until `count` frames have arrived, and returns their bytes.
     fn read(&mut self, count: usize) -> Result<Vec<Vec<u8>>, StagingError> {
         let mut frames = Vec::new();
+        let started = Instant::now();
         while frames.len() < count {
+            assert!(
+                started.elapsed() < TIMEOUT,
+                "{} frames arrived",
+                frames.len()
+            );
             if self.copies.step()? == Step::Idle {
                 self.copies.wait(Wait::Adaptive, Duration::from_millis(1));
             }
@@ -141,10 +150,19 @@ fn copy_without_access_fails_and_counts_frames() {
         pair.write(0, 5, &[SLOT]);
         let error = pair.read(5).unwrap_err().to_string();
         assert_contains!(error => "copying from cuda:0 to cuda:1", "CUDA_ERROR_INVALID_VALUE");
-        while !pair.copies.discard() {
+        let Pair {
+            from,
+            mut copies,
+            ledger,
+            ..
+        } = pair;
+        // The ring ends, so that the copies can end.
+        drop(from);
+        let started = Instant::now();
+        while !copies.discard() {
+            assert!(started.elapsed() < TIMEOUT, "{ledger:?}");
             std::thread::yield_now();
         }
-        let ledger = &pair.ledger;
         assert_eq!(ledger.frames.get(), 0);
         assert_eq!(ledger.started.get(), ledger.failed.get());
     });
