@@ -142,7 +142,7 @@ struct Spectra {
     double* carry;
     u64 point_step, channel_step, hop, spectra, origin, chunk;
     double factor;
-    u32 pieces, channels, scalar, complex, size, bins, width, complete, doubled, db;
+    u32 pieces, channels, scalar, complex, block, bins, width, complete, doubled, db;
 };
 static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_OF(Spectra, to) == 24 &&
     OFFSET_OF(Spectra, cut) == 48 && OFFSET_OF(Spectra, rows) == 72 && OFFSET_OF(Spectra, columns) == 104 &&
@@ -153,7 +153,7 @@ static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_
     OFFSET_OF(Spectra, hop) == 208 && OFFSET_OF(Spectra, spectra) == 216 && OFFSET_OF(Spectra, origin) == 224 &&
     OFFSET_OF(Spectra, chunk) == 232 && OFFSET_OF(Spectra, factor) == 240 && OFFSET_OF(Spectra, pieces) == 248 &&
     OFFSET_OF(Spectra, channels) == 252 && OFFSET_OF(Spectra, scalar) == 256 &&
-    OFFSET_OF(Spectra, complex) == 260 && OFFSET_OF(Spectra, size) == 264 && OFFSET_OF(Spectra, bins) == 268 &&
+    OFFSET_OF(Spectra, complex) == 260 && OFFSET_OF(Spectra, block) == 264 && OFFSET_OF(Spectra, bins) == 268 &&
     OFFSET_OF(Spectra, width) == 272 && OFFSET_OF(Spectra, complete) == 276 &&
     OFFSET_OF(Spectra, doubled) == 280 && OFFSET_OF(Spectra, db) == 284);
 #define SPECTRA_PARAMETERS \
@@ -165,6 +165,6 @@ static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_
     const float* given_window, Complex* given_means, Complex* given_work, double* given_partial, \
     const double* given_carried, double* given_carry, u64 given_point_step, u64 given_channel_step, \
     u64 given_hop, u64 given_spectra, u64 given_origin, u64 given_chunk, double given_factor, u32 given_pieces, \
-    u32 given_channels, u32 given_scalar, u32 given_complex, u32 given_size, u32 given_bins, u32 given_width, \
+    u32 given_channels, u32 given_scalar, u32 given_complex, u32 given_block, u32 given_bins, u32 given_width, \
     u32 given_complete, u32 given_doubled, u32 given_db
-#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_size, given_bins, given_width, given_complete, given_doubled, given_db}
+#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_block, given_bins, given_width, given_complete, given_doubled, given_db}

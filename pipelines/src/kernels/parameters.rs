@@ -311,8 +311,8 @@ parameters! {
         scalar: u32,
         /// 1 for complex samples.
         complex: u32,
-        /// Number of points of a whole transform.
-        size: u32,
+        /// Number of points of a block. Transforms are padded with zeros.
+        block: u32,
         /// Number of points per channel in an output.
         bins: u32,
         /// Number of values per set of partial sums.

@@ -125,8 +125,8 @@ struct Batch : Transforms {
     }
 };
 
-// Fills the buffer with the blocks that begin at `starts`; a null pointer gives zeros. For real samples, each transform
-// processes two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
+// Fills the buffer with the blocks that begin at `starts`, padded with zeros; a null pointer gives zeros. For real
+// samples, each transform processes two blocks. Point `e` of transform `t` is point `first + t * t_step + e * e_step` of its block.
 template <class N>
 __device__ void fill(const Batch& batch, const Spectra& p, const u8* const* starts, Means means, u32 first,
                      u32 t_step, u32 e_step, u32 count, bool columns) {
@@ -139,7 +139,7 @@ __device__ void fill(const Batch& batch, const Spectra& p, const u8* const* star
         u32 which = columns ? 0 : 2 * t;
         const N *a = (const N*)starts[which], *b = (const N*)starts[which + 1];
         Complex z = {0.0f, 0.0f};
-        if (t < count && a != nullptr) {
+        if (t < count && a != nullptr && point < p.block) {
             float w = p.window[point];
             u64 at = point * p.point_step;
             Complex less = {0.0f, 0.0f};
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(256) power_spectrum_means(SPECTRA_P
     __shared__ double sums[256][2];
     const u8* start = start_of(p, blockIdx.x / p.channels, blockIdx.x % p.channels);
     double x = 0.0, y = 0.0;
-#define ADD_POINTS(N) add_points<N>(p, start, p.size, x, y)
+#define ADD_POINTS(N) add_points<N>(p, start, p.block, x, y)
     FOR_TYPE(p.scalar, ADD_POINTS)
     sums[threadIdx.x][0] = x;
     sums[threadIdx.x][1] = y;
@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(256) power_spectrum_means(SPECTRA_P
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0) p.means[blockIdx.x] = Complex{(float)(sums[0][0] / p.size), (float)(sums[0][1] / p.size)};
+    if (threadIdx.x == 0) p.means[blockIdx.x] = Complex{(float)(sums[0][0] / p.block), (float)(sums[0][1] / p.block)};
 }
 
 // Performs short transforms, from the samples to the sums. Writes `bins` numbers per piece and channel to `partial`.

@@ -36,12 +36,20 @@
 //! # detrend = "none": with detrend=False
 //! ```
 //!
-//! | `window` | `w`, with `t = 2 * np.pi * np.arange(N) / N` (periodic, as in `scipy.signal.get_window`) |
+//! The windows equal those of `scipy.signal.get_window(name, N)`, which are periodic; with `symmetric = true`, they equal
+//! `get_window(name, N, fftbins=False)`.
+//!
+//! | `window` | name in scipy |
 //! |---|---|
-//! | `"hann"` | `0.5 - 0.5 * np.cos(t)` |
-//! | `"hamming"` | `0.54 - 0.46 * np.cos(t)` |
-//! | `"blackman-harris"` | `0.35875 - 0.48829 * np.cos(t) + 0.14128 * np.cos(2 * t) - 0.01168 * np.cos(3 * t)` |
-//! | `"rectangular"` | `np.ones(N)` |
+//! | `"hann"`, `"hamming"`, `"blackman"`, `"nuttall"`, `"flattop"` | the same |
+//! | `"blackman-harris"`, `"rectangular"` | `"blackmanharris"`, `"boxcar"` |
+//! | `{ kind = "kaiser", beta = β }` | `("kaiser", β)` |
+//! | `{ kind = "gaussian", std = σ }` | `("gaussian", σ)`, σ in points |
+//! | `{ kind = "tukey", alpha = α }` | `("tukey", α)` |
+//!
+//! `fft` is `nfft` of scipy: blocks of `size` points are padded with zeros to `fft` points. The window has `size` points,
+//! and the bins are `rate / fft` apart. `average = "median"` is `average="median"` of `welch`: at each frequency, the
+//! output is the median of the spectra, divided by its bias for Gaussian noise.
 //!
 //! Samples are converted to float32 without scaling. Transforms and outputs are float32, averages are float64. The
 //! error of a bin is below 1e-5 of the bin or of the spectrum's mean, whichever is larger; bins far below the mean are
@@ -70,6 +78,7 @@
 
 mod cpu;
 mod cuda;
+mod median;
 mod passes;
 #[cfg(test)]
 mod tests;
@@ -84,10 +93,14 @@ use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-pub use window::Window;
+pub use window::{Window, WindowShape};
 
 /// Maximum default length of transforms; frames with fewer points use their number of points.
 const DEFAULT_SIZE: usize = 4096;
+/// Maximum number of points of a padded transform.
+const MAX_FFT: usize = 1 << 28;
+/// Maximum size of the spectra of one output whose median is computed.
+const MAX_MEDIAN_BYTES: u128 = 8 << 30;
 
 /// Registry entry of `power-spectrum`.
 pub const ENTRY: KernelEntry = KernelEntry::of::<PowerSpectrum>(
@@ -100,12 +113,17 @@ input = \"INPUT\"
 output = \"OUTPUT\"
 # Number of points of one transform, at least 2; default: 4096, or the points of a frame if there are fewer.
 # size = 4096
-# \"hann\", \"hamming\", \"blackman-harris\" or \"rectangular\".
+# Number of points of the transform, if blocks are padded with zeros; default: as `size`.
+# fft = 8192
+# \"hann\", \"hamming\", \"blackman\", \"blackman-harris\", \"nuttall\", \"flattop\" or \"rectangular\"; or a window with a parameter:
+# { kind = \"kaiser\", beta = 14.0 }, { kind = \"gaussian\", std = 500.0 } or { kind = \"tukey\", alpha = 0.25 }.
 # window = \"hann\"
 # Fraction of a block that overlaps with the next block of the same frame, 0.0 to 0.9.
 # overlap = 0.0
 # Number of spectra averaged into one output; default: all spectra of one frame.
 # integrate = 16
+# \"mean\" of the spectra, or \"median\", which is robust against bursts of interference.
+# average = \"mean\"
 # \"power\", \"density\" (requires the sample rate), \"db\" or \"none\"; for real samples also \"one-sided\" and
 # \"one-sided-density\", which contain the power of negative frequencies.
 # scaling = \"power\"
@@ -139,14 +157,23 @@ pub struct PowerSpectrum {
     /// Number of points of one transform, at least 2; fastest without prime factors above 7. Default: 4096, or the
     /// points of a frame if there are fewer.
     pub size: Option<usize>,
-    /// Window by which each block is multiplied: `"hann"` (default), `"hamming"`, `"blackman-harris"` or
-    /// `"rectangular"`.
+    /// Number of points of the transform, at least `size`. Each block is padded with zeros, so that the bins are closer to
+    /// each other. Default: `size`. In scipy: `nfft`.
+    pub fft: Option<usize>,
+    /// Window by which each block is multiplied: `"hann"` (default), `"hamming"`, `"blackman"`, `"blackman-harris"`,
+    /// `"nuttall"`, `"flattop"` or `"rectangular"`; or a table: `{ kind = "kaiser", beta = 14.0 }`,
+    /// `{ kind = "gaussian", std = 500.0 }` (in points) or `{ kind = "tukey", alpha = 0.25 }`. In a table,
+    /// `symmetric = true` selects a symmetric window instead of a periodic one, for all kinds.
     pub window: Window,
     /// Fraction of a block that overlaps with the next block of the same frame, 0.0 (default) to 0.9. Blocks start
     /// `size - round(size * overlap)` points apart, at least 1.
     pub overlap: f64,
     /// Number of spectra averaged into one output, at least 1. Default: all spectra of one frame.
     pub integrate: Option<u64>,
+    /// How the spectra of an output are combined: `"mean"` (default), or `"median"`, which bursts of interference hardly
+    /// change. The median is divided by its bias for Gaussian noise, as in scipy, so that both give the same power for
+    /// noise. It needs memory for all spectra of an output.
+    pub average: Average,
     /// Normalisation of the average: `"power"` (default), `"density"`, `"db"` or `"none"`; for real samples also
     /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample
     /// rate. Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive
@@ -191,6 +218,17 @@ impl Scaling {
     }
 }
 
+/// How the spectra of an output are combined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Average {
+    /// The mean at each frequency.
+    #[default]
+    Mean,
+    /// The median at each frequency, divided by its bias.
+    Median,
+}
+
 /// Value subtracted from each block before the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -224,6 +262,16 @@ pub enum Gap {
     Continue,
 }
 
+/// Checks the number of points of a transform of blocks of `size` points.
+fn check_fft(fft: usize, size: usize) -> Result<(), Problem> {
+    require(
+        (size..=MAX_FFT).contains(&fft),
+        "fft",
+        format!("`fft` is {fft}, but a block has {size} points"),
+        format!("write a number from {size} to {MAX_FFT}, or remove the key"),
+    )
+}
+
 impl PowerSpectrum {
     /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
@@ -234,6 +282,9 @@ impl PowerSpectrum {
             format!("`size` is {size}, but a transform must have at least 2 points"),
             "write at least 2",
         )?;
+        if let (Some(fft), Some(size)) = (self.fft, self.size) {
+            check_fft(fft, size)?;
+        }
         require(
             (0.0..=0.9).contains(&self.overlap),
             "overlap",
@@ -252,8 +303,10 @@ impl PowerSpectrum {
 /// Sizes derived from the keys and the input layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Shape {
-    /// Number of points of one transform.
+    /// Number of points of one block.
     size: usize,
+    /// Number of points of one transform: of a block and the zeros after it.
+    fft: usize,
     /// Number of points between the starts of successive blocks.
     hop: usize,
     /// Number of spectra of one channel in one frame, at least 1.
@@ -264,6 +317,17 @@ struct Shape {
     bins: usize,
     /// Bins 1 to `doubled` - 1 are doubled. If 0, no bin is doubled.
     doubled: usize,
+}
+
+impl Shape {
+    const fn is_padded(&self) -> bool {
+        self.fft > self.size
+    }
+
+    /// Returns the number of spectra of one output, if their median is computed.
+    fn history(&self) -> usize {
+        usize::try_from(self.integrate).unwrap_or(usize::MAX)
+    }
 }
 
 impl PowerSpectrum {
@@ -300,7 +364,9 @@ impl PowerSpectrum {
         let hop = (size - again).max(1);
         let spectra = (input.points - size) / hop + 1;
         let integrate = self.integrate.unwrap_or(spectra as u64);
-        let bins = if input.complex { size } else { size / 2 + 1 };
+        let fft = self.fft.unwrap_or(size);
+        check_fft(fft, size)?;
+        let bins = if input.complex { fft } else { fft / 2 + 1 };
         let is_one_sided = self.scaling.is_one_sided();
         require(
             !(is_one_sided && input.complex),
@@ -309,9 +375,19 @@ impl PowerSpectrum {
             "write \"power\" or \"density\": positive and negative frequencies have separate bins",
         )?;
         // 0 Hz has no negative counterpart. For even sizes, half the sample rate has no counterpart either.
-        let doubled = if is_one_sided { size.div_ceil(2) } else { 0 };
+        let doubled = if is_one_sided { fft.div_ceil(2) } else { 0 };
+        if self.average == Average::Median {
+            let bytes = u128::from(integrate) * bins as u128 * u128::from(input.channels) * 4;
+            require(
+                bytes <= MAX_MEDIAN_BYTES,
+                "average",
+                format!("the median of {integrate} spectra needs {bytes} bytes"),
+                "lower `integrate`, or use \"mean\"",
+            )?;
+        }
         Ok(Shape {
             size,
+            fft,
             hop,
             spectra,
             integrate,
@@ -349,9 +425,9 @@ impl KernelSpec for PowerSpectrum {
         let shape = self.shape(input)?;
         let rate = input.sample_rate();
         self.factor(shape.size, rate)?;
-        let step = rate.map(|rate| rate / shape.size as f64);
-        // As in numpy.fft.fftshift, the first `size / 2` (rounded down) frequencies are negative.
-        let below = if input.complex { shape.size / 2 } else { 0 };
+        let step = rate.map(|rate| rate / shape.fft as f64);
+        // As in numpy.fft.fftshift, the first `fft / 2` (rounded down) frequencies are negative.
+        let below = if input.complex { shape.fft / 2 } else { 0 };
         let start = step.map(|step| {
             if below == 0 {
                 0.0
@@ -378,10 +454,16 @@ impl KernelSpec for PowerSpectrum {
     }
 
     fn memory(&self, input: &Layout) -> usize {
-        // Float64 sums, the float32 window and two blocks of real samples, and the complex block. The factors and the
-        // work space of the transform need about eight complex numbers per point for sizes with large prime factors.
+        // Float64 sums or the spectra of one output, the float32 window and two blocks of real samples, and the complex
+        // block. The factors and the work space of the transform need about eight complex numbers per point for sizes
+        // with large prime factors.
         self.shape(input).map_or(0, |shape| {
-            shape.size * (input.channels as usize * 8 + 3 * 4 + 9 * 8)
+            let channels = input.channels as usize;
+            let sums = match self.average {
+                Average::Mean => shape.fft * channels * 8,
+                Average::Median => shape.history() * channels * shape.bins * 4,
+            };
+            sums + shape.size * 3 * 4 + shape.fft * 9 * 8
         })
     }
 
@@ -391,7 +473,9 @@ impl KernelSpec for PowerSpectrum {
     }
 
     fn has(&self, input: &Layout, side: Side) -> bool {
-        let fits = |shape: Shape| device::can_count(input) && passes::has(shape.size);
+        let fits = |shape: Shape| {
+            device::can_count(input) && passes::has(shape.fft) && self.average == Average::Mean
+        };
         side == Side::Cpu || self.shape(input).is_ok_and(fits)
     }
 

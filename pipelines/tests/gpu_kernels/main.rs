@@ -10,6 +10,7 @@ mod convert;
 mod host;
 mod numpy;
 mod power_spectrum;
+mod scipy;
 mod select;
 mod stats;
 mod throughput;

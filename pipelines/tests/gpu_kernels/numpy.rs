@@ -13,22 +13,23 @@ use std::process::{Command, Stdio};
 
 const SCRIPT: &str = include_str!("reference.py");
 
-/// Returns a Python interpreter with numpy: the one that `DAQ_TEST_PYTHON` names, otherwise `python3`.
-fn python() -> Option<PathBuf> {
+/// Returns a Python interpreter with `module`: the one that `DAQ_TEST_PYTHON` names, otherwise `python3`.
+pub fn python(module: &str) -> Option<PathBuf> {
     let given = std::env::var_os("DAQ_TEST_PYTHON").filter(|path| !path.is_empty());
     let python = PathBuf::from(given.unwrap_or_else(|| "python3".into()));
-    let found = Command::new(&python).args(["-c", "import numpy"]).output();
+    let import = format!("import {module}");
+    let found = Command::new(&python).args(["-c", &import]).output();
     if found.is_ok_and(|output| output.status.success()) {
         return Some(python);
     }
-    eprintln!("skipped: {} has no numpy", python.display());
+    eprintln!("skipped: {} has no {module}", python.display());
     None
 }
 
-/// Returns the numbers that numpy computes for each case. A case consists of the kernel's keys and the frames.
-fn numpy(python: &PathBuf, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
+/// Returns the numbers that `script` computes for each case. A case consists of the kernel's keys and the frames.
+pub fn reference(python: &PathBuf, script: &str, cases: &[(String, Vec<u8>)]) -> Vec<Vec<f64>> {
     let mut child = Command::new(python)
-        .args(["-c", SCRIPT])
+        .args(["-c", script])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -63,7 +64,7 @@ fn each(
     spec: impl Fn(usize, &Samples) -> (Box<dyn KernelSpec>, String),
     compare: impl Fn(&[f64], &[f64], &str),
 ) {
-    let (Some(device), Some(python)) = (device(), python()) else {
+    let (Some(device), Some(python)) = (device(), python("numpy")) else {
         return;
     };
     let (mut cases, mut made) = (Vec::new(), Vec::new());
@@ -93,7 +94,7 @@ fn each(
         made.push((format!("{samples:?} {keys}"), numbers(&outputs)));
         cases.push((header, bytes));
     }
-    for ((what, made), want) in made.iter().zip(numpy(&python, &cases)) {
+    for ((what, made), want) in made.iter().zip(reference(&python, SCRIPT, &cases)) {
         assert_eq!(made.len(), want.len(), "{what}");
         compare(made, &want, what);
     }
@@ -126,7 +127,9 @@ fn convert_equals_numpy() {
 /// the packed types.
 #[test]
 fn convert_of_every_code_equals_numpy() {
-    let Some(python) = python() else { return };
+    let Some(python) = python("numpy") else {
+        return;
+    };
     let bytes: Vec<u8> = (0..5)
         .flat_map(|_| (0..=u16::MAX).flat_map(u16::to_le_bytes))
         .chain([0; 5])
@@ -157,7 +160,7 @@ fn convert_of_every_code_equals_numpy() {
         let on = |device| as_f32(&run(&spec, &input, &given, &[1], device).outputs[0].1);
         made.push((scalar, on(None), device().map(|device| on(Some(device)))));
     }
-    for ((scalar, cpu, gpu), want) in made.iter().zip(numpy(&python, &cases)) {
+    for ((scalar, cpu, gpu), want) in made.iter().zip(reference(&python, SCRIPT, &cases)) {
         for made in [Some(cpu), gpu.as_ref()].into_iter().flatten() {
             assert_eq!(made.len(), want.len(), "{scalar}");
             for (i, (made, want)) in made.iter().zip(&want).enumerate() {

@@ -7,7 +7,7 @@ use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;
-use daq_pipelines::kernels::power_spectrum::{Detrend, Gap, Partial, Scaling, Window};
+use daq_pipelines::kernels::power_spectrum::{Detrend, Gap, Partial, Scaling, WindowShape};
 
 /// Returns the largest error of a spectrum, relative to the bin or to the spectrum's mean, whichever is larger.
 pub fn error(made: &[f64], want: &[f64]) -> f64 {
@@ -101,11 +101,14 @@ fn spectra_of_every_radix_equal_cpu() {
                 complex,
                 ..Samples::default()
             };
-            for (integrate, window) in [(1, Window::BlackmanHarris), (3, Window::Rectangular)] {
+            for (integrate, window) in [
+                (1, WindowShape::BlackmanHarris),
+                (3, WindowShape::Rectangular),
+            ] {
                 let spec = PowerSpectrum {
                     size: Some(size),
                     integrate: Some(integrate),
-                    window,
+                    window: window.into(),
                     ..PowerSpectrum::default()
                 };
                 let input = layout(&samples, size * 5 / 2);

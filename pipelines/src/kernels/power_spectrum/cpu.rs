@@ -7,7 +7,8 @@
 use super::super::grouping::{CpuKernel, Grouping, Sums};
 use super::super::samples::{Number, Walk, with_number};
 use super::super::unsupported;
-use super::{Detrend, PowerSpectrum, Scaling, Shape};
+use super::median::History;
+use super::{Average, Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
 use rustfft::num_complex::Complex;
@@ -22,7 +23,7 @@ pub(super) fn build(
     shape: Shape,
     factor: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
-    let fft = FftPlanner::new().plan_fft_forward(shape.size);
+    let fft = FftPlanner::new().plan_fft_forward(shape.fft);
     let zero = Complex::new(0.0, 0.0);
     #[expect(
         clippy::cast_possible_truncation,
@@ -36,21 +37,26 @@ pub(super) fn build(
         detrend: keys.detrend,
         window,
         reals: [real(), real()],
-        block: vec![zero; shape.size].into(),
+        block: vec![zero; shape.fft].into(),
         scratch: vec![zero; fft.get_inplace_scratch_len()].into(),
         fft,
     };
-    let sums = vec![0.0; shape.size * input.channels as usize].into();
+    let channels = input.channels as usize;
+    let average = match keys.average {
+        Average::Mean => Averaging::Mean(vec![0.0; shape.fft * channels].into()),
+        Average::Median => Averaging::Median(History::new(&shape, channels)),
+    };
     let plan = Plan {
         shape,
         walk: Walk::through(input),
         complex: input.complex,
-        factor: factor / shape.integrate as f64,
+        factor,
+        channels,
         db: keys.scaling == Scaling::Db,
     };
     with_number!(input.scalar, N => Ok(Box::new(CpuKernel {
         grouping,
-        sums: Summer::<N> { plan, transform, sums, number: PhantomData },
+        sums: Summer::<N> { plan, transform, average, number: PhantomData },
     })), _ => Err(unsupported(input, "power-spectrum")))
 }
 
@@ -59,7 +65,8 @@ struct Plan {
     shape: Shape,
     walk: Walk,
     complex: bool,
-    /// Factor by which a finished sum is multiplied.
+    channels: usize,
+    /// Factor by which an average is multiplied.
     factor: f64,
     db: bool,
 }
@@ -84,17 +91,19 @@ impl Transform {
         first: usize,
     ) {
         let convert = |[re, im]: [N::Raw; 2]| Complex::new(N::f32(re), N::f32(im));
-        walk.gather(pairs, channel, first, &mut self.block, convert);
+        let (block, padding) = self.block.split_at_mut(self.window.len());
+        walk.gather(pairs, channel, first, block, convert);
         if self.detrend == Detrend::Constant {
-            let re = mean(self.block.iter().map(|sample| sample.re));
-            let im = mean(self.block.iter().map(|sample| sample.im));
-            for sample in &mut self.block {
+            let re = mean(block.iter().map(|sample| sample.re));
+            let im = mean(block.iter().map(|sample| sample.im));
+            for sample in &mut *block {
                 *sample -= Complex::new(re, im);
             }
         }
-        for (sample, w) in self.block.iter_mut().zip(&self.window) {
+        for (sample, w) in block.iter_mut().zip(&self.window) {
             *sample = Complex::new(sample.re * w, sample.im * w);
         }
+        padding.fill(Complex::new(0.0, 0.0));
     }
 
     /// Loads the block of real samples that starts at point `first` and, as imaginary parts, the block that starts at
@@ -120,8 +129,8 @@ impl Transform {
             }
         }
         let [left, right] = &self.reals;
-        for (((sample, w), a), b) in self
-            .block
+        let (block, padding) = self.block.split_at_mut(self.window.len());
+        for (((sample, w), a), b) in block
             .iter_mut()
             .zip(&self.window)
             .zip(left.iter())
@@ -129,15 +138,14 @@ impl Transform {
         {
             *sample = Complex::new(a * w, b * w);
         }
+        padding.fill(Complex::new(0.0, 0.0));
     }
 
-    /// Transforms the loaded block and adds the squared magnitudes to `sums`.
-    fn add_to(&mut self, sums: &mut [f64]) {
+    /// Transforms the loaded block and returns the squared magnitudes.
+    fn run(&mut self) -> impl Iterator<Item = f32> {
         self.fft
             .process_with_scratch(&mut self.block, &mut self.scratch);
-        for (sum, z) in sums.iter_mut().zip(&self.block) {
-            *sum += f64::from(z.re * z.re + z.im * z.im);
-        }
+        self.block.iter().map(|z| z.re * z.re + z.im * z.im)
     }
 }
 
@@ -148,88 +156,107 @@ fn mean(samples: impl ExactSizeIterator<Item = f32>) -> f32 {
     (samples.map(f64::from).sum::<f64>() / count) as f32
 }
 
+/// What is kept of the spectra of the output in progress.
+enum Averaging {
+    /// Sums of squared magnitudes, `fft` per channel, in the order of the transform's output.
+    Mean(Box<[f64]>),
+    Median(History),
+}
+
 struct Summer<N> {
     plan: Plan,
     transform: Transform,
-    /// Sums of squared magnitudes, `size` per channel, in the order of the transform's output.
-    sums: Box<[f64]>,
+    average: Averaging,
     number: PhantomData<fn() -> N>,
 }
 
 impl<N: Number> Sums for Summer<N> {
     fn output_bytes(&self) -> usize {
-        self.sums.len() / self.plan.shape.size * self.plan.shape.bins * 4
+        self.plan.channels * self.plan.shape.bins * 4
     }
 
     fn add(&mut self, frame: &[u8], first: usize, count: usize) {
         let numbers = N::cut(frame);
-        let Shape { size, hop, .. } = self.plan.shape;
+        let Shape { fft, hop, .. } = self.plan.shape;
         let (walk, transform) = (self.plan.walk, &mut self.transform);
         let pairs = numbers.as_chunks::<2>().0;
+        // The spectra of a pair cannot be separated exactly, so a median needs one transform for each block.
+        let can_pair = !self.plan.complex && matches!(self.average, Averaging::Mean(_));
         let mut i = first;
         while i < first + count {
-            let paired = !self.plan.complex && i + 1 < first + count;
-            for (channel, sums) in self.sums.chunks_exact_mut(size).enumerate() {
+            let paired = can_pair && i + 1 < first + count;
+            for channel in 0..self.plan.channels {
                 let start = i * hop;
                 if self.plan.complex {
                     transform.load_complex::<N>(pairs, walk, channel, start);
                 } else {
-                    transform.load_real::<N>(
-                        numbers,
-                        walk,
-                        channel,
-                        start,
-                        paired.then_some(start + hop),
-                    );
+                    let second = paired.then_some(start + hop);
+                    transform.load_real::<N>(numbers, walk, channel, start, second);
                 }
-                transform.add_to(sums);
+                let squares = transform.run();
+                match &mut self.average {
+                    Averaging::Mean(sums) => {
+                        for (sum, square) in sums[channel * fft..][..fft].iter_mut().zip(squares) {
+                            *sum += f64::from(square);
+                        }
+                    }
+                    Averaging::Median(history) => history.add(channel, squares),
+                }
             }
             i += if paired { 2 } else { 1 };
         }
     }
 
     fn write(&self, slot: &mut [u8]) {
-        let Plan {
-            shape,
-            complex,
-            factor,
-            db,
-            ..
-        } = self.plan;
-        for (sums, slot) in self
-            .sums
-            .chunks_exact(shape.size)
-            .zip(slot.chunks_exact_mut(shape.bins * 4))
-        {
-            let places = slot.as_chunks_mut::<4>().0;
-            if complex {
-                // The second half of the transform contains the negative frequencies.
-                let (from_zero, negative) = sums.split_at(shape.size.div_ceil(2));
-                let ordered = negative.iter().chain(from_zero).copied();
-                write(places, ordered, factor, db);
-            } else {
-                let mirrored = sums[..1].iter().chain(sums.iter().rev());
-                let folded = sums.iter().zip(mirrored).enumerate().map(|(k, (a, b))| {
-                    let is_doubled = (1..shape.doubled).contains(&k);
-                    if is_doubled { a + b } else { (a + b) / 2.0 }
-                });
-                write(places, folded, factor, db);
+        let plan = &self.plan;
+        let shape = plan.shape;
+        let places = slot.chunks_exact_mut(shape.bins * 4).enumerate();
+        for (channel, places) in places {
+            let places = places.as_chunks_mut::<4>().0;
+            match &self.average {
+                Averaging::Median(history) => plan.write(places, history.medians(channel)),
+                Averaging::Mean(sums) => {
+                    let count = shape.integrate as f64;
+                    let sums = &sums[channel * shape.fft..][..shape.fft];
+                    if plan.complex {
+                        plan.write(places, sums.iter().map(|sum| sum / count));
+                        continue;
+                    }
+                    let mirrored = sums[..1].iter().chain(sums.iter().rev());
+                    let folded = sums.iter().zip(mirrored).map(|(a, b)| (a + b) / 2.0);
+                    plan.write(places, folded.map(|sum| sum / count));
+                }
             }
         }
     }
 
     fn clear(&mut self) {
-        self.sums.fill(0.0);
+        match &mut self.average {
+            Averaging::Mean(sums) => sums.fill(0.0),
+            Averaging::Median(history) => history.clear(),
+        }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the output type is float32"
-)]
-fn write(places: &mut [[u8; 4]], sums: impl Iterator<Item = f64>, factor: f64, db: bool) {
-    for (place, sum) in places.iter_mut().zip(sums) {
-        let power = sum * factor;
-        *place = (if db { 10.0 * power.log10() } else { power } as f32).to_le_bytes();
+impl Plan {
+    /// Writes the average of each bin, in the order of the transform's output.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the output type is float32"
+    )]
+    fn write(&self, places: &mut [[u8; 4]], averages: impl Iterator<Item = f64>) {
+        let bins = self.shape.bins;
+        for (k, average) in averages.take(bins).enumerate() {
+            let is_doubled = (1..self.shape.doubled).contains(&k);
+            let power = average * self.factor * if is_doubled { 2.0 } else { 1.0 };
+            let power = if self.db { 10.0 * power.log10() } else { power };
+            // The second half of a complex transform contains the negative frequencies, which come first.
+            let place = if self.complex {
+                (k + bins / 2) % bins
+            } else {
+                k
+            };
+            places[place] = (power as f32).to_le_bytes();
+        }
     }
 }

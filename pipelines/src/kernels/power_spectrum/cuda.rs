@@ -52,9 +52,9 @@ impl Scratch {
     fn new(keys: &PowerSpectrum, passes: &Passes, input: &Layout, shape: &Shape) -> Self {
         let channels = input.channels as usize;
         let is_long = passes.columns.is_some();
-        let width = if is_long { shape.size } else { shape.bins };
+        let width = if is_long { shape.fft } else { shape.bins };
         let pair = if input.complex { 1 } else { 2 };
-        let fit = WORK_BYTES / (shape.size * 8 * channels) / pair * pair;
+        let fit = WORK_BYTES / (shape.fft * 8 * channels) / pair * pair;
         Self {
             partial: (PARTIAL_BYTES / (width * 8)).min(MAX_PARTIAL).max(channels),
             width,
@@ -78,17 +78,13 @@ impl Scratch {
 /// Returns the maximum number of bytes allocated on a device.
 pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
     let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
-    Passes::new(shape.size, max, MIN_SHARED).map_or(0, |passes| {
+    Passes::new(shape.fft, shape.is_padded(), max, MIN_SHARED).map_or(0, |passes| {
         let channels = input.channels as usize;
         let scratch = Scratch::new(keys, &passes, input, shape);
         let means = scratch.means * channels * 8;
-        let tables = shape.size * (4 + 3 * 8);
+        let tables = shape.fft * (4 + 3 * 8);
         let carried = 2 * channels * shape.bins * 8;
-        scratch.partial_bytes()
-            + scratch.work_bytes(shape.size, channels)
-            + means
-            + tables
-            + carried
+        scratch.partial_bytes() + scratch.work_bytes(shape.fft, channels) + means + tables + carried
     })
 }
 
@@ -104,11 +100,11 @@ pub(super) fn build(
     let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(MIN_SHARED);
     let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
     let max = max.div_ceil(if input.complex { 1 } else { 2 });
-    let passes = Passes::new(shape.size, max, max_shared).ok_or_else(|| {
+    let passes = Passes::new(shape.fft, shape.is_padded(), max, max_shared).ok_or_else(|| {
         KernelError::Refused(format!(
-            "the GPU cannot transform {} points; choose a `size` up to 1048576 without a prime factor \
+            "the GPU cannot transform {} points; choose a number of points up to 1048576 without a prime factor \
              above 7, or set `memory = \"host\"` for the input ring",
-            shape.size
+            shape.fft
         ))
     })?;
     let scratch = Scratch::new(keys, &passes, input, &shape);
@@ -128,7 +124,7 @@ pub(super) fn build(
         Ok(function)
     };
     let plain = |bytes: usize| Memory::with(device, bytes, Backing::Plain);
-    let tables = Tables::new(device, keys, shape.size, &passes)?;
+    let tables = Tables::new(device, keys, &shape, &passes)?;
     let [column_roots, row_roots, all_roots] = tables.roots;
     let rows = (
         passes.rows,
@@ -156,7 +152,7 @@ pub(super) fn build(
     let resident_blocks = (resident_threads as usize / rows.0.threads).max(1);
     let space = match scratch.work {
         0 => None,
-        _ => Some(plain(scratch.work_bytes(shape.size, channels))?),
+        _ => Some(plain(scratch.work_bytes(shape.fft, channels))?),
     };
     let partial = plain(scratch.partial_bytes())?;
     let means = match scratch.means {
@@ -187,7 +183,7 @@ pub(super) fn build(
             channels: input.channels,
             scalar: code_of(input.scalar),
             complex: u32::from(input.complex),
-            size: small(shape.size),
+            block: small(shape.size),
             bins: small(shape.bins),
             width: small(scratch.width),
             doubled: small(shape.doubled),
@@ -239,12 +235,12 @@ impl Tables {
     fn new(
         device: &'static Device,
         keys: &PowerSpectrum,
-        size: usize,
+        shape: &Shape,
         passes: &Passes,
     ) -> Result<Self, KernelError> {
         let sizes = match passes.columns {
-            None => [0, size, 0],
-            Some(columns) => [columns.size, passes.rows.size, size],
+            None => [0, shape.fft, 0],
+            Some(columns) => [columns.size, passes.rows.size, shape.fft],
         };
         let mut bytes = Vec::new();
         let offsets = sizes.map(|size| {
@@ -257,7 +253,9 @@ impl Tables {
             clippy::cast_possible_truncation,
             reason = "the transform uses float32 values"
         )]
-        bytes.extend((0..size).flat_map(|n| (keys.window.at(n, size) as f32).to_le_bytes()));
+        bytes.extend(
+            (0..shape.size).flat_map(|n| (keys.window.at(n, shape.size) as f32).to_le_bytes()),
+        );
         let memory = Memory::holding(device, &bytes)?;
         let address = |offset: usize| memory.address() + offset as u64;
         Ok(Self {

@@ -163,12 +163,14 @@ pub(super) struct Passes {
 
 impl Passes {
     /// Selects the method for transforms of `size` points. At most `max` transforms belong to one sum, and a block has
-    /// `max_shared` bytes of shared memory. Returns `None` if [`has`] is false.
-    pub(super) fn new(size: usize, max: usize, max_shared: usize) -> Option<Self> {
+    /// `max_shared` bytes of shared memory. If `is_padded`, the last points are zeros that are not read. Returns `None` if
+    /// [`has`] is false.
+    pub(super) fn new(size: usize, is_padded: bool, max: usize, max_shared: usize) -> Option<Self> {
         if !has(size) {
             return None;
         }
-        if let Some(passes) = Self::power(size, max, max_shared) {
+        // The device code for powers of two reads all points of a transform.
+        if let Some(passes) = Self::power(size, max, max_shared).filter(|_| !is_padded) {
             return Some(passes);
         }
         if let Some(rows) = Batch::of(size, SHORT_POINTS, max, max_shared) {

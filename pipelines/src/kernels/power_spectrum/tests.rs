@@ -98,14 +98,14 @@ fn assert_near(made: &[f64], want: &[f64], what: &str) {
     }
 }
 
-const WINDOWS: [(Window, &[f64]); 4] = [
-    (Window::Hann, &[0.5, -0.5]),
-    (Window::Hamming, &[0.54, -0.46]),
+const WINDOWS: [(WindowShape, &[f64]); 4] = [
+    (WindowShape::Hann, &[0.5, -0.5]),
+    (WindowShape::Hamming, &[0.54, -0.46]),
     (
-        Window::BlackmanHarris,
+        WindowShape::BlackmanHarris,
         &[0.35875, -0.48829, 0.14128, -0.01168],
     ),
-    (Window::Rectangular, &[1.0]),
+    (WindowShape::Rectangular, &[1.0]),
 ];
 /// Runs one random frame through the kernel and compares the output with the definition.
 fn compare(samples: &Samples, points: usize, spec: &PowerSpectrum, terms: &[f64], seed: u64) {
@@ -178,7 +178,7 @@ fn spectrum_equals_definition_for_every_type_order_and_window() {
                         };
                         let spec = PowerSpectrum {
                             size: Some(size),
-                            window,
+                            window: window.into(),
                             ..PowerSpectrum::default()
                         };
                         compare(&samples, points, &spec, terms, seed);
@@ -208,7 +208,7 @@ proptest! {
         let rate = Some(Frequency(48_000.0));
         let samples = Samples { scalar: Scalar::Int16, complex, channels, order, rate };
         let (window, terms) = WINDOWS[window];
-        let spec = PowerSpectrum { size: Some(size), window, overlap, scaling, ..PowerSpectrum::default() };
+        let spec = PowerSpectrum { size: Some(size), window: window.into(), overlap, scaling, ..PowerSpectrum::default() };
         compare(&samples, size + more, &spec, terms, seed);
     }
 
@@ -311,7 +311,7 @@ fn keys(integrate: u64) -> PowerSpectrum {
     PowerSpectrum {
         size: Some(8),
         integrate: Some(integrate),
-        window: Window::Rectangular,
+        window: WindowShape::Rectangular.into(),
         scaling: Scaling::None,
         ..PowerSpectrum::default()
     }
@@ -580,7 +580,7 @@ fn weak_noise_beside_strong_tone_has_documented_accuracy() {
             let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
             let spec = PowerSpectrum {
                 size: Some(size),
-                window: Window::Rectangular,
+                window: WindowShape::Rectangular.into(),
                 scaling,
                 ..PowerSpectrum::default()
             };

@@ -34,7 +34,7 @@ fn passes_of_every_size_fit_one_block() {
     let smooth = (2..=MAX_SIZE).filter(|size| has(*size));
     // 48 KiB on every GPU, 64 KiB on Turing and 227 KiB on Hopper.
     for (size, shared) in smooth.flat_map(|size| [48, 64, 227].map(|kib| (size, kib << 10))) {
-        let passes = Passes::new(size, 7, shared).unwrap_or_else(|| {
+        let passes = Passes::new(size, false, 7, shared).unwrap_or_else(|| {
             panic!("no passes for {size} points with {shared} bytes of shared memory")
         });
         let columns = passes.columns.map_or(1, |columns| columns.size);
@@ -45,6 +45,11 @@ fn passes_of_every_size_fit_one_block() {
             assert!(batch.size * batch.count < 1 << 16);
         }
     }
-    let short = |size, shared| Passes::new(size, 1, shared).unwrap().columns.is_none();
+    let short = |size, shared| {
+        Passes::new(size, false, 1, shared)
+            .unwrap()
+            .columns
+            .is_none()
+    };
     assert!(short(4096, 48 << 10) && short(8192, 227 << 10) && !short(8192, 48 << 10));
 }
