@@ -125,9 +125,26 @@ impl Producer {
         limit.saturating_sub(self.published + self.submitted)
     }
 
+    /// Closes the ring: readers read the published frames and then finish. No more frames may be published.
+    pub(crate) fn close(&self) {
+        self.shared.state.closed.store(1, Ordering::Release);
+        self.shared.notify_filled();
+    }
+
     /// Returns the number of slots that are finished but not published, because work on a device still fills them.
     pub const fn submitted(&self) -> u64 {
         self.submitted
+    }
+
+    /// Withdraws the last `n` submitted slots, whose work has failed. They stay open.
+    pub(crate) fn withdraw(&mut self, n: u64) {
+        self.submitted = self.submitted.saturating_sub(n);
+    }
+
+    /// Marks the next `n` open slots as submitted: work on a device fills them, and they are described.
+    pub(crate) fn submit(&mut self, n: u64) {
+        debug_assert!(self.submitted + n <= self.open());
+        self.submitted += n;
     }
 
     /// Reserves up to `n` slots for writing, limited by the number of slots that are free now.
@@ -311,8 +328,7 @@ impl Producer {
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        self.shared.state.closed.store(1, Ordering::Release);
-        self.shared.notify_filled();
+        self.close();
     }
 }
 

@@ -4,6 +4,7 @@ use super::completion::{Completion, InFlight, InFlightLeases, Use};
 use super::lease::Lease;
 use super::scratch::Scratch;
 use super::{RingOptions, Shared, UNBOUND};
+use crate::frame::FrameMeta;
 use crate::leak::leak;
 use crate::ledger::ReaderLedger;
 use crate::notify::Wait;
@@ -219,6 +220,37 @@ impl Reader {
     /// Returns the number of frames published and not leased yet.
     pub fn pending(&self) -> u64 {
         self.shared.state.published.load(Ordering::Acquire) - self.position
+    }
+
+    /// Returns the epoch and the number of the `i`-th frame that is ready; `None` if fewer frames are ready.
+    ///
+    /// The reader must be guaranteed, so that no frame is overwritten before it is leased.
+    pub(crate) fn number(&self, i: u64) -> Option<(u32, u64)> {
+        debug_assert!(matches!(self.protection, Protection::Guarantee));
+        let slot = self.shared.slot_of(self.position + i);
+        (i < self.pending()).then(|| self.shared.state.slots.number(slot))
+    }
+
+    /// Returns the metadata of the `i`-th frame that is ready; `None` if fewer frames are ready.
+    ///
+    /// The reader must be guaranteed, so that no frame is overwritten before it is leased.
+    pub(crate) fn meta(&self, i: u64) -> Option<FrameMeta> {
+        debug_assert!(matches!(self.protection, Protection::Guarantee));
+        let slot = self.shared.slot_of(self.position + i);
+        (i < self.pending()).then(|| self.shared.state.slots.read(slot))
+    }
+
+    /// Returns the words of the `present` bitmap of the `i`-th frame that is ready, for a guaranteed reader.
+    pub(crate) fn present_words(&self, i: u64) -> impl Iterator<Item = u64> {
+        debug_assert!(i < self.pending());
+        let slot = self.shared.slot_of(self.position + i);
+        let words = self.shared.state.slots.bitmap(slot).iter();
+        words.map(|word| word.load(Ordering::Relaxed))
+    }
+
+    /// Whether the producer has closed the ring. More frames may be ready.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.shared.state.closed.load(Ordering::Acquire) != 0
     }
 
     /// Returns the number of frames leased and not yet retired.

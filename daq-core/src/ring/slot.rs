@@ -101,6 +101,16 @@ impl Slots {
         self.words[slot * self.stride + 4].load(Ordering::Relaxed) as usize
     }
 
+    /// Returns the epoch and the number of the frame in the record of `slot`.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the epoch is the lower half of a word"
+    )]
+    pub(super) fn number(&self, slot: usize) -> (u32, u64) {
+        let word = |i: usize| self.words[slot * self.stride + i].load(Ordering::Relaxed);
+        (word(1) as u32, word(0))
+    }
+
     /// Whether records of `other` have the same layout, so that they can be copied word by word.
     pub(super) const fn has_shape_of(&self, other: &Self) -> bool {
         self.bitmap == other.bitmap && self.kept == other.kept

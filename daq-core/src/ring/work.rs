@@ -47,6 +47,15 @@ impl<W> WorkInFlight<W> {
         self.work.push_back(work);
     }
 
+    /// Retires `lease`, whose first `read` frames count as read and the others as discarded. If leases before it are in
+    /// flight, adds `work`, which ends after theirs.
+    pub fn push_discarded(&mut self, lease: Lease<'_>, read: usize, work: W) {
+        if !self.is_empty() {
+            self.work.push_back(work);
+        }
+        lease.discard_after(read);
+    }
+
     /// Passes all work that is done to `end`, with whether it failed, and frees the slots of its leases in `reader`.
     /// Returns the number of entries that ended, and the device failure that ended them. Never waits.
     pub fn reap(

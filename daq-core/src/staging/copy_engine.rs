@@ -41,6 +41,31 @@ pub enum Step {
     Finished,
 }
 
+/// A thread's copies between rings.
+pub trait CopyThread: fmt::Debug + Send {
+    /// Publishes completed copies and starts new ones; never waits.
+    fn step(&mut self) -> Result<Step, StagingError>;
+
+    /// Waits until a copy can be started or completed, or about `limit` has passed.
+    fn wait(&self, policy: Wait, limit: Duration);
+
+    /// Logs a warning if the CPU will store to a GPU on another NUMA node than the calling thread's core. Call it on
+    /// the thread that calls [`step`](Self::step); `remedy` names the setting for its core.
+    fn warn_if_remote_numa(&self, _remedy: &str) {}
+
+    /// Whether a copy is in flight.
+    fn has_in_flight(&self) -> bool;
+
+    /// Completes finished copies and discards pending frames after a failure. Returns whether all sources have ended.
+    fn discard(&mut self) -> bool;
+
+    /// Closes the target rings after a failure. Their readers read the published frames and then finish.
+    fn close(&mut self);
+
+    /// Ends the thread although copies in flight will not complete. [Leaks](crate::leak) all memory that these copies use.
+    fn leak(self: Box<Self>);
+}
+
 /// Number of copies in flight that keeps the stream busy. While this many copies are in flight, a ring copy that owns
 /// one of them starts only whole chunks, so that frames accumulate.
 const ENOUGH_IN_FLIGHT: usize = 2;
@@ -89,69 +114,6 @@ impl CopyEngineThread {
     pub fn add(&mut self, ring_copy: RingCopy) {
         self.stores |= ring_copy.has_stores() && self.tuning.cpu_store_threshold > 0;
         self.ring_copies.push(ring_copy);
-    }
-
-    /// Logs a warning if the CPU will store to a GPU on another NUMA node than the calling thread's core. Call it on
-    /// the thread that calls [`step`](Self::step); `remedy` names the setting for its core.
-    pub fn warn_if_remote_numa(&self, remedy: &str) {
-        if self.stores {
-            let mut ring_copies = self.ring_copies.iter();
-            ring_copies.any(|ring_copy| ring_copy.warn_if_remote_numa(remedy));
-        }
-    }
-
-    /// Publishes completed copies and starts new ones; never waits.
-    pub fn step(&mut self) -> Result<Step, StagingError> {
-        let mut ended = 0;
-        let mut failure = None;
-        for ring_copy in &mut self.ring_copies {
-            match ring_copy.reap() {
-                Ok(copies) => ended += copies,
-                Err(error) => failure = Some(error),
-            }
-        }
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        self.ended(ended);
-        if ended > 0 || self.expected.is_empty() {
-            let before = self.ring_copies.len();
-            self.ring_copies
-                .retain(|ring_copy| !ring_copy.is_finished());
-            if self.ring_copies.is_empty() {
-                return Ok(Step::Finished);
-            }
-            if self.ring_copies.len() != before {
-                self.turn = 0;
-            }
-        }
-        let mut begun = 0;
-        // A ring copy passes its turn if it has no frames, or if its frames were stored by the CPU. Otherwise, a source
-        // that is as fast as the CPU would keep the thread in this loop. After all ring copies have passed in a row,
-        // the copies in flight are polled again.
-        let mut passed = 0;
-        while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
-            let turn = self.turn;
-            self.turn = (turn + 1) % self.ring_copies.len();
-            let state = self.engine_state();
-            match self.ring_copies[turn].begin(&*self.method, state)? {
-                None => passed += 1,
-                Some(Begun::Stored) => {
-                    passed += 1;
-                    begun += 1;
-                }
-                Some(Begun::Copy(bytes)) => {
-                    passed = 0;
-                    begun += 1;
-                    self.expect(bytes);
-                }
-            }
-        }
-        Ok(if begun + ended > 0 {
-            Step::Busy
-        } else {
-            Step::Idle
-        })
     }
 
     fn engine_state(&self) -> EngineState {
@@ -206,12 +168,65 @@ impl CopyEngineThread {
             .iter()
             .any(|ring_copy| ring_copy.can_begin(state))
     }
+}
 
-    /// Waits until a copy can be started or completed, or about `limit` has passed.
-    ///
-    /// With [`Wait::Adaptive`], the thread sleeps while several copies are in flight. It wakes when only one copy is
-    /// left to keep the stream busy, or when frames are ready that the CPU can store.
-    pub fn wait(&self, policy: Wait, limit: Duration) {
+impl CopyThread for CopyEngineThread {
+    fn step(&mut self) -> Result<Step, StagingError> {
+        let mut ended = 0;
+        let mut failure = None;
+        for ring_copy in &mut self.ring_copies {
+            match ring_copy.reap() {
+                Ok(copies) => ended += copies,
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        self.ended(ended);
+        if ended > 0 || self.expected.is_empty() {
+            let before = self.ring_copies.len();
+            self.ring_copies
+                .retain(|ring_copy| !ring_copy.is_finished());
+            if self.ring_copies.is_empty() {
+                return Ok(Step::Finished);
+            }
+            if self.ring_copies.len() != before {
+                self.turn = 0;
+            }
+        }
+        let mut begun = 0;
+        // A ring copy passes its turn if it has no frames, or if its frames were stored by the CPU. Otherwise, a source
+        // that is as fast as the CPU would keep the thread in this loop. After all ring copies have passed in a row,
+        // the copies in flight are polled again.
+        let mut passed = 0;
+        while passed < self.ring_copies.len() && (self.stores || self.has_room()) {
+            let turn = self.turn;
+            self.turn = (turn + 1) % self.ring_copies.len();
+            let state = self.engine_state();
+            match self.ring_copies[turn].begin(&*self.method, state)? {
+                None => passed += 1,
+                Some(Begun::Stored) => {
+                    passed += 1;
+                    begun += 1;
+                }
+                Some(Begun::Copy(bytes)) => {
+                    passed = 0;
+                    begun += 1;
+                    self.expect(bytes);
+                }
+            }
+        }
+        Ok(if begun + ended > 0 {
+            Step::Busy
+        } else {
+            Step::Idle
+        })
+    }
+
+    // With [`Wait::Adaptive`], the thread sleeps while several copies are in flight. It wakes when only one copy is left to
+    // keep the stream busy, or when frames are ready that the CPU can store.
+    fn wait(&self, policy: Wait, limit: Duration) {
         let done = || self.ring_copies.iter().any(RingCopy::is_oldest_done);
         if self.expected.is_empty() {
             let ready = || self.is_ready() || self.ring_copies.iter().any(RingCopy::is_over);
@@ -266,13 +281,18 @@ impl CopyEngineThread {
         }
     }
 
-    /// Whether a copy is in flight.
-    pub fn has_in_flight(&self) -> bool {
+    fn warn_if_remote_numa(&self, remedy: &str) {
+        if self.stores {
+            let mut ring_copies = self.ring_copies.iter();
+            ring_copies.any(|ring_copy| ring_copy.warn_if_remote_numa(remedy));
+        }
+    }
+
+    fn has_in_flight(&self) -> bool {
         !self.expected.is_empty() || self.ring_copies.iter().any(RingCopy::has_in_flight)
     }
 
-    /// Completes finished copies and discards pending frames after a failure. Returns whether all sources have ended.
-    pub fn discard(&mut self) -> bool {
+    fn discard(&mut self) -> bool {
         for ring_copy in &mut self.ring_copies {
             // Ignore errors, because their cause was already reported.
             let _ = ring_copy.reap();
@@ -282,8 +302,13 @@ impl CopyEngineThread {
         self.ring_copies.iter().all(RingCopy::is_finished)
     }
 
-    /// Ends the thread although copies in flight will not complete. [Leaks](crate::leak) all memory that these copies use.
-    pub fn leak(mut self) {
+    fn close(&mut self) {
+        for ring_copy in &mut self.ring_copies {
+            ring_copy.close_target();
+        }
+    }
+
+    fn leak(mut self: Box<Self>) {
         self.method.leak();
         for ring_copy in self.ring_copies.drain(..) {
             ring_copy.leak();

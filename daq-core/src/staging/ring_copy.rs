@@ -1,7 +1,8 @@
 //! One copy between two rings.
 
+use super::StagingError;
 use super::methods::{CopyMethod, CpuStores};
-use super::{StagingError, burst};
+use super::selection::{Run, Selection};
 use crate::ledger::CopyLedger;
 use crate::region::Placement;
 use crate::ring::{Completion, Lease, Producer, Reader, WorkInFlight};
@@ -22,6 +23,20 @@ pub struct RingCopy {
     stores: Option<Box<dyn CopyMethod>>,
     /// Maximum number of frames per copy.
     burst: usize,
+    /// The frames, or the part of each frame, that are copied.
+    selection: Selection,
+    /// What happens to frames if the target is full.
+    overflow: Overflow,
+}
+
+/// What a ring copy does with frames for which the target has no free slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overflow {
+    /// The frames wait, and thereby block the source ring when it is full.
+    #[default]
+    Wait,
+    /// The oldest frames are discarded while they fill half of the source ring.
+    Discard,
 }
 
 /// The target ring's producer, and the copies in flight to its slots.
@@ -70,6 +85,14 @@ fn cpu_stores(reader: &Reader, producer: &Producer) -> Option<CpuStores> {
     Some(CpuStores::new(mapping.clone()))
 }
 
+/// Returns the number of frames of a copy with at most `chunk` bytes, at least 1.
+fn burst_frames(reader: &Reader, producer: &Producer, chunk: usize) -> usize {
+    let (from, to) = (reader.options(), producer.options());
+    // Copy at most a quarter of a small ring, so that frames can accumulate while a copy is in flight.
+    let max = (from.slots.min(to.slots) / 4).max(1);
+    (chunk / from.stride().min(to.stride())).clamp(1, max)
+}
+
 impl RingCopy {
     /// Creates a copy from the ring of `reader` to the ring of `producer` for a copy engine thread. Each copy has at
     /// most `chunk` bytes, but at least one frame.
@@ -83,6 +106,30 @@ impl RingCopy {
         Self::chunked(reader, producer, ledger, chunk, stores)
     }
 
+    /// Creates a copy of the frames, or of the part of each frame, that `selection` contains, for a copy engine thread. Each
+    /// copy has at most `chunk` bytes, but at least one frame.
+    ///
+    /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
+    ///
+    /// # Panics
+    /// If the rings' slots are too small for the selection.
+    pub fn selecting(
+        (reader, producer): (Reader, Producer),
+        ledger: CopyLedger,
+        chunk: usize,
+        selection: Selection,
+        overflow: Overflow,
+    ) -> Self {
+        let mut ring_copy = if selection == Selection::All {
+            Self::new(reader, producer, ledger, chunk)
+        } else {
+            let burst = burst_frames(&reader, &producer, chunk);
+            Self::create((reader, producer), ledger, burst, selection)
+        };
+        ring_copy.overflow = overflow;
+        ring_copy
+    }
+
     pub(super) fn chunked(
         reader: Reader,
         producer: Producer,
@@ -90,10 +137,7 @@ impl RingCopy {
         chunk: usize,
         stores: Option<Box<dyn CopyMethod>>,
     ) -> Self {
-        let (from, to) = (reader.options(), producer.options());
-        // Copy at most a quarter of a small ring, so that frames can accumulate while a copy is in flight.
-        let max = (from.slots.min(to.slots) / 4).max(1);
-        let burst = (chunk / from.stride()).clamp(1, max);
+        let burst = burst_frames(&reader, &producer, chunk);
         Self::with(reader, producer, ledger, burst, stores)
     }
 
@@ -125,12 +169,32 @@ impl RingCopy {
         burst: usize,
         stores: Option<Box<dyn CopyMethod>>,
     ) -> Self {
-        let slots = reader.options().slots;
-        assert_eq!(
-            reader.options().stride(),
-            producer.options().stride(),
-            "both rings must have slots of the same size"
-        );
+        let mut ring_copy = Self::create((reader, producer), ledger, burst, Selection::All);
+        ring_copy.stores = stores;
+        ring_copy
+    }
+
+    fn create(
+        (reader, producer): (Reader, Producer),
+        ledger: CopyLedger,
+        burst: usize,
+        selection: Selection,
+    ) -> Self {
+        let (from, to) = (reader.options(), producer.options());
+        match &selection {
+            Selection::All | Selection::Turns { .. } => assert_eq!(
+                from.stride(),
+                to.stride(),
+                "both rings must have slots of the same size"
+            ),
+            Selection::Tile { matrix, tile } => assert!(
+                matrix.whole().bytes() <= from.slot_bytes
+                    && tile.bytes() <= to.slot_bytes
+                    && matrix.whole().intersection(tile).as_ref() == Some(tile),
+                "the slots must contain the frame and its part"
+            ),
+        }
+        let slots = from.slots;
         Self {
             reader,
             target: Target {
@@ -139,8 +203,10 @@ impl RingCopy {
                 in_flight: WorkInFlight::new(slots),
                 busy: None,
             },
-            stores,
+            stores: None,
             burst,
+            selection,
+            overflow: Overflow::Wait,
         }
     }
 
@@ -193,7 +259,10 @@ impl RingCopy {
         let room = producer
             .room()
             .min(half.saturating_sub(producer.submitted()));
-        let frames = self.reader.pending().min(room);
+        let pending = self
+            .selection
+            .count(self.reader.position(), self.reader.pending());
+        let frames = pending.min(room);
         let frames = usize::try_from(frames)
             .unwrap_or(usize::MAX)
             .min(self.burst);
@@ -207,7 +276,25 @@ impl RingCopy {
 
     /// Whether [`begin`](Self::begin) would start a copy or store frames.
     pub(super) fn can_begin(&self, state: EngineState) -> bool {
-        self.wanted(state) > 0
+        self.wanted(state) > 0 || self.passes_over() || self.is_flooded()
+    }
+
+    /// Whether frames are ready of which none is selected.
+    fn passes_over(&self) -> bool {
+        let pending = self.reader.pending();
+        self.selection.skips_frames()
+            && pending > 0
+            && self.target.in_flight.is_empty()
+            && self.selection.count(self.reader.position(), pending) == 0
+    }
+
+    /// Whether frames must be discarded because the target has no free slot.
+    fn is_flooded(&self) -> bool {
+        let half = (self.reader.options().slots as u64 / 2).max(1);
+        self.overflow == Overflow::Discard
+            && self.target.producer.room() == 0
+            && self.reader.held() + self.reader.pending() >= half
+            && self.reader.pending() > 0
     }
 
     /// Whether frames of any size may be stored now. This requires that no copy is in flight, because stored frames
@@ -250,19 +337,64 @@ impl RingCopy {
         engine: &dyn CopyMethod,
         state: EngineState,
     ) -> Result<Option<Begun>, StagingError> {
+        if self.passes_over() {
+            // None of these frames is selected, so they count as read.
+            drop(self.reader.poll(usize::MAX));
+        }
+        if self.is_flooded() {
+            self.discard_oldest();
+        }
         let may_store = self.may_store(state.cpu_store_threshold);
         let wanted = self.wanted(state);
         if wanted == 0 {
             return Ok(None);
         }
         let room = self.target.producer.reserve(wanted).remaining();
-        let Some(lease) = self.reader.poll(room) else {
+        if room == 0 {
+            return Ok(None);
+        }
+        let run = self.selection.run(self.reader.position(), room);
+        let Some(lease) = self.reader.poll(run.leased) else {
             return Ok(None);
         };
         let is_small = !state.has_room
             || may_store && lease.lengths(0).sum::<usize>() <= state.cpu_store_threshold;
         let stores = self.stores.as_deref().filter(|_| may_store && is_small);
-        self.target.copy(lease, stores.unwrap_or(engine)).map(Some)
+        self.target
+            .copy(lease, run, &self.selection, stores.unwrap_or(engine))
+            .map(Some)
+    }
+
+    /// Discards the oldest quarter of a ring of frames.
+    fn discard_oldest(&mut self) {
+        let quarter = (self.reader.options().slots as u64 / 4).max(1);
+        let frames = self.reader.pending().min(quarter);
+        self.discard_frames(frames);
+    }
+
+    /// Passes `frames` frames. The selected ones count as discarded, the others as read.
+    fn discard_frames(&mut self, frames: u64) {
+        let end = self.reader.position() + frames;
+        while self.reader.position() < end {
+            let left = usize::try_from(end - self.reader.position()).unwrap_or(usize::MAX);
+            let run = self.selection.run(self.reader.position(), 1);
+            let max = if self.selection.skips_frames() {
+                left.min(run.leased)
+            } else {
+                left
+            };
+            let Some(lease) = self.reader.poll(max) else {
+                return;
+            };
+            self.target.in_flight.push_discarded(
+                lease,
+                run.lead,
+                InFlightCopy {
+                    frames: 0,
+                    bytes: 0,
+                },
+            );
+        }
     }
 
     /// Stores and publishes the frames that are ready, as far as the target has free slots. Returns their number. Never
@@ -299,7 +431,8 @@ impl RingCopy {
             return Ok(0);
         };
         let frames = lease.len();
-        self.target.copy(lease, stores)?;
+        let run = Selection::All.run(0, frames);
+        self.target.copy(lease, run, &Selection::All, stores)?;
         Ok(frames)
     }
 
@@ -318,7 +451,12 @@ impl RingCopy {
     pub(super) fn reap(&mut self) -> Result<usize, StagingError> {
         let target = &mut self.target;
         let (producer, ledger) = (&mut target.producer, &target.ledger);
+        let mut copies = 0;
         let (ended, failure) = target.in_flight.reap(&mut self.reader, |done, failed| {
+            if done.frames == 0 {
+                return;
+            }
+            copies += 1;
             if failed {
                 ledger.failed.add(done.frames);
                 return;
@@ -334,14 +472,20 @@ impl RingCopy {
             // No slot of the target will become free, so pending frames are discarded and counted.
             self.discard();
         }
-        failure.map_or(Ok(ended), |error| Err(error.into()))
+        failure.map_or(Ok(copies), |error| Err(error.into()))
     }
 
     /// Discards pending frames and counts them as discarded; returns whether the copy is finished. Call this after a
     /// failure, or if the target has no reader any more.
     pub fn discard(&mut self) -> bool {
-        self.reader.discard_pending();
+        let pending = self.reader.pending();
+        self.discard_frames(pending);
         self.is_finished()
+    }
+
+    /// Closes the target ring, to which no more frames are copied. Its readers read the published frames and then finish.
+    pub(super) fn close_target(&mut self) {
+        self.target.producer.close();
     }
 
     /// [Leaks](crate::leak) the memory of both rings, because the copies in flight will not end.
@@ -368,18 +512,24 @@ impl Target {
     /// If the memory can no longer be used or the device has failed. The frames are counted as failed, at the latest
     /// when the lease ends.
     #[inline]
-    fn copy(&mut self, lease: Lease<'_>, method: &dyn CopyMethod) -> Result<Begun, StagingError> {
-        let len = lease.len();
-        let frames = len as u64;
+    fn copy(
+        &mut self,
+        lease: Lease<'_>,
+        run: Run,
+        selection: &Selection,
+        method: &dyn CopyMethod,
+    ) -> Result<Begun, StagingError> {
+        let frames = run.selected as u64;
         self.ledger.started.add(frames);
-        let mut slots = self.producer.reserve(len);
+        let mut slots = self.producer.reserve(run.selected);
         // SAFETY:
         // - The frames stay leased and the slots stay reserved until the event recorded below is done, because only
         //   then the lease ends and the slots are published. After a failure, the lease ends after an event that
         //   follows the started part.
         // - Both rings live as long as this ring copy, which waits for its copies or leaks the memory of both rings.
-        let copied = unsafe { burst::copy(method, &lease, slots.slice()) }.and_then(|bytes| {
-            slots.finish_as(&lease, len);
+        let copied = unsafe { selection.copy(method, &lease, run, slots.slice()) };
+        let copied = copied.and_then(|bytes| {
+            selection.finish(&mut slots, &lease, run);
             method.record_event().map(|done| (bytes, done))
         });
         match copied {

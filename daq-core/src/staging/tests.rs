@@ -17,8 +17,8 @@ mod stores;
 
 const SLOT: usize = 192;
 const PENDING: u32 = 0;
-const DONE: u32 = 1;
-const FAILED: u32 = 2;
+pub(super) const DONE: u32 = 1;
+pub(super) const FAILED: u32 = 2;
 
 #[derive(Debug, Default)]
 struct FakeEvent(AtomicU32);
@@ -57,11 +57,11 @@ struct Queue {
 
 /// A simulated device. It reads the source and copies only when a test calls [`finish`](Self::finish).
 #[derive(Clone, Debug, Default)]
-struct Device(Arc<Mutex<Queue>>);
+pub(super) struct Device(Arc<Mutex<Queue>>);
 
 impl Device {
     /// Completes the oldest copy with the result `how`. Returns false if no copy is in flight.
-    fn finish(&self, how: u32) -> bool {
+    pub(super) fn finish(&self, how: u32) -> bool {
         let mut queue = self.0.lock().unwrap();
         if queue.marked.is_empty() {
             return false;

@@ -30,4 +30,4 @@ pub use memory::{Backing, DmaBufError, Memory, Registered};
 pub use module::{Function, Grid, Module};
 pub use persistent::PersistentKernelGuard;
 pub use probe::{Found, NoCuda, probe};
-pub use stream::{Rows, Stream, StreamEvent};
+pub use stream::{Block, Pitch, Rows, Stream, StreamEvent};

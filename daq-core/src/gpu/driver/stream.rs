@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crate::sys::cuda::Rows;
+pub use crate::sys::cuda::{Block, Pitch, Rows};
 
 /// An event of the driver.
 struct Raw {
@@ -312,6 +312,41 @@ impl Stream {
         // SAFETY: the caller guarantees all requirements of this call.
         unsafe { cuda::copy_rows_out_async(to, from, rows, self.raw) }
             .doing(|| self.what("copying rows from"))
+    }
+
+    /// Copies a block between any memories that the device can access.
+    ///
+    /// # Safety
+    /// The requirements of [`copy_in`](Self::copy_in) apply to every row.
+    pub(crate) unsafe fn copy_block(
+        &self,
+        to: u64,
+        from: u64,
+        block: Block,
+    ) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: the caller guarantees all requirements of this call.
+        unsafe { cuda::copy_block_async(to, from, block, self.raw) }
+            .doing(|| self.what("copying a block on"))
+    }
+
+    /// Fills rows of device memory with a pattern of four bytes.
+    ///
+    /// # Safety
+    /// Until the next [event](Self::record_event) is done, the rows must stay allocated on this device, and nothing else may
+    /// read or write them. If the bytes of `pattern` differ, address, pitch and length of the rows must be multiples of 4.
+    pub(crate) unsafe fn fill_rows(
+        &self,
+        to: u64,
+        pattern: [u8; 4],
+        rows: Rows,
+    ) -> Result<(), CudaError> {
+        self.device.enter()?;
+        // SAFETY: the caller guarantees all requirements of this call.
+        unsafe {
+            cuda::fill_rows_async(to, pattern, (rows.bytes, rows.count, rows.pitch), self.raw)
+        }
+        .doing(|| self.what("filling memory of"))
     }
 
     /// Starts many copies with one call; returns false if the driver does not have this call.

@@ -23,7 +23,7 @@ pub use stream::{CopyStream, StreamPath};
 use within_gpu::WithinGpu;
 
 use super::{Direction, Route, StagingError};
-use crate::gpu::driver::{CudaError, Device, Rows};
+use crate::gpu::driver::{Block, CudaError, Device, Pitch, Rows};
 use crate::region::{Placement, Region, RegionError};
 use crate::ring::Completion;
 use std::fmt;
@@ -53,6 +53,23 @@ pub trait CopyMethod: fmt::Debug + Send {
     /// else may write the source, and nothing else may read or write the target. A device may write the source if the
     /// caller discards the bytes that it may have written.
     unsafe fn copy(&self, to: u64, from: u64, rows: Rows) -> Result<(), StagingError>;
+
+    /// Starts a copy of a block. `to` and `from` are addresses of the rings' regions.
+    ///
+    /// # Safety
+    /// The requirements of [`copy`](Self::copy) apply to all rows of the block.
+    unsafe fn copy_block(&self, to: u64, from: u64, block: Block) -> Result<(), StagingError> {
+        let block = block.flattened();
+        for slice in 0..block.slices {
+            for row in 0..block.rows {
+                let at = |pitch: Pitch| (slice * pitch.slice + row * pitch.row) as u64;
+                let rows = Rows::one(block.width);
+                // SAFETY: the caller guarantees the requirements.
+                unsafe { self.copy(to + at(block.to), from + at(block.from), rows) }?;
+            }
+        }
+        Ok(())
+    }
 
     /// Records the end of all copies started so far. Returns [`Completion::Immediate`] if they have already ended.
     fn record_event(&self) -> Result<Completion, StagingError>;

@@ -1,7 +1,7 @@
 //! Copies on a CUDA stream.
 
 use super::{CopyMethod, host};
-use crate::gpu::driver::{CudaError, Device, Rows, Stream};
+use crate::gpu::driver::{Block, CudaError, Device, Rows, Stream};
 use crate::ring::Completion;
 use crate::staging::{Direction, StagingError};
 use std::fmt;
@@ -64,6 +64,11 @@ impl<P: StreamPath> CopyMethod for CopyStream<P> {
     unsafe fn copy(&self, to: u64, from: u64, rows: Rows) -> Result<(), StagingError> {
         // SAFETY: the caller guarantees all requirements of this call.
         Ok(unsafe { self.path.copy(&self.stream, to, from, rows) }?)
+    }
+
+    unsafe fn copy_block(&self, to: u64, from: u64, block: Block) -> Result<(), StagingError> {
+        // SAFETY: the caller guarantees all requirements of this call.
+        Ok(unsafe { self.stream.copy_block(to, from, block) }?)
     }
 
     fn record_event(&self) -> Result<Completion, StagingError> {

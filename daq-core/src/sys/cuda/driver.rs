@@ -79,8 +79,11 @@ functions! {
     cuMemcpyDtoHAsync_v2(dst_host: *mut c_void, src_device: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
     cuMemcpyDtoDAsync_v2(dst_device: sys::CUdeviceptr, src_device: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream);
     cuMemcpy2DAsync_v2(copy: *const sys::CUDA_MEMCPY2D, stream: sys::CUstream);
+    cuMemcpy3DAsync_v2(copy: *const sys::CUDA_MEMCPY3D, stream: sys::CUstream);
     cuMemsetD8_v2(dst_device: sys::CUdeviceptr, byte: c_uchar, bytes: usize);
     cuMemsetD8Async(dst_device: sys::CUdeviceptr, byte: c_uchar, bytes: usize, stream: sys::CUstream);
+    cuMemsetD2D8Async(dst_device: sys::CUdeviceptr, pitch: usize, byte: c_uchar, width: usize, rows: usize, stream: sys::CUstream);
+    cuMemsetD2D32Async(dst_device: sys::CUdeviceptr, pitch: usize, word: c_uint, words: usize, rows: usize, stream: sys::CUstream);
     cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
     cuStreamDestroy_v2(stream: sys::CUstream);
     cuStreamSynchronize(stream: sys::CUstream);

@@ -4,6 +4,7 @@
 //! newer drivers have are looked up with [`symbol`]. If the library or a function is missing, calls return
 //! [`NOT_FOUND`](driver::NOT_FOUND); [`is_present`] and [`missing_symbol`] report which of the two is missing.
 
+mod block;
 mod copy;
 mod device;
 mod driver;
@@ -12,6 +13,7 @@ mod memory;
 mod module;
 mod stream;
 
+pub use block::*;
 pub use copy::*;
 pub(crate) use device::*;
 pub(crate) use import::*;

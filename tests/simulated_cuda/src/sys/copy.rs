@@ -8,7 +8,7 @@ use crate::attributes;
 use crate::code::{ILLEGAL_ADDRESS, INVALID_VALUE, NOT_SUPPORTED, Result};
 use crate::faults::{COPIES, OPTIONS, Outcome, PEER_COPIES};
 use crate::report::{COUNTS, Direction};
-use AddressKind::{Device, Host};
+use AddressKind::{Device, Either, Host};
 use std::ffi::{c_int, c_uint};
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,60 @@ struct TwoDimensional {
     to: Corner,
     width: usize,
     rows: usize,
+}
+
+/// `CUDA_MEMCPY3D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct ThreeDimensional {
+    from: Side,
+    to: Side,
+    width: usize,
+    rows: usize,
+    slices: usize,
+}
+
+/// The source or the destination of a [`ThreeDimensional`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    kind: c_uint,
+    host: u64,
+    device: u64,
+    array: usize,
+    reserved: usize,
+    pitch: usize,
+    height: usize,
+}
+
+impl Side {
+    /// Returns the corner of slice `i`. A slice has `rows` rows of `width` bytes.
+    fn slice(&self, i: usize, width: usize, rows: usize) -> Result<Corner> {
+        let pitch = if self.pitch == 0 {
+            self.x + width
+        } else {
+            self.pitch
+        };
+        let height = if self.height == 0 {
+            self.y + rows
+        } else {
+            self.height
+        };
+        require(height >= self.y + rows && self.level == 0)?;
+        Ok(Corner {
+            x: self.x,
+            y: self.y + (self.z + i) * height,
+            kind: self.kind,
+            host: self.host,
+            device: self.device,
+            array: self.array,
+            pitch,
+        })
+    }
 }
 
 /// The source or the destination of a [`TwoDimensional`].
@@ -358,6 +412,8 @@ impl Corner {
         let (kind, base) = match self.kind {
             1 => (Host, self.host),
             2 => (Device, self.device),
+            // Memory of any type at a unified address.
+            4 => (Either, self.device),
             _ => return Err(NOT_SUPPORTED),
         };
         // A pitch of 0 means that the rows are contiguous.
@@ -394,6 +450,24 @@ driver! {
         }
         let (to, from) = (to.end(width, rows)?, from.end(width, rows)?);
         Copy::new(device, to, from, width, rows)?.submit(stream, false)
+    }
+
+    in_context(device) fn cuMemcpy3DAsync_v2(copy: In<ThreeDimensional>, stream: usize) {
+        let ThreeDimensional {
+            from,
+            to,
+            width,
+            rows,
+            slices,
+        } = copy.get()?;
+        if width == 0 || rows == 0 {
+            return Ok(());
+        }
+        (0..slices).try_for_each(|i| {
+            let to = to.slice(i, width, rows)?.end(width, rows)?;
+            let from = from.slice(i, width, rows)?.end(width, rows)?;
+            Copy::new(device, to, from, width, rows)?.submit(stream, false)
+        })
     }
 
     in_context(device) fn cuMemcpyHtoD_v2(to: u64, from: u64, bytes: usize) {
