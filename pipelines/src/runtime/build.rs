@@ -576,8 +576,12 @@ impl Pipeline {
             }
             let name = copies_name(route);
             let wait = keys.wait.into();
-            let runner =
-                staging::Runner::new(name.clone(), copy_engine, wait, self.control.clone());
+            let runner = staging::Runner::new(
+                name.clone(),
+                Box::new(copy_engine),
+                wait,
+                self.control.clone(),
+            );
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
             self.spawn(&name, Role::Step, core, move |heartbeat| {
                 runner.run(heartbeat);

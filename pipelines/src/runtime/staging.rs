@@ -1,15 +1,15 @@
-//! A copy engine thread, which performs the copies of one GPU in one direction.
+//! A thread that copies between rings: the copies along one route, or those that join the shares of a spread ring.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL, kernel};
 use daq_core::notify::Wait;
-use daq_core::staging::{CopyEngineThread, StagingError, Step};
+use daq_core::staging::{CopyThread, StagingError, Step};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(super) struct Runner {
     /// Component name in error messages, for example `copies to cuda:0`.
     pub(super) name: String,
-    pub(super) copy_engine: CopyEngineThread,
+    pub(super) copies: Box<dyn CopyThread>,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
     /// Maximum time for a device to complete a copy after the drain deadline.
@@ -22,7 +22,7 @@ struct Hang(Option<Instant>);
 
 impl Hang {
     fn lasts(&mut self, runner: &Runner) -> bool {
-        if !runner.copy_engine.has_in_flight() || !runner.control.is_overdue() {
+        if !runner.copies.has_in_flight() || !runner.control.is_overdue() {
             self.0 = None;
             return false;
         }
@@ -33,13 +33,13 @@ impl Hang {
 impl Runner {
     pub(super) fn new(
         name: String,
-        copy_engine: CopyEngineThread,
+        copies: Box<dyn CopyThread>,
         wait: Wait,
         control: Arc<Control>,
     ) -> Self {
         Self {
             name,
-            copy_engine,
+            copies,
             wait,
             control,
             hang_timeout: kernel::HANG_TIMEOUT,
@@ -49,7 +49,7 @@ impl Runner {
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         // Reduces the timer slack of Linux for this thread, because otherwise sleeps end up to 50 µs late.
         daq_core::thread::wake_on_time();
-        self.copy_engine.warn_if_remote_numa("[staging] cores");
+        self.copies.warn_if_remote_numa("[staging] cores");
         let mut hang = Hang::default();
         match self.work(heartbeat, &mut hang) {
             Ok(true) => return,
@@ -64,14 +64,14 @@ impl Runner {
                 self.control
                     .fail(FailureKind::Device, self.name.clone(), error.to_string());
                 // Frames that arrive while the sources stop are counted as discarded.
-                while !self.copy_engine.discard() && !hang.lasts(&self) {
+                while !self.copies.discard() && !hang.lasts(&self) {
                     heartbeat.beat();
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
         }
-        if self.copy_engine.has_in_flight() {
-            self.copy_engine.leak();
+        if self.copies.has_in_flight() {
+            self.copies.leak();
         }
     }
 
@@ -79,17 +79,13 @@ impl Runner {
     fn work(&mut self, heartbeat: &Heartbeat, hang: &mut Hang) -> Result<bool, StagingError> {
         let mut progress = Progress::new();
         loop {
-            let step = self.copy_engine.step()?;
-            progress.observe(
-                self.copy_engine.has_in_flight(),
-                step == Step::Busy,
-                heartbeat,
-            );
+            let step = self.copies.step()?;
+            progress.observe(self.copies.has_in_flight(), step == Step::Busy, heartbeat);
             match step {
                 Step::Finished => return Ok(true),
                 Step::Busy => hang.0 = None,
                 Step::Idle if hang.lasts(self) => return Ok(false),
-                Step::Idle => self.copy_engine.wait(self.wait, STOP_POLL_INTERVAL),
+                Step::Idle => self.copies.wait(self.wait, STOP_POLL_INTERVAL),
             }
         }
     }

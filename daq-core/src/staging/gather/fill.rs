@@ -48,7 +48,7 @@ impl MissingFill {
             }
             Self::Gpu(stream) => {
                 let mut pattern = producer.options().fill.pattern();
-                if (offset | width | pitch) % 4 != 0 {
+                if !(offset | width | pitch).is_multiple_of(4) {
                     // The GPU writes patterns of four bytes only to aligned addresses.
                     pattern = [pattern[0]; 4];
                 }

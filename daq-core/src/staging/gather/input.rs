@@ -38,7 +38,7 @@ impl Take {
 
     /// Returns which of the frames becomes frame `at` of the batch.
     pub(super) const fn index_of(&self, at: usize) -> Option<u64> {
-        if self.count == 0 || at < self.first || (at - self.first) % self.step != 0 {
+        if self.count == 0 || at < self.first || !(at - self.first).is_multiple_of(self.step) {
             return None;
         }
         let index = (at - self.first) / self.step;

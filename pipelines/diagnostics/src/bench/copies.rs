@@ -13,7 +13,8 @@ use daq_core::notify::Notifier;
 use daq_core::region::RegionError;
 use daq_core::ring::{Producer, Reader, Ring};
 use daq_core::staging::{
-    BaselineCopy, CopyEngineThread, CopyStream, Direction, RingCopy, StagingError, Tuning, measure,
+    BaselineCopy, CopyEngineThread, CopyStream, CopyThread, Direction, RingCopy, StagingError,
+    Tuning, measure,
 };
 use daq_core::units::ByteSize;
 use std::sync::Arc;

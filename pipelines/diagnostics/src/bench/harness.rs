@@ -9,7 +9,9 @@ use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::Direction;
-use daq_core::staging::{CopyEngineThread, CopyStream, RingCopy, StagingError, Step, Tuning};
+use daq_core::staging::{
+    CopyEngineThread, CopyStream, CopyThread, RingCopy, StagingError, Step, Tuning,
+};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
