@@ -32,7 +32,7 @@ pub struct RingCopy {
 /// What a ring copy does with frames for which the target has no free slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
-    /// The frames wait, and thereby block the source ring when it is full.
+    /// The frames wait, and block the source ring when it is full.
     #[default]
     Wait,
     /// The oldest frames are discarded while they fill half of the source ring.
