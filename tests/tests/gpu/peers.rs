@@ -8,7 +8,8 @@ use daq_core::notify::{Notifier, Wait};
 use daq_core::region::{Placement, Region};
 use daq_core::ring::{Reader, Ring, RingOptions};
 use daq_core::staging::{
-    CopyEngineThread, CopyMethod, Rates, RingCopy, Route, StagingError, Step, between, on_stream,
+    CopyEngineThread, CopyMethod, CopyThread, Rates, RingCopy, Route, StagingError, Step, between,
+    on_stream,
 };
 use daq_testkit::ring::RingFixture;
 use daq_testkit::{Simulated, assert_contains, this_test};
