@@ -3,7 +3,7 @@
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
-use daq_pipelines::kernels::{Convert, PowerSpectrum, Stats};
+use daq_pipelines::kernels::{Channelize, Convert, PowerSpectrum, Stats};
 use daq_testkit::allocations::{ObservedAllocator, count_on_thread, of_thread};
 use daq_testkit::ring::RingFixture;
 
@@ -84,7 +84,7 @@ fn kernels_when_running_allocate_nothing() {
                 integrate: Some(integrate),
                 ..PowerSpectrum::default()
             };
-            let specs: [(&str, Box<dyn KernelSpec>); 7] = [
+            let specs: [(&str, Box<dyn KernelSpec>); 8] = [
                 ("convert", Box::new(Convert::default())),
                 (
                     "convert, reordered",
@@ -96,6 +96,13 @@ fn kernels_when_running_allocate_nothing() {
                 ("spectrum of a power of two", Box::new(spectrum(64, 5))),
                 ("spectrum of a large prime", Box::new(spectrum(227, 1))),
                 ("spectrum of an odd size", Box::new(spectrum(225, 9))),
+                (
+                    "filter bank",
+                    Box::new(Channelize {
+                        channels: Some(10),
+                        ..Channelize::default()
+                    }),
+                ),
                 (
                     "stats",
                     Box::new(Stats {

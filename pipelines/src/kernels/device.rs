@@ -13,7 +13,7 @@ use std::sync::Arc;
 mod tests;
 
 /// Maximum frame size in bytes that device code supports, because it uses 32-bit offsets.
-const MAX_BYTES: usize = 1 << 31;
+pub(super) const MAX_BYTES: usize = 1 << 31;
 /// Maximum number of channels that a grid of blocks supports.
 const MAX_CHANNELS: u32 = 1 << 20;
 
@@ -44,13 +44,33 @@ pub(super) static POWERS_OF_TWO: [(usize, Code); 7] = [
     (4096, code!("power_of_two_4096")),
     (8192, code!("power_of_two_8192")),
 ];
+/// Device code of `channelize` for one number of channels each.
+pub(super) static CHANNELIZE: [(usize, Code); 8] = [
+    (64, code!("channelize_64")),
+    (128, code!("channelize_128")),
+    (256, code!("channelize_256")),
+    (512, code!("channelize_512")),
+    (1024, code!("channelize_1024")),
+    (2048, code!("channelize_2048")),
+    (4096, code!("channelize_4096")),
+    (8192, code!("channelize_8192")),
+];
 pub(super) const SELECT: Code = code!("select");
 pub(super) const STATS: Code = code!("stats");
 
 /// Returns the device code for transforms of `size` points; `None` if this size has no device code of its own.
 pub(super) fn power_of_two(size: usize) -> Option<&'static Code> {
-    let mut powers = POWERS_OF_TWO.iter();
-    powers
+    of_size(&POWERS_OF_TWO, size)
+}
+
+/// Returns the device code for this number of channels; `None` if there is none.
+pub(super) fn channelize(channels: usize) -> Option<&'static Code> {
+    of_size(&CHANNELIZE, channels)
+}
+
+fn of_size(codes: &'static [(usize, Code)], size: usize) -> Option<&'static Code> {
+    let mut codes = codes.iter();
+    codes
         .find(|(known, _)| *known == size)
         .map(|(_, code)| code)
 }

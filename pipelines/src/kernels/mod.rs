@@ -2,6 +2,7 @@
 //!
 //! | kernel | from | to | on a GPU |
 //! |---|---|---|---|
+//! | [`channelize`] | samples over time | complex samples of frequency channels | powers of two from 64 to 8192 channels |
 //! | [`convert`] | samples of any type | float32 samples | always |
 //! | [`power_spectrum`] | samples | averaged power per frequency | transforms of 2 to 2^20 points without a prime
 //! factor above 7 |
@@ -25,13 +26,16 @@
 
 mod account;
 mod blend;
+pub mod channelize;
 pub mod convert;
 mod device;
 pub mod file;
 mod grouping;
 mod launcher;
+mod npy;
 pub mod parameters;
 pub mod power_spectrum;
+mod quantise;
 pub(crate) mod samples;
 pub mod select;
 pub mod stats;
@@ -48,9 +52,11 @@ use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
 use std::fmt::Display;
 
+pub use channelize::Channelize;
 pub use convert::Convert;
 pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
+pub use quantise::OutputType;
 pub use select::Select;
 pub use stats::Stats;
 
@@ -63,11 +69,12 @@ pub const ECHO_PTX: &[u8] = include_bytes!("../../generated/echo.ptx");
 ///
 /// ```
 /// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["convert", "power-spectrum", "select", "stats", "file"]);
+/// assert_eq!(names, ["convert", "power-spectrum", "channelize", "select", "stats", "file"]);
 /// ```
 pub const KERNELS: &[KernelEntry] = &[
     convert::ENTRY,
     power_spectrum::ENTRY,
+    channelize::ENTRY,
     select::ENTRY,
     stats::ENTRY,
     file::ENTRY,

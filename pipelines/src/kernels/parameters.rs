@@ -324,6 +324,57 @@ parameters! {
         /// 1 if the output is in decibels.
         db: u32,
     }
+
+    /// Parameters of the kernels of `channelize`. The samples before a run of frames are in `history`, in the order of
+    /// the frames.
+    Polyphase {
+        /// The input.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// The coefficients of the prototype filter.
+        coefficients: u64 as "const float*",
+        /// The roots of unity `exp(-pi i k / channels)`.
+        roots: u64 as "const Complex*",
+        /// The samples before the run.
+        history: u64 as "const u8*",
+        /// Memory for the samples before the next run.
+        kept: u64 as "u8*",
+        /// Distance between two successive samples of an input in samples.
+        point_step: u64,
+        /// Distance between two inputs in samples.
+        channel_step: u64,
+        /// Distance between two inputs in `history` in samples.
+        history_step: u64,
+        /// Number of samples per input and frame.
+        points: u32,
+        /// Number of samples between the starts of two spectra.
+        hop: u32,
+        /// Number of samples per input in `history`.
+        before: u32,
+        /// Number of taps.
+        taps: u32,
+        /// Number of spectra per frame.
+        spectra: u32,
+        /// Number of inputs.
+        inputs: u32,
+        /// Number of frames of the run.
+        frames: u32,
+        /// Number of the first sample of the run's first window, modulo the number of samples of a transform.
+        phase: u32,
+        /// Number of spectra per block.
+        count: u32,
+        /// Type of the values.
+        scalar: u32,
+        /// 1 for complex samples.
+        complex: u32,
+        /// Type of the output's real and imaginary parts.
+        kind: u32,
+        /// 1 if the inputs are interleaved.
+        by_input: u32,
+        /// 1 if the phases depend on the position of the window, because the filter bank is oversampled.
+        rotates: u32,
+    }
 }
 
 impl From<&Slice> for RingSlots {

@@ -41,6 +41,11 @@ namespace power_of_two {
 SHORT_SIZES(SHORT_KERNEL)
 LONG_SIZES(LONG_KERNELS)
 } // namespace power_of_two
+namespace channelize {
+#include "channelize.cu"
+#define CHANNELIZE_SIZES(CALL) CALL(64) CALL(128) CALL(256) CALL(512) CALL(1024) CALL(2048) CALL(4096) CALL(8192)
+CHANNELIZE_SIZES(CHANNELIZE_KERNEL)
+} // namespace channelize
 namespace select_frames {
 #include "select.cu"
 }
@@ -85,6 +90,9 @@ static std::vector<Kernel> kernels() {
     kernel("power_spectrum_columns_" #size, power_of_two::power_spectrum_columns_##size), \
         kernel("power_spectrum_rows_" #size, power_of_two::power_spectrum_rows_##size),
         SHORT_SIZES(SHORT_ENTRY) LONG_SIZES(LONG_ENTRIES)
+#define CHANNELIZE_ENTRY(size) kernel("channelize_" #size, channelize::channelize_##size),
+        CHANNELIZE_SIZES(CHANNELIZE_ENTRY)
+        kernel("channelize_history", channelize::channelize_history),
         kernel("select_bytes", select_frames::select_bytes),
         kernel("stats_numbers", stats::stats_numbers),
         kernel("stats_codes", stats::stats_codes),

@@ -4,7 +4,7 @@ use daq_testkit::assert_contains;
 use std::path::Path;
 use std::process::Command;
 
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 13] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
@@ -13,6 +13,14 @@ const FILES: [(&str, &str); 11] = [
     (
         "parameters.cuh",
         include_str!("../../generated/parameters.cuh"),
+    ),
+    (
+        "quantise.cuh",
+        include_str!("../../src/kernels/quantise.cuh"),
+    ),
+    (
+        "channelize.cu",
+        include_str!("../../src/kernels/channelize.cu"),
     ),
     ("convert.cu", include_str!("../../src/kernels/convert.cu")),
     (

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod channelize;
 mod convert;
 mod host;
 mod numpy;

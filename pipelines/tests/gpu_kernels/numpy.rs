@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-const SCRIPT: &str = include_str!("reference.py");
+pub const SCRIPT: &str = include_str!("reference.py");
 
 /// Returns a Python interpreter with `module`: the one that `DAQ_TEST_PYTHON` names, otherwise `python3`.
 pub fn python(module: &str) -> Option<PathBuf> {

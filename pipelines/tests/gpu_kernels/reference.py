@@ -53,6 +53,24 @@ def power_spectrum(keys, frames):
             yield p / w.sum() ** 2
 
 
+def channelize(keys, frames):
+    from scipy.signal import firwin
+    size, taps, hop = keys["size"], keys["taps"], keys["hop"]
+    window = keys["window"]
+    window = window if isinstance(window, str) else tuple(window)
+    h = firwin(size * taps, keys["cutoff"] / size, window=window)
+    before = size * taps - hop
+    x = np.concatenate(list(frames), axis=1).astype("float64")
+    x = x[:, :, 0] + (1j * x[:, :, 1] if keys["complex"] else 0)
+    x = np.pad(x, ((0, 0), (before, 0)))
+    k = np.fft.fftshift(np.fft.fftfreq(size, 1 / size)) if keys["complex"] else np.arange(size // 2)
+    for m in range((x.shape[1] - before) // hop):
+        first = m * hop - before
+        folded = (x[:, m * hop:m * hop + size * taps] * h).reshape(len(x), taps, size).sum(axis=1)
+        y = np.fft.fft(folded)[:, k.astype(int)] * np.exp(-2j * np.pi * k * first / size)
+        yield np.ascontiguousarray(y).view("float64")
+
+
 def stats(keys, frames):
     low, high = keys["range"]
     for x in frames:
@@ -63,7 +81,7 @@ def stats(keys, frames):
             yield np.concatenate([fields, hist])
 
 
-KERNELS = {"convert": convert, "power-spectrum": power_spectrum, "stats": stats}
+KERNELS = {"convert": convert, "power-spectrum": power_spectrum, "channelize": channelize, "stats": stats}
 cases = []
 while line := sys.stdin.buffer.readline():
     keys = json.loads(line)

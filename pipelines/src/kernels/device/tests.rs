@@ -11,7 +11,9 @@ const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const SAMPLES: &str = include_str!("../samples.cuh");
 const SPECTRA: &str = include_str!("../spectra.cuh");
+const QUANTISE: &str = include_str!("../quantise.cuh");
 const POWER_OF_TWO: &str = include_str!("../power_of_two.cu");
+const CHANNELIZE: &str = include_str!("../channelize.cu");
 /// The committed header with the parameters.
 const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
 /// Name, source text and committed PTX of each file that is compiled once.
@@ -102,16 +104,19 @@ fn generated_code_is_current() {
     let headers = [
         ("samples.cuh", SAMPLES),
         ("spectra.cuh", SPECTRA),
+        ("quantise.cuh", QUANTISE),
         ("parameters.cuh", &parameters),
     ];
     let once = SOURCES.map(|(name, text, ptx)| (name, text, None, ptx));
-    let powers = super::POWERS_OF_TWO.iter().map(|(size, code)| {
-        (
-            code.name,
-            POWER_OF_TWO,
-            Some(format!("-DONLY_SIZE={size}")),
-            code.ptx,
-        )
+    let powers = super::POWERS_OF_TWO
+        .iter()
+        .map(|of_size| (POWER_OF_TWO, of_size));
+    let channelize = super::CHANNELIZE
+        .iter()
+        .map(|of_size| (CHANNELIZE, of_size));
+    let powers = powers.chain(channelize).map(|(text, (size, code))| {
+        let option = Some(format!("-DONLY_SIZE={size}"));
+        (code.name, text, option, code.ptx)
     });
     for (name, text, option, committed) in once.into_iter().chain(powers) {
         let file = format!("{name}.cu");

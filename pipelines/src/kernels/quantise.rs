@@ -1,0 +1,71 @@
+//! Output types of the kernels that produce complex numbers.
+
+use super::require;
+use daq_core::config::Problem;
+use daq_core::layout::Scalar;
+use rustfft::num_complex::Complex;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// Type of the real and imaginary parts of an output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OutputType {
+    /// Float32, not rounded to integers.
+    #[default]
+    Float32,
+    /// Integers from -32767 to 32767.
+    Int16,
+    /// Integers from -127 to 127.
+    Int8,
+}
+
+impl OutputType {
+    pub(super) const fn scalar(self) -> Scalar {
+        match self {
+            Self::Float32 => Scalar::Float32,
+            Self::Int16 => Scalar::Int16,
+            Self::Int8 => Scalar::Int8,
+        }
+    }
+
+    /// Writes complex numbers to successive places of `slot`.
+    pub(super) fn write(self, slot: &mut [u8], numbers: impl Iterator<Item = Complex<f32>>) {
+        match self {
+            Self::Float32 => put(slot, numbers, f32::to_le_bytes),
+            Self::Int16 => put(slot, numbers, |x| limited::<32_767>(x).to_le_bytes()),
+            Self::Int8 => put(slot, numbers, |x| [limited::<127>(x).to_le_bytes()[0]]),
+        }
+    }
+}
+
+fn put<const BYTES: usize>(
+    slot: &mut [u8],
+    numbers: impl Iterator<Item = Complex<f32>>,
+    convert: impl Fn(f32) -> [u8; BYTES],
+) {
+    let places = slot.as_chunks_mut::<BYTES>().0.as_chunks_mut::<2>().0;
+    for (place, z) in places.iter_mut().zip(numbers) {
+        *place = [convert(z.re), convert(z.im)];
+    }
+}
+
+/// Rounds to the nearest integer, half to even, and limits the result to ±`MAX`. A NaN becomes 0.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the value is limited to a range that fits"
+)]
+fn limited<const MAX: i16>(x: f32) -> i16 {
+    let max = f32::from(MAX);
+    x.round_ties_even().clamp(-max, max) as i16
+}
+
+/// Rejects factors that destroy the output.
+pub(super) fn check_scale(scale: f64) -> Result<(), Problem> {
+    require(
+        scale.is_finite() && scale != 0.0,
+        "scale",
+        format!("`scale` cannot be {scale}, because this value destroys the output"),
+        "write a finite number other than 0",
+    )
+}
