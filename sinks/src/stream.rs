@@ -1,8 +1,9 @@
-//! `stream` sends frames to the source `stream` of another host, with network cards that support RDMA.
+//! `stream` sends frames to the source `stream` of another host, over plain TCP or with network cards that support RDMA.
 //!
 //! The sender transfers each frame with its metadata (number, epoch, timestamp, and which packets arrived). The sender
 //! either writes into the receiver's slots or sends messages. [`daq_rdma::stream`] describes the protocol, its
-//! guarantees and the behaviour without a receiver. This file reads the configuration and opens the network cards.
+//! guarantees and the behaviour without a receiver. This file reads the configuration and opens the network cards. Over
+//! TCP, Linux sends each frame directly from the ring, which must be in host memory.
 //!
 //! # Data path from the ring to the card
 //! The card itself reads a ring in host memory. By default, the staging engine first copies a ring on a GPU to host
@@ -27,9 +28,10 @@ use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
 use daq_rdma::connect::access::{Secret, TokenKeys};
-use daq_rdma::nics::{NicNames, open_rails};
+use daq_rdma::nics::NicNames;
 use daq_rdma::stream::Transport;
-use daq_rdma::stream::sender::{Counters, MAX_RAILS, Options, Sender};
+use daq_rdma::stream::sender::{Counters, Options, Sender};
+use daq_rdma::stream::transport::RailKeys;
 use daq_rdma::stream::wire::{KeptNames, Mode, Record};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
@@ -41,25 +43,32 @@ use std::time::Duration;
 /// Registry entry of `stream`.
 pub const ENTRY: SinkEntry = SinkEntry {
     name: "stream",
-    summary: "Sends frames by RDMA to a stream source on another host",
+    summary: "Sends frames to a stream source on another host, over TCP or by RDMA",
     example: "\
 [sink.NAME]
 driver = \"stream\"
-# Frames are written by RDMA network cards. The receiver needs the same value.
-transport = \"rdma\"
+# \"tcp\": plain TCP connections; \"rdma\": frames are written by RDMA network cards. The receiver needs the same value.
+transport = \"tcp\"
 input = \"INPUT\"
 # Host and port of the receiver, a source stream.
 to = \"receiver.example:7471\"
-# The NICs that send, one rail each; the receiver needs as many. \"auto\": the NIC nearest to the ring; \"emulated\": needs
+# Number of TCP connections; the receiver needs as many.
+# connections = 1
+# A file with the secret that the receiver requires; or, from the environment, the secret itself:
+# `token = \"${LINK_TOKEN}\"`.
+# token_file = \"link.token\"
+# Maximum number of frames in flight per rail.
+# depth = 128
+# The sink treats a receiver that accepts no frame for this time as unavailable.
+# timeout = \"1 s\"
+# The following keys are only for transport = \"rdma\".
+# The NICs that send, one rail each; the receiver needs as many. \"auto\": the NIC nearest to the ring; [\"emulated\"] needs
 # no hardware, and is slow.
-nics = [\"emulated\"]
+# nics = \"auto\"
 # Queue pairs per NIC, one rail each.
 # queue_pairs = 1
 # How the hosts connect: by a plain TCP exchange (\"tcp\") or by rdma_cm (\"cm\").
 # connection = \"tcp\"
-# A file with the secret that the receiver requires; or, from the environment, the secret itself:
-# `token = \"${LINK_TOKEN}\"`.
-# token_file = \"link.token\"
 # \"write\": write into the receiver's slots; \"send\": send messages. The receiver needs the same value.
 # mode = \"write\"
 # \"rc\": reliable; \"uc\": unreliable writes; \"ud\": unreliable messages of one packet. The receiver needs the same value.
@@ -71,10 +80,6 @@ nics = [\"emulated\"]
 # inline = \"256 B\"
 # Maximum size of one write.
 # chunk = \"1 MiB\"
-# Maximum number of frames in flight per rail.
-# depth = 128
-# The sink treats a receiver that accepts no frame for this time as unavailable.
-# timeout = \"1 s\"
 ",
     schema: |_| schemars::schema_for!(StreamKeys),
     parse,
@@ -84,48 +89,47 @@ nics = [\"emulated\"]
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StreamKeys {
-    /// How frames are sent: `"rdma"`, written by RDMA NICs. The source needs the same value.
+    /// How frames are sent: `"rdma"`, written by RDMA NICs, or `"tcp"`, over plain TCP connections, which needs no special
+    /// hardware. The source needs the same value.
     pub transport: Transport,
     /// Host and port of the receiver, which is a source `stream`, as in `"10.0.0.2:7471"`.
     pub to: String,
-    /// The NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n`
+    /// Only for `"rdma"`: the NICs that send, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; frame `n` is sent over rail `n`
     /// modulo the number of rails. `"emulated"` is an emulated NIC for tests. `"auto"`, which must be the only entry,
-    /// is the fastest NIC that is up, or with `path = "direct"` the NIC nearest to the GPU of the ring.
-    pub nics: NicNames,
-    /// Number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not exceed 255.
-    #[serde(default = "one")]
-    pub queue_pairs: u32,
-    /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The receiver
-    /// needs the same value.
-    #[serde(default)]
-    pub connection: Connection,
+    /// is the fastest NIC that is up, or with `path = "direct"` the NIC nearest to the GPU of the ring. Default `"auto"`.
+    pub nics: Option<NicNames>,
+    /// Only for `"rdma"`: number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must not
+    /// exceed 255.
+    pub queue_pairs: Option<usize>,
+    /// Only for `"tcp"`: number of TCP connections, 1 to 32, over which frames are sent in turn; default 1. The receiver
+    /// needs the same number.
+    pub connections: Option<usize>,
+    /// Only for `"rdma"`: how the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The
+    /// receiver needs the same value.
+    pub connection: Option<Connection>,
     /// The shared secret that the receiver requires, 16 to 64 bytes. The secret is sent unencrypted. Needs `connection
     /// = "tcp"`. Other users may be able to read the configuration, so prefer `token_file`.
     pub token: Option<Secret>,
     /// A file that contains only the token, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
-    /// `"write"` writes into the receiver's slots; `"send"` sends messages into the receives that the receiver has
-    /// posted. Default `"write"`. The receiver needs the same value.
-    #[serde(default)]
-    pub mode: Mode,
-    /// `"rc"` is a reliable connection: no frame is lost. `"uc"` uses unreliable writes. `"ud"` uses unreliable
-    /// messages of one packet, over one queue pair, without backpressure. Default `"rc"`. The receiver needs the same
-    /// value.
-    #[serde(default)]
-    pub service: Service,
+    /// Only for `"rdma"`: `"write"` writes into the receiver's slots; `"send"` sends messages into the receives that the
+    /// receiver has posted. Default `"write"`. The receiver needs the same value.
+    pub mode: Option<Mode>,
+    /// Only for `"rdma"`: `"rc"` is a reliable connection: no frame is lost. `"uc"` uses unreliable writes. `"ud"` uses
+    /// unreliable messages of one packet, over one queue pair, without backpressure. Default `"rc"`. The receiver needs the
+    /// same value.
+    pub service: Option<Service>,
     /// How the card reads frames of a ring on a GPU. `"staged"` first copies the frames to a ring in host memory. With
     /// `"direct"` the card reads the GPU's memory; if the card cannot read it, the start fails. Default `"auto"`
     /// selects the path that `daq bench rdma --keep` has measured as faster for this frame size, GPU and card on this
     /// machine; without a measurement, `"auto"` selects `"staged"`.
     #[serde(default)]
     pub path: PathKey,
-    /// Maximum size of payloads and records that are sent inline, inside the work request. At most 4 KiB and the NIC's
-    /// limit. Default `"256 B"`.
-    #[serde(default = "inline")]
-    pub inline: ByteSize,
-    /// Maximum size of one write, at least 4 KiB; default `"1 MiB"`.
-    #[serde(default = "chunk")]
-    pub chunk: ByteSize,
+    /// Only for `"rdma"`: maximum size of payloads and records that are sent inline, inside the work request. At most 4 KiB
+    /// and the NIC's limit. Default `"256 B"`.
+    pub inline: Option<ByteSize>,
+    /// Only for `"rdma"`: maximum size of one write, at least 4 KiB; default `"1 MiB"`.
+    pub chunk: Option<ByteSize>,
     /// Maximum number of frames in flight per rail, 1 to 16384; default 128, or less if the NIC supports less.
     #[serde(default = "depth")]
     pub depth: u32,
@@ -135,17 +139,10 @@ pub struct StreamKeys {
     pub timeout: Span,
 }
 
-const fn one() -> u32 {
-    1
-}
-
-const fn inline() -> ByteSize {
-    ByteSize(256)
-}
-
-const fn chunk() -> ByteSize {
-    ByteSize(1 << 20)
-}
+/// Default of [`StreamKeys::inline`].
+const INLINE: ByteSize = ByteSize(256);
+/// Default of [`StreamKeys::chunk`].
+const CHUNK: ByteSize = ByteSize(1 << 20);
 
 const fn depth() -> u32 {
     128
@@ -172,6 +169,41 @@ pub enum PathKey {
 }
 
 impl StreamKeys {
+    fn rails(&self) -> RailKeys<'_> {
+        RailKeys {
+            transport: self.transport,
+            nics: self.nics.as_ref(),
+            queue_pairs: self.queue_pairs,
+            connections: self.connections,
+        }
+    }
+
+    /// Returns the names of the keys that are set and have a meaning only with RDMA.
+    fn rdma_keys(&self) -> Vec<&'static str> {
+        let keys = [
+            ("connection", self.connection.is_some()),
+            ("mode", self.mode.is_some()),
+            ("service", self.service.is_some()),
+            ("path", self.path == PathKey::Direct),
+            ("inline", self.inline.is_some()),
+            ("chunk", self.chunk.is_some()),
+        ];
+        let set = keys.into_iter().filter(|(_, is_set)| *is_set);
+        set.map(|(key, _)| key).collect()
+    }
+
+    fn connection(&self) -> Connection {
+        self.connection.unwrap_or_default()
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode.unwrap_or_default()
+    }
+
+    fn service(&self) -> Service {
+        self.service.unwrap_or_default()
+    }
+
     fn token_keys(&self) -> TokenKeys {
         TokenKeys {
             token: self.token.clone(),
@@ -188,32 +220,19 @@ impl StreamKeys {
             let message = format!("\"{}\" is not a host with a port", self.to);
             return Err(Problem::at("to", message).help("try \"10.0.0.2:7471\""));
         }
-        let rails = (self.queue_pairs as usize).saturating_mul(self.nics.all().len());
-        if self.nics.is_mixed() {
-            return Err(
-                Problem::at("nics", "`auto` cannot be combined with other NICs")
-                    .help("set nics = \"auto\", or list the name of each NIC"),
-            );
-        }
-        if self.nics.all().is_empty() {
-            return Err(Problem::at("nics", "no NIC is named")
-                .help("name at least one NIC, as in [\"mlx5_0\"]; `rdma link` lists the NICs of this host"));
-        }
-        if rails == 0 || rails > usize::from(MAX_RAILS) {
-            let message =
-                format!("the total number of queue pairs must be 1 to {MAX_RAILS}, not {rails}");
-            return Err(Problem::at("queue_pairs", message).help("try 1"));
-        }
-        if let Some((message, help)) = self.mode.problem(self.service, rails) {
-            return Err(Problem::at("service", message).help(help));
-        }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
+        let rails = self.rails();
+        let problems = rails.problems(&self.rdma_keys());
+        if let Some((key, message, help)) = problems.into_iter().next() {
             return Err(Problem::at(key, message).help(help));
         }
-        if let Some((message, help)) = self
-            .token_keys()
-            .problem(self.connection == Connection::Tcp)
-        {
+        if let Some((message, help)) = self.mode().problem(self.service(), rails.count()) {
+            return Err(Problem::at("service", message).help(help));
+        }
+        let (nics, connection) = (rails.nics(), self.connection());
+        if let Some((key, message, help)) = connection.problem(nics.all(), self.service()) {
+            return Err(Problem::at(key, message).help(help));
+        }
+        if let Some((message, help)) = self.token_keys().problem(connection == Connection::Tcp) {
             // The error is not reported at `token`, because the line with the secret must not be printed.
             return Err(Problem::at("token_file", message).help(help));
         }
@@ -221,12 +240,13 @@ impl StreamKeys {
             let message = "`timeout` must be at most 60 s, because a stop may wait this long";
             return Err(Problem::at("timeout", message).help("try \"1 s\""));
         }
-        if self.inline.0 > 4096 {
-            let message = format!("`inline` must be at most 4 KiB, not {}", self.inline);
+        let (inline, chunk) = (self.inline.unwrap_or(INLINE), self.chunk.unwrap_or(CHUNK));
+        if inline.0 > 4096 {
+            let message = format!("`inline` must be at most 4 KiB, not {inline}");
             return Err(Problem::at("inline", message).help("try \"256 B\""));
         }
-        if self.chunk.0 < 4096 {
-            let message = format!("`chunk` must be at least 4 KiB, not {}", self.chunk);
+        if chunk.0 < 4096 {
+            let message = format!("`chunk` must be at least 4 KiB, not {chunk}");
             return Err(Problem::at("chunk", message).help("try \"1 MiB\""));
         }
         if !(1..=16384).contains(&self.depth) {
@@ -237,12 +257,17 @@ impl StreamKeys {
     }
 
     fn options(&self, context: &SinkContext) -> Options {
+        let chunk = match self.transport {
+            Transport::Rdma => self.chunk.unwrap_or(CHUNK).bytes().unwrap_or(usize::MAX),
+            // A frame over TCP is one message.
+            Transport::Tcp => usize::MAX,
+        };
         Options {
-            mode: self.mode,
-            service: self.service,
+            mode: self.mode(),
+            service: self.service(),
             copied: context.copied,
-            inline: u32::try_from(self.inline.0).unwrap_or(u32::MAX),
-            chunk: self.chunk.bytes().unwrap_or(usize::MAX),
+            inline: u32::try_from(self.inline.unwrap_or(INLINE).0).unwrap_or(u32::MAX),
+            chunk,
             depth: self.depth,
             wait: context.wait,
             timeout: self.timeout.0,
@@ -291,15 +316,15 @@ impl SinkSpec for StreamKeys {
     }
 
     fn accepts(&self) -> Placements {
-        match self.path {
-            PathKey::Direct => Placements::Any,
-            PathKey::Auto => Placements::Measured,
-            PathKey::Staged => Placements::Host,
+        match (self.transport, self.path) {
+            (Transport::Tcp, _) | (_, PathKey::Staged) => Placements::Host,
+            (_, PathKey::Direct) => Placements::Any,
+            (_, PathKey::Auto) => Placements::Measured,
         }
     }
 
     fn nic(&self) -> Option<String> {
-        self.nics.device()
+        self.rails().nics().device()
     }
 
     fn needs(&self, slot_bytes: usize, packets_per_frame: u32) -> Option<String> {
@@ -313,17 +338,14 @@ impl SinkSpec for StreamKeys {
 
     fn check(&self, layout: &Layout) -> Result<(), Problem> {
         let bytes = layout.frame_bytes();
-        match self.mode.too_long(self.service, bytes) {
+        match self.mode().too_long(self.service(), bytes) {
             Some((message, help)) => Err(Problem::at("service", message).help(help)),
             None => Ok(()),
         }
     }
 
     fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
-        self.nics.all().len()
-            * self.queue_pairs as usize
-            * self.depth as usize
-            * Record::bytes(0, 0)
+        self.rails().count() * self.depth as usize * Record::bytes(0, 0)
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
@@ -333,15 +355,16 @@ impl SinkSpec for StreamKeys {
             why,
         };
         let address = self.address()?;
-        let names = self.nics.resolved(context.nic.as_deref());
-        let nics =
-            open_rails(&names, self.queue_pairs as usize).map_err(|error| SinkError::Failed {
-                what: format!("card {}", names.join(", ")),
+        let rails = self.rails();
+        let nics = rails
+            .open(context.nic.as_deref())
+            .map_err(|error| SinkError::Failed {
+                what: format!("card {}", error.nic),
                 why: error.to_string(),
             })?;
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(error.to_string()))?;
-        let connector = self.connection.connector(address).with_token(token);
+        let connector = self.connection().connector(address).with_token(token);
         let counters = Counters {
             connections: context.ledger.connections.clone(),
             stalls: context.ledger.stalls.clone(),

@@ -1,9 +1,10 @@
-//! RDMA for daq: NICs, memory regions, and frame streams from one host to another.
+//! Frame streams from one host to another, and what they need: RDMA NICs, memory regions, and a transport over plain TCP.
 //!
 //! ```text
 //!   verbs.rs the interface: a NIC, memory regions, queue pairs
 //!     ├─ sys/       hardware NICs: libibverbs and librdmacm, opened at run time
-//!     └─ emulated/  an emulated NIC in this process, over TCP
+//!     ├─ emulated/  an emulated NIC in this process, for tests
+//!     └─ tcp/       the transport `tcp`: writes over plain TCP connections, without a NIC
 //!   registration/ registers a region by dma-buf, by nvidia-peermem or as host memory; records every failure
 //!     └─ set.rs     registers regions with the NICs of all rails; a DMA engine uses the set as its device
 //!   engine.rs     what DMA engines over queue pairs have in common: slots, receives, faults
@@ -18,7 +19,9 @@ pub mod connect;
 pub mod emulated;
 pub mod engine;
 pub mod nics;
+mod random;
 pub mod registration;
 pub mod stream;
 pub mod sys;
+pub mod tcp;
 pub mod verbs;

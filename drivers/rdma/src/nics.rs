@@ -78,7 +78,7 @@ pub fn open(name: &str) -> Result<Arc<dyn Nic>, VerbsError> {
         return EmulatedNic::new(address, faults);
     }
     if name == AUTO {
-        let why = "no NIC was found for `auto`: name a NIC, or use nics = [\"emulated\"]";
+        let why = "no NIC was found for `auto`: name a NIC, set transport = \"tcp\", or use nics = [\"emulated\"] for a test";
         return Err(refused(why.to_owned()));
     }
     hardware(name, refused)

@@ -471,10 +471,49 @@ pub enum NicEvent {
     Other(String),
 }
 
+/// How frames get from one host to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// RDMA: network cards write frames to the memory of the other host.
+    #[default]
+    Rdma,
+    /// Plain TCP: Linux copies frames to sockets and out of sockets. Needs no special network card.
+    Tcp,
+}
+
+impl Transport {
+    /// Returns the transport with this number in a message, which is its position in the enum.
+    pub(crate) fn of_code(code: u8) -> Option<Self> {
+        [Self::Rdma, Self::Tcp].get(usize::from(code)).copied()
+    }
+
+    /// Returns the name of the transport in configuration and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// Returns the configuration keys that set the number of rails.
+    pub const fn rails_keys(self) -> &'static str {
+        match self {
+            Self::Rdma => "the same number of NICs in `nics`",
+            Self::Tcp => "the same number of `connections`",
+        }
+    }
+}
+
 /// An opened NIC.
 pub trait Nic: Send + Sync + fmt::Debug {
     /// Returns the NIC's name, as in `mlx5_0`.
     fn name(&self) -> &str;
+
+    /// Returns the transport of the NIC's queue pairs.
+    fn transport(&self) -> Transport {
+        Transport::Rdma
+    }
 
     /// Returns the NIC's limits.
     fn limits(&self) -> Limits;

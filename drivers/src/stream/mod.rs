@@ -1,8 +1,8 @@
-//! The source `stream`: receives frames that the sink `stream` of another host writes into the slots of a ring with RDMA
-//! NICs.
+//! The source `stream`: receives frames that the sink `stream` of another host writes into the slots of a ring, with RDMA
+//! NICs or over plain TCP.
 //!
 //! ```text
-//!   sink stream ══ rails: queue pairs of NICs ═══════════▶ slots of a ring, in host memory or on a GPU
+//!   sink stream ══ rails: queue pairs, or connections ═══▶ slots of a ring, in host memory or on a GPU
 //!       └────── connects ───▶ `listen`                   credits back: the sender writes only into free slots
 //! ```
 //! The guarantees across interruptions are described in [`daq_rdma::stream::receiver`]. GPU memory is registered with the
@@ -42,12 +42,13 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
-use daq_core::units::ByteSize;
+use daq_core::units::{ByteSize, counted};
 use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
 use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::Transport;
 use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
+use daq_rdma::stream::transport::RailKeys;
 use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
@@ -58,8 +59,6 @@ use std::sync::Arc;
 
 /// Default slot size in bytes, if the ring does not configure one.
 const PREFERRED: usize = 1 << 20;
-/// Maximum number of rails of a stream.
-const MAX_RAILS: usize = daq_rdma::stream::wire::MAX_RAILS as usize;
 /// Maximum payload of a packet in bytes, limited by the size of a datagram.
 const MAX_DATAGRAM: usize = 4096;
 
@@ -79,25 +78,28 @@ counts! {
 /// The registry entry of the source.
 pub(crate) const ENTRY: SourceEntry = SourceEntry {
     name: "stream",
-    summary: "Frames from a stream sink on another host, written into the ring by an RDMA network card",
+    summary: "Frames from a stream sink on another host, over TCP or by RDMA",
     example: r#"[source.NAME]
 driver    = "stream"
-transport = "rdma"            # frames are written by RDMA network cards; must be the same for the sink
+transport = "tcp"             # plain TCP connections; "rdma": frames are written by RDMA network cards; must be the same
+                              # for the sink
 ring      = "OUTPUT"
 listen    = "0.0.0.0:7471"    # the sink stream of the sending host connects to this address
-nics      = ["emulated"]      # an emulated NIC: no hardware needed, but slow; "auto": the NIC nearest to the ring;
-                              # ["mlx5_0", "mlx5_1"]: one rail per NIC, as many rails as the sink has
 samples   = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 # from       = ["10.0.0.5", "10.1.0.0/16"]  # accept only these senders
 # token_file = "link.token"   # shared secret, the same for the sink; create a file with `openssl rand -hex 32`
+# connections = 1             # number of TCP connections; as many as the sink has
+# packets_per_frame = 1       # maximum number of packets per frame
+# keep = ["feng_id"]          # names of the fields that frames keep, as on the sending host
+# path       = "staged"       # copy frames for a GPU through host memory, which transport = "tcp" always does
+# The following keys are only for transport = "rdma":
+# nics       = "auto"         # the NIC nearest to the ring; ["mlx5_0", "mlx5_1"]: one rail per NIC, as many rails as the
+                              # sink has; ["emulated"]: an emulated NIC, which needs no hardware but is slow
 # queue_pairs = 1             # number of queue pairs per NIC; each queue pair is a rail
 # connection = "cm"           # exchange addresses with rdma_cm instead of TCP; must be the same for the sink
 # mode       = "send"         # send messages instead of writing into the slots; must be the same for the sink
 # service    = "rc"           # "rc": reliable, "uc": unreliable writes, "ud": unreliable messages of one packet; must be
                               # the same for the sink
-# packets_per_frame = 1       # maximum number of packets per frame
-# keep = ["feng_id"]          # names of the fields that frames keep, as on the sending host
-# path       = "staged"       # copy through host memory; "direct": always try to write directly to GPU memory
 # relaxed_ordering = true     # allow the NIC's payload writes to overtake each other on the bus
 "#,
     schema: |_| schemars::schema_for!(StreamConfig),
@@ -108,7 +110,8 @@ samples   = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StreamConfig {
-    /// How frames are received: `"rdma"`, written by RDMA NICs. The sink needs the same value.
+    /// How frames are received: `"rdma"`, written by RDMA NICs, or `"tcp"`, over plain TCP connections to `listen`, which
+    /// needs no special hardware. The sink needs the same value.
     pub transport: Transport,
     /// Address and port to accept senders on, as in `"0.0.0.0:7471"`. Every host that can reach this address may send, unless
     /// `from` or a token excludes the host.
@@ -121,25 +124,27 @@ pub(crate) struct StreamConfig {
     pub token: Option<Secret>,
     /// A file that contains only the token, such as `"/etc/daq/link.token"`.
     pub token_file: Option<PathBuf>,
-    /// The NICs that receive, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; each is one rail, and the sender
+    /// Only for `"rdma"`: the NICs that receive, such as `"mlx5_0"`, `"mlx5_0:PORT"` or `"mlx5_0:PORT@GID"`; each is one rail, and the sender
     /// must have the same number of rails. `"emulated"` is an emulated NIC for tests; `"emulated:ADDRESS"` listens on ADDRESS,
     /// for senders on other hosts. `"auto"`, which must be the only entry, is the NIC nearest to the GPU of the ring, or, for a
-    /// ring in host memory, the fastest that is up.
-    pub nics: NicNames,
-    /// Number of queue pairs per NIC, each a separate rail. The total over all NICs must not exceed 255.
-    #[serde(default = "one")]
-    pub queue_pairs: usize,
-    /// How the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`. The sender needs the same value.
-    #[serde(default)]
-    pub connection: Connection,
-    /// `"write"`: the sender writes into the slots; `"send"`: it sends messages into posted receives. The sender
-    /// needs the same value.
-    #[serde(default)]
-    pub mode: Mode,
-    /// `"rc"`: reliable, no frame is lost and a full ring applies backpressure to the sender; `"uc"`: unreliable
-    /// writes; `"ud"`: unreliable messages of one packet, over one queue pair. The sender needs the same value.
-    #[serde(default)]
-    pub service: Service,
+    /// ring in host memory, the fastest that is up. Default `"auto"`.
+    pub nics: Option<NicNames>,
+    /// Only for `"rdma"`: number of queue pairs per NIC, each a separate rail; default 1. The total over all NICs must
+    /// not exceed 255.
+    pub queue_pairs: Option<usize>,
+    /// Only for `"tcp"`: number of TCP connections, 1 to 32, over which frames are sent in turn; default 1. The sender needs
+    /// the same number.
+    pub connections: Option<usize>,
+    /// Only for `"rdma"`: how the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The
+    /// sender needs the same value.
+    pub connection: Option<Connection>,
+    /// Only for `"rdma"`: `"write"`: the sender writes into the slots; `"send"`: it sends messages into posted receives;
+    /// default `"write"`. The sender needs the same value.
+    pub mode: Option<Mode>,
+    /// Only for `"rdma"`: `"rc"`: reliable, no frame is lost and a full ring applies backpressure to the sender; `"uc"`:
+    /// unreliable writes; `"ud"`: unreliable messages of one packet, over one queue pair; default `"rc"`. The sender needs
+    /// the same value.
+    pub service: Option<Service>,
     /// How frames reach a ring in GPU memory: `"auto"`, directly if the topology allows it and the test at startup
     /// succeeds; `"direct"`, directly even if the topology seems not to allow it; `"staged"`, through host memory.
     #[serde(default)]
@@ -152,7 +157,7 @@ pub(crate) struct StreamConfig {
     /// order. Without names, the fields are not transferred.
     #[serde(default)]
     pub keep: Vec<String>,
-    /// True allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.
+    /// Only for `"rdma"`: true allows PCIe to reorder the NIC's payload writes (relaxed ordering). Records and credits are never reordered.
     #[serde(default)]
     pub relaxed_ordering: bool,
     /// CPU core of the source's thread; default: any core.
@@ -162,41 +167,57 @@ pub(crate) struct StreamConfig {
     pub samples: Option<Samples>,
 }
 
-const fn one() -> usize {
-    1
-}
-
 const fn one_packet() -> u32 {
     1
 }
 
 impl StreamConfig {
+    fn rails(&self) -> RailKeys<'_> {
+        RailKeys {
+            transport: self.transport,
+            nics: self.nics.as_ref(),
+            queue_pairs: self.queue_pairs,
+            connections: self.connections,
+        }
+    }
+
+    /// Returns the names of the keys that are set and have a meaning only with RDMA.
+    fn rdma_keys(&self) -> Vec<&'static str> {
+        let keys = [
+            ("connection", self.connection.is_some()),
+            ("mode", self.mode.is_some()),
+            ("service", self.service.is_some()),
+            ("path", self.path == P2pPreference::Direct),
+            ("relaxed_ordering", self.relaxed_ordering),
+        ];
+        let set = keys.into_iter().filter(|(_, is_set)| *is_set);
+        set.map(|(key, _)| key).collect()
+    }
+
+    fn connection(&self) -> Connection {
+        self.connection.unwrap_or_default()
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode.unwrap_or_default()
+    }
+
+    fn service(&self) -> Service {
+        self.service.unwrap_or_default()
+    }
+
     /// Returns every problem of the configuration, each with a fix.
     fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut report = |key: &str, message: String, help: &str| {
             found.push(Problem::at(key, message).help(help));
         };
-        let nics = self.nics.all();
-        let rails = nics.len().saturating_mul(self.queue_pairs);
-        if nics.is_empty() {
-            let help = "set at least one NIC, such as [\"mlx5_0\"]; `rdma link` lists the NICs";
-            report("nics", "no NIC is named".to_owned(), help);
-        } else if rails == 0 || rails > MAX_RAILS {
-            report(
-                "queue_pairs",
-                format!("the total number of queue pairs is {rails}; it must be 1 to {MAX_RAILS}"),
-                "try 1",
-            );
+        let rails = self.rails();
+        for (key, message, help) in rails.problems(&self.rdma_keys()) {
+            report(key, message, &help);
         }
-        if self.nics.is_mixed() {
-            let message = "`auto` cannot be combined with other NICs".to_owned();
-            report(
-                "nics",
-                message,
-                "set only nics = \"auto\", or name each NIC",
-            );
-        }
+        let nics = rails.nics();
+        let nics = nics.all();
         let emulated = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
         if emulated > 0 && emulated < nics.len() {
             let help = "name only hardware NICs or only emulated NICs";
@@ -206,10 +227,10 @@ impl StreamConfig {
                 help,
             );
         }
-        if let Some((key, message, help)) = self.connection.problem(self.nics.all(), self.service) {
+        if let Some((key, message, help)) = self.connection().problem(nics, self.service()) {
             report(key, message.to_owned(), help);
         }
-        if let Some((message, help)) = self.mode.problem(self.service, rails) {
+        if let Some((message, help)) = self.mode().problem(self.service(), rails.count()) {
             report("service", message.to_owned(), help);
         }
         if self.packets_per_frame > MAX_PACKETS_PER_FRAME {
@@ -231,7 +252,7 @@ impl StreamConfig {
         }
         if let Some((message, help)) = self
             .token_keys()
-            .problem(self.connection == Connection::Tcp)
+            .problem(self.connection() == Connection::Tcp)
         {
             // The problem does not point to `token`, because then the line with the secret would be printed.
             report("token_file", message.to_owned(), help);
@@ -264,7 +285,7 @@ impl StreamConfig {
         let token = self.token_keys().read(&context.directory);
         let token = token.map_err(|error| failed(&error))?;
         let listener = self
-            .connection
+            .connection()
             .listener(self.listen)
             .map_err(|error| failed(&error))?;
         let allowed = self.from.clone();
@@ -280,7 +301,8 @@ impl StreamConfig {
     }
 
     fn is_emulated_nic(&self) -> bool {
-        self.nics.all().iter().any(|nic| nics::is_emulated_nic(nic))
+        let nics = self.rails().nics();
+        nics.all().iter().any(|nic| nics::is_emulated_nic(nic))
     }
 }
 
@@ -313,10 +335,10 @@ impl SourceSpec for StreamSource {
     }
 
     fn origins(&self) -> Vec<String> {
-        let StreamConfig { listen, nics, .. } = &self.config;
+        let listen = self.config.listen;
         vec![format!(
             "senders that connect to {listen}, received by {}",
-            nics.all().join(", ")
+            self.config.rails().names()
         )]
     }
 
@@ -325,7 +347,7 @@ impl SourceSpec for StreamSource {
     }
 
     fn preferred_slot(&self) -> Option<usize> {
-        Some(match self.config.service {
+        Some(match self.config.service() {
             Service::Ud => MAX_DATAGRAM / 2,
             Service::Rc | Service::Uc => PREFERRED,
         })
@@ -341,7 +363,7 @@ impl SourceSpec for StreamSource {
             return Err(Problem::at("packets_per_frame", message)
                 .help("raise `slot` of the ring, or lower `packets_per_frame`"));
         }
-        if self.config.service == Service::Ud && slot_bytes > MAX_DATAGRAM {
+        if self.config.service() == Service::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
             let message = format!("a frame of {slot} does not fit into a datagram");
             return Err(Problem::at("service", message).help(
@@ -360,15 +382,19 @@ impl SourceSpec for StreamSource {
     }
 
     fn supports_backpressure(&self) -> bool {
-        self.config.service != Service::Uc
+        self.config.service() != Service::Uc
     }
 
     fn engine(&self) -> Option<EngineRequirements> {
-        let is_emulated_nic = self.config.is_emulated_nic();
+        let host_only = if self.config.transport == Transport::Tcp {
+            Some("Linux receives TCP data only into host memory".to_owned())
+        } else {
+            let why = "an emulated NIC can only write to host memory";
+            self.config.is_emulated_nic().then(|| why.to_owned())
+        };
         Some(EngineRequirements {
-            device: self.config.nics.device(),
-            host_only: is_emulated_nic
-                .then(|| "an emulated NIC can only write to host memory".to_owned()),
+            device: self.config.rails().nics().device(),
+            host_only,
             ..EngineRequirements::new(&receiver::INFO, Writer::Nic, self.config.path)
         })
     }
@@ -387,7 +413,12 @@ impl SourceSpec for StreamSource {
             notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         notes.extend(sender::note(self.config.from.as_ref()));
-        if self.config.is_emulated_nic() {
+        if self.config.transport == Transport::Tcp {
+            let connections = counted(self.config.rails().count(), "TCP connection");
+            notes.push(format!(
+                "{connections}: the source's thread copies each frame from the socket into its slot, without RDMA hardware"
+            ));
+        } else if self.config.is_emulated_nic() {
             notes.push(
                 "emulated NICs transfer frames over TCP, which is slow; use them only for tests"
                     .to_owned(),
@@ -398,7 +429,7 @@ impl SourceSpec for StreamSource {
                     .to_owned(),
             );
         }
-        match self.config.service {
+        match self.config.service() {
             Service::Rc => {}
             Service::Uc => notes.push(
                 "an unreliable connection does not retransmit: lost frames are counted as `wire_gap`"
@@ -426,18 +457,18 @@ impl SourceSpec for StreamSource {
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let config = &self.config;
-        let Transport::Rdma = config.transport;
         let failed =
             |what: &str, why: &dyn std::fmt::Display| SourceError::new(what, why.to_string());
-        let names = config.nics.resolved(context.nic.as_deref());
-        let rails = nics::open_rails(&names, config.queue_pairs)
+        let rails = config
+            .rails()
+            .open(context.nic.as_deref())
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
         let counts = StreamCounts::of(&context.counts);
         let options = Options {
             name: format!("source {}", context.name),
-            mode: config.mode,
-            service: config.service,
+            mode: config.mode(),
+            service: config.service(),
             packets_per_frame: config.packets_per_frame,
             kept: KeptNames::of(&config.keep),
             relaxed: config.relaxed_ordering,
@@ -447,7 +478,7 @@ impl SourceSpec for StreamSource {
             },
         };
         let receiver = Receiver::new(&options, rails, listener)
-            .map_err(|error| failed(&config.nics.all().join(", "), &error))?;
+            .map_err(|error| failed(&config.rails().names(), &error))?;
         Ok(Producers::Engine(Box::new(receiver)))
     }
 }

@@ -28,6 +28,7 @@ mod live;
 pub mod loopback;
 pub mod network;
 mod python;
+mod relay;
 pub mod ring;
 pub mod sink;
 pub mod source;
@@ -39,6 +40,7 @@ pub use daq::{Daq, Done, Outcome, binary, configs, repository};
 pub use disk::small_disk;
 pub use live::{Answer, Live, get};
 pub use python::Python;
+pub use relay::Relay;
 #[doc(hidden)]
 pub use text::check_part;
 

@@ -16,7 +16,7 @@ use crate::stream::wire::Hello;
 use crate::sys::VerbsQueuePair;
 use crate::sys::cm::{Event, EventKind, Events, Id};
 use crate::sys::device;
-use crate::verbs::{Endpoint, Nic, QueuePair, QueuePairOptions, Service, VerbsError};
+use crate::verbs::{self, Endpoint, Nic, QueuePair, QueuePairOptions, Service, VerbsError};
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -269,6 +269,7 @@ impl CmTransport {
 fn rails(greetings: Vec<Vec<u8>>) -> Rails {
     Rails {
         service: Service::Rc,
+        transport: verbs::Transport::Rdma,
         endpoints: vec![Endpoint::default(); greetings.len()],
         greetings,
     }
@@ -286,6 +287,8 @@ impl Transport for CmTransport {
             Frame::Refusal(why) => self.each(|id| id.reject(truncated(why)))?,
             Frame::Ready => self.each(Id::establish)?,
             Frame::Close(_) => self.each(Id::disconnect)?,
+            // Only connections over TCP have this message.
+            Frame::Join(_) => {}
         }
         Ok(())
     }

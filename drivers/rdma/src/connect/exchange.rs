@@ -3,22 +3,25 @@
 //!
 //! ```text
 //!   frame    magic u32 │ version u16 │ kind u8 │ 0 │ bytes u32 │ body
-//!   body     rails u8 │ service u8 │ 0 0 │ per rail: endpoint (36 bytes) │ length u16 │ greeting     Hello, Answer
+//!   body     rails u8 │ service u8 │ transport u8 │ 0 │ per rail: endpoint (36 bytes) │ length u16 │ greeting     Hello, Answer
 //!            text of the reason                                                                       Refusal
 //!            empty                                                                                    Ready
 //!            total number of frames: u64                                                              Close
+//!            key: 3 × u32                                                                             Join
 //! ```
 
 use super::access::TOKEN_BYTES;
 use super::{MAX_OFFER, sanitized};
-use crate::verbs::{Endpoint, Service};
+use crate::tcp::join::JoinKey;
+use crate::verbs::{Endpoint, Service, Transport};
 
 const MAGIC: u32 = 0x6371_6164;
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Size in bytes of the header before the body of a frame.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Size of a whole close frame in bytes.
 pub(crate) const CLOSE_BYTES: usize = HEADER_BYTES + 8;
+const JOIN_BYTES: usize = 12;
 const ENDPOINT_BYTES: usize = 36;
 const RAIL_BYTES: usize = ENDPOINT_BYTES + 2;
 /// Maximum size of a connector's greeting with a token, in bytes.
@@ -41,6 +44,8 @@ pub(crate) enum Frame {
     Ready,
     /// The sender closes the stream. The value is the total number of frames of the stream.
     Close(u64),
+    /// The first message on the connection of a queue pair over TCP: the key of the listener's queue pair.
+    Join(JoinKey),
 }
 
 /// Endpoints of queue pairs and greetings: one endpoint and one greeting per rail.
@@ -48,6 +53,8 @@ pub(crate) enum Frame {
 pub(crate) struct Rails {
     /// The transport service of all rails.
     pub service: Service,
+    /// The transport of all rails.
+    pub transport: Transport,
     /// The endpoints of the queue pairs, one per rail.
     pub endpoints: Vec<Endpoint>,
     /// The greetings, one per rail.
@@ -88,6 +95,7 @@ const fn max_body(kind: u8) -> usize {
         2 => MAX_BODY,
         3 => MAX_REASON,
         5 => CLOSE_BYTES - HEADER_BYTES,
+        6 => JOIN_BYTES,
         _ => 0,
     }
 }
@@ -104,6 +112,10 @@ impl Frame {
             Self::Refusal(why) => (3, truncated(why).as_bytes().to_vec()),
             Self::Ready => (4, Vec::new()),
             Self::Close(frames) => (5, frames.to_le_bytes().to_vec()),
+            Self::Join(JoinKey(words)) => (
+                6,
+                words.iter().copied().flat_map(u32::to_le_bytes).collect(),
+            ),
         };
         let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
         out.extend(MAGIC.to_le_bytes());
@@ -122,6 +134,7 @@ impl Frame {
             Self::Refusal(_) => "a rejection",
             Self::Ready => "a ready message",
             Self::Close(_) => "a close message",
+            Self::Join(_) => "the message of a further connection",
         }
     }
 
@@ -143,6 +156,13 @@ impl Frame {
                 .try_into()
                 .map(|frames| Self::Close(u64::from_le_bytes(frames)))
                 .map_err(|_| format!("a close message cannot have {} bytes", body.len())),
+            6 => match *body {
+                [a, b, c, d, e, f, g, h, i, j, k, l] => {
+                    let words = [[a, b, c, d], [e, f, g, h], [i, j, k, l]];
+                    Ok(Self::Join(JoinKey(words.map(u32::from_le_bytes))))
+                }
+                _ => Err("a key is incomplete".to_owned()),
+            },
             kind => Err(format!("unknown kind of handshake message: {kind}")),
         }
     }
@@ -157,7 +177,7 @@ impl Rails {
     fn encode(&self) -> Vec<u8> {
         assert_eq!(self.endpoints.len(), self.greetings.len());
         let count = u8::try_from(self.endpoints.len()).expect("at most 255 rails");
-        let mut out = vec![count, self.service as u8, 0, 0];
+        let mut out = vec![count, self.service as u8, self.transport as u8, 0];
         for (endpoint, greeting) in self.endpoints.iter().zip(&self.greetings) {
             out.extend(endpoint.number.to_le_bytes());
             out.extend(endpoint.psn.to_le_bytes());
@@ -178,6 +198,8 @@ impl Rails {
         let (head, mut rest) = body.split_first_chunk::<4>().ok_or_else(short)?;
         let service =
             Service::of_code(head[1]).ok_or_else(|| format!("unknown service {}", head[1]))?;
+        let transport =
+            Transport::of_code(head[2]).ok_or_else(|| format!("unknown transport {}", head[2]))?;
         if head[0] == 0 {
             return Err("the number of rails is 0".to_owned());
         }
@@ -215,6 +237,7 @@ impl Rails {
         }
         Ok(Self {
             service,
+            transport,
             endpoints,
             greetings,
         })

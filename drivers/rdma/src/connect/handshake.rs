@@ -10,7 +10,7 @@
 use super::access::{Allows, Guard, Token};
 use super::exchange::{Frame, Rails};
 use super::{AbortHandle, ConnectError, Link, PeerMonitor, Prepare};
-use crate::verbs::{Endpoint, Nic, QueuePair, QueuePairOptions, VerbsError};
+use crate::verbs::{self, Endpoint, Nic, QueuePair, QueuePairOptions, VerbsError};
 use daq_core::log_limit::LogLimit;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -85,6 +85,12 @@ impl Handshake<'_> {
             other => return Err(unexpected(&*transport, &other, "an answer")),
         };
         let service = self.options.service;
+        let (theirs, ours) = (answer.transport, transport_of(self.nics));
+        if theirs != ours {
+            let why = format!("the answer has transport {}", theirs.name());
+            let peer = transport.peer();
+            return Err(ConnectError::Foreign { peer, why });
+        }
         if answer.endpoints.len() != queue_pairs.len() || answer.service != service {
             let why = format!(
                 "the answer has {} rails and service {}, but this host has {} rails and service {}",
@@ -159,10 +165,16 @@ impl Handshake<'_> {
         let endpoints = queue_pairs.iter().map(|queue_pair| queue_pair.endpoint());
         Rails {
             service: self.options.service,
+            transport: transport_of(self.nics),
             endpoints: endpoints.collect(),
             greetings: self.greetings.to_vec(),
         }
     }
+}
+
+/// Returns the transport of a stream, which is the same for all of its NICs.
+fn transport_of(nics: &[Arc<dyn Nic>]) -> verbs::Transport {
+    nics.first().map(|nic| nic.transport()).unwrap_or_default()
 }
 
 fn connect(
@@ -342,7 +354,7 @@ impl Listener {
                     );
                 }),
                 Arrival::Connector(mut transport, hello) => {
-                    match self.rejection(&transport.peer(), &hello, nics.len()) {
+                    match self.rejection(&transport.peer(), &hello, nics) {
                         Some(why) => refuse(&mut *transport, &why),
                         None => {
                             return Ok(Some(Incoming {
@@ -362,11 +374,20 @@ impl Listener {
         }
     }
 
-    fn rejection(&self, peer: &str, hello: &Rails, rails: usize) -> Option<String> {
-        let theirs = hello.endpoints.len();
+    fn rejection(&self, peer: &str, hello: &Rails, nics: &[Arc<dyn Nic>]) -> Option<String> {
+        let (theirs, ours) = (hello.transport, transport_of(nics));
+        if theirs != ours {
+            return Some(format!(
+                "the receiver has transport = \"{}\", but this sink has \"{}\": set the same transport on both hosts",
+                ours.name(),
+                theirs.name()
+            ));
+        }
+        let (theirs, rails) = (hello.endpoints.len(), nics.len());
         if theirs != rails {
             return Some(format!(
-                "the receiver has {rails} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
+                "the receiver has {rails} rails, but this sink has {theirs}: set {} on both hosts",
+                ours.rails_keys()
             ));
         }
         let guard = self.guard.as_ref()?;

@@ -5,7 +5,7 @@ use super::exchange::{Frame, Rails};
 use super::handshake::{Arrival, Listener, Port, Transport};
 use super::{AbortHandle, ConnectError, PeerMonitor};
 use crate::emulated::{EmulatedNic, Faults};
-use crate::verbs::{Endpoint, Nic, Service};
+use crate::verbs::{self, Endpoint, Nic, Service};
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
@@ -43,6 +43,7 @@ impl MockPort {
 pub(crate) fn rail(greeting: Vec<u8>, service: Service) -> Rails {
     Rails {
         service,
+        transport: verbs::Transport::Rdma,
         endpoints: vec![Endpoint::default()],
         greetings: vec![greeting],
     }

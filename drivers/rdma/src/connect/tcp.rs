@@ -6,9 +6,11 @@ use super::access::Allows;
 use super::exchange::{self, CLOSE_BYTES, Frame, HEADER_BYTES};
 use super::handshake::{Arrival, Connector, Listener, Port, Transport};
 use super::{AbortHandle, ConnectError, Disconnect, PeerMonitor};
-use crate::verbs::Nic;
+use crate::tcp::join::{JoinKey, Joins};
+use crate::tcp::{TcpQueuePair, socket};
+use crate::verbs::{Endpoint, Nic, QueuePair, VerbsError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use std::any::Any;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -16,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time for each step of the handshake after the peer's first message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Idle time after which Linux starts to send TCP keepalive probes: one per second, at most three.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
+/// Maximum time to open the connection of a queue pair.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns a connector to the listener at `address`.
 pub fn connector(address: SocketAddr) -> Connector {
@@ -30,7 +32,19 @@ pub(crate) fn open(address: SocketAddr, end: Instant) -> Result<Box<dyn Transpor
     // `TcpStream::connect_timeout` rejects a timeout of zero.
     let stream = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)))
         .map_err(|source| ConnectError::network(address.to_string(), "connecting", source))?;
-    Ok(Box::new(FrameConnection::new(stream, address)?))
+    Ok(Box::new(FrameConnection::new(
+        stream,
+        address,
+        Side::Connector(address),
+    )?))
+}
+
+/// Opens a connection for the listener's queue pair with this key.
+fn join(address: SocketAddr, key: JoinKey) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, JOIN_TIMEOUT)?;
+    // The short message fits into the send buffer, so sending it does not block.
+    stream.write_all(&Frame::Join(key).encode())?;
+    Ok(stream)
 }
 
 /// Creates a listener at `address`; for port 0, [`Listener::address`] returns the chosen port.
@@ -43,7 +57,11 @@ pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
     let address = listener.local_addr().map_err(refused)?;
     let acceptor =
         Acceptor::new(listener, |bytes| exchange::frame_length(bytes).ok()).map_err(refused)?;
-    let port = TcpPort { acceptor, address };
+    let port = TcpPort {
+        acceptor,
+        address,
+        joins: Arc::default(),
+    };
     Ok(Listener::new(port, address, STEP_TIMEOUT))
 }
 
@@ -51,6 +69,8 @@ pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
 struct TcpPort {
     acceptor: Acceptor,
     address: SocketAddr,
+    /// The queue pairs over TCP that wait for their connections.
+    joins: Arc<Joins>,
 }
 
 impl Port for TcpPort {
@@ -72,12 +92,17 @@ impl Port for TcpPort {
             else {
                 return Ok(Arrival::None);
             };
-            // A peer that uses another protocol gets no answer.
-            if let Ok(Frame::Hello(hello)) = Frame::decode(&greeting) {
-                return Ok(match FrameConnection::new(stream, peer) {
-                    Ok(connection) => Arrival::Connector(Box::new(connection), hello),
-                    Err(error) => Arrival::Failed(error),
-                });
+            match Frame::decode(&greeting) {
+                Ok(Frame::Hello(hello)) => {
+                    let side = Side::Listener(self.joins.clone());
+                    return Ok(match FrameConnection::new(stream, peer, side) {
+                        Ok(connection) => Arrival::Connector(Box::new(connection), hello),
+                        Err(error) => Arrival::Failed(error),
+                    });
+                }
+                Ok(Frame::Join(key)) => self.joins.deliver(key, stream),
+                // A peer that uses another protocol gets no answer.
+                Ok(_) | Err(_) => {}
             }
             if left.is_zero() {
                 return Ok(Arrival::None);
@@ -90,28 +115,27 @@ impl Port for TcpPort {
 struct FrameConnection {
     stream: TcpStream,
     peer: String,
+    side: Side,
+}
+
+/// The side of a handshake.
+enum Side {
+    /// This side has connected to the listener at this address.
+    Connector(SocketAddr),
+    /// This side has accepted the connection.
+    Listener(Arc<Joins>),
 }
 
 impl FrameConnection {
-    fn new(stream: TcpStream, peer: SocketAddr) -> Result<Self, ConnectError> {
+    fn new(stream: TcpStream, peer: SocketAddr, side: Side) -> Result<Self, ConnectError> {
         let connection = Self {
             stream,
             peer: peer.to_string(),
+            side,
         };
-        connection
-            .prepare()
+        socket::prepare(&connection.stream)
             .map_err(|source| connection.network_error("setting up the TCP connection", source))?;
         Ok(connection)
-    }
-
-    fn prepare(&self) -> io::Result<()> {
-        self.stream.set_nonblocking(true)?;
-        self.stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&self.stream, true)?;
-        sockopt::set_tcp_keepidle(&self.stream, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(&self.stream, Duration::from_secs(1))?;
-        sockopt::set_tcp_keepcnt(&self.stream, 3)?;
-        Ok(())
     }
 
     fn network_error(&self, action: &'static str, source: io::Error) -> ConnectError {
@@ -194,6 +218,34 @@ impl Transport for FrameConnection {
                 Err(error) => self
                     .wait_or_fail(error, PollFlags::IN, end)
                     .map_err(|source| self.network_error("waiting for an answer", source))?,
+            }
+        }
+    }
+
+    fn connect(
+        &self,
+        _: usize,
+        queue_pair: &mut dyn QueuePair,
+        peer: &Endpoint,
+    ) -> Result<(), VerbsError> {
+        let any: &mut dyn Any = queue_pair;
+        let Some(over_tcp) = any.downcast_mut::<TcpQueuePair>() else {
+            return queue_pair.connect(peer);
+        };
+        match &self.side {
+            Side::Listener(joins) => {
+                let (key, mailbox) = over_tcp.expect();
+                joins.expect(key, mailbox);
+                Ok(())
+            }
+            Side::Connector(address) => {
+                let stream = join(*address, JoinKey::of(peer)).map_err(|error| VerbsError {
+                    nic: self.peer.clone(),
+                    call: "opening a connection for frames".to_owned(),
+                    errno: error.raw_os_error().unwrap_or(libc::ETIMEDOUT),
+                    why: "the port of `listen` must accept several connections".to_owned(),
+                })?;
+                over_tcp.join(stream)
             }
         }
     }

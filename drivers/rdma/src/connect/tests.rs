@@ -5,7 +5,7 @@ use super::exchange::{Frame, MAX_REASON, Rails};
 use super::mock::{self, nics};
 use super::tcp;
 use super::*;
-use crate::verbs::{Endpoint, QueuePairOptions, Service};
+use crate::verbs::{Endpoint, QueuePairOptions, Service, Transport};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketType};
 use std::io::{ErrorKind, Read, Write};
@@ -243,6 +243,7 @@ fn pending_peers_do_not_block_connector() {
 fn hello(rails: usize) -> Frame {
     Frame::Hello(Rails {
         service: Service::Rc,
+        transport: Transport::Rdma,
         endpoints: vec![Endpoint::default(); rails],
         greetings: greetings("hello", rails),
     })
@@ -359,10 +360,12 @@ fn rails() -> impl Strategy<Value = Rails> {
     let greeting = proptest::collection::vec(any::<u8>(), 0..=MAX_HELLO);
     let services = prop_oneof![Just(Service::Rc), Just(Service::Uc), Just(Service::Ud)];
     let rail = proptest::collection::vec((endpoint, greeting), 1..=255);
-    (services, rail).prop_map(|(service, rails)| {
+    let transports = prop_oneof![Just(Transport::Rdma), Just(Transport::Tcp)];
+    (services, transports, rail).prop_map(|(service, transport, rails)| {
         let (endpoints, greetings) = rails.into_iter().unzip();
         Rails {
             service,
+            transport,
             endpoints,
             greetings,
         }

@@ -20,13 +20,14 @@ mod pair;
 mod queue_pair;
 mod receiving;
 mod sending;
-mod sys;
 #[cfg(test)]
 mod tests;
 
 pub use faults::{Faults, UnknownFault};
 
 use crate::connect::acceptor::{Acceptor, HandshakenPeer};
+use crate::random::{random, random_word};
+use crate::tcp::sys;
 use crate::verbs::{
     Access, Endpoint, Limits, MemoryRegion, Nic, NicEvent, Port, QueuePair, QueuePairOptions,
     RegistrationMethod, Service, VerbsError,
@@ -37,7 +38,6 @@ use message::Preamble;
 use pair::Pair;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -215,25 +215,6 @@ impl Drop for EmulatedNic {
         // The shutdown wakes the listening thread, which then ends.
         let _ = rustix::net::shutdown(&self.listening, rustix::net::Shutdown::Both);
     }
-}
-
-/// Returns a random number of `bits` bits that is not 0. The standard library seeds its hash maps from the random
-/// generator of Linux.
-fn random(bits: u32) -> u64 {
-    loop {
-        let number = RandomState::new().build_hasher().finish() >> (64 - bits);
-        if number != 0 {
-            return number;
-        }
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "`random` returns no more bits than requested"
-)]
-fn random_word(bits: u32) -> u32 {
-    random(bits.min(32)) as u32
 }
 
 fn gid(address: IpAddr) -> [u8; 16] {

@@ -11,7 +11,7 @@ use crate::connect::{self, AbortHandle, Incoming, Listener};
 use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record};
-use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge};
+use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge, Transport};
 use daq_core::log_limit::LogLimit;
 use daq_core::units::counted;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -93,6 +93,7 @@ pub(super) struct Connected {
 pub(super) struct Shape {
     pub(super) mode: Mode,
     pub(super) service: Service,
+    pub(super) transport: Transport,
     pub(super) rails: usize,
     /// Maximum number of packets per frame.
     pub(super) packets_per_frame: u32,
@@ -131,10 +132,12 @@ impl Shape {
             let theirs = first.rails;
             return Err(Rejection {
                 sender: format!(
-                    "the receiver has {rails} rails, but this sink has {theirs}: set the same number of NICs in `nics` on both hosts"
+                    "the receiver has {rails} rails, but this sink has {theirs}: set {} on both hosts",
+                    self.transport.rails_keys()
                 ),
                 receiver: format!(
-                    "the sender's sink has {theirs} rails, but this source has {rails}: set the same number of NICs in `nics` on both hosts"
+                    "the sender's sink has {theirs} rails, but this source has {rails}: set {} on both hosts",
+                    self.transport.rails_keys()
                 ),
             });
         }
@@ -707,6 +710,7 @@ mod tests {
         let shape = Shape {
             mode: Mode::Write,
             service: Service::Rc,
+            transport: Transport::Rdma,
             rails: 1,
             packets_per_frame: 70,
             kept: KeptNames::of(&["feng_id".to_owned()]),

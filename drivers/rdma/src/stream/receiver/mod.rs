@@ -170,6 +170,7 @@ impl Receiver {
         let shape = Shape {
             mode: options.mode,
             service: options.service,
+            transport: rails[0].transport(),
             rails: rails.len(),
             // A frame without packet slots counts as one packet slot.
             packets_per_frame: options.packets_per_frame.max(1),

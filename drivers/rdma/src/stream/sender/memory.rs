@@ -6,7 +6,7 @@ use super::{LinkError, Options, SenderError};
 use crate::registration::UnregistrableError;
 use crate::registration::set::RailRegions;
 use crate::stream::wire::{Mode, Record};
-use crate::verbs::{Access, Nic};
+use crate::verbs::{Access, Nic, Transport};
 use daq_core::region::{Placement, Region, SharedWords};
 use daq_core::ring::Lease;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ pub(super) struct Memory {
     /// Number of frames that fit into the buffer `bounce`.
     bounce_frames: usize,
     stride: usize,
+    transport: Transport,
 }
 
 impl Memory {
@@ -51,11 +52,15 @@ impl Memory {
             bounce: bounce.transpose()?,
             bounce_frames,
             stride,
+            transport: nics[0].transport(),
         })
     }
 
     pub(super) fn path(&self) -> String {
         match &self.keys {
+            Ok(_) if self.transport == Transport::Tcp => {
+                format!("Linux reads memory on {}", self.ring.placement())
+            }
             Ok(keys) => format!(
                 "the NIC reads memory on {}, registered as {}",
                 self.ring.placement(),
@@ -63,6 +68,10 @@ impl Memory {
             ),
             Err(why) => format!("frames are copied to registered memory because {why}"),
         }
+    }
+
+    pub(super) const fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// Returns the maximum number of frames in flight.

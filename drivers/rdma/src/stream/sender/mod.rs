@@ -470,7 +470,7 @@ impl Sender {
             tracing::info!(
                 "connected to {}: {}, {}, starting with frame {next}{suppressed}",
                 self.options.peer,
-                counted(connection.rails.len(), "queue pair"),
+                counted(connection.rails.len(), self.memory.transport().rail()),
                 counted(connection.rails[0].offer.slots, "slot")
             );
         });

@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const SLOTS: usize = 6;
 
 /// A frame as reported by the receiver.
-struct ReceivedFrame {
+pub(super) struct ReceivedFrame {
     done: Done,
     present: Vec<u64>,
     bytes: Vec<u8>,
 }
 
 /// A receiver that accepts frames on a thread until it is stopped.
-struct ReceiverFixture {
-    address: SocketAddr,
+pub(super) struct ReceiverFixture {
+    pub(super) address: SocketAddr,
     stop: Arc<AtomicBool>,
     holds: Arc<AtomicBool>,
     /// Number of reported frames.
@@ -34,7 +34,7 @@ impl ReceiverFixture {
         Self::with(shape, card)
     }
 
-    fn with(shape: &Shape, card: Arc<dyn Nic>) -> Self {
+    pub(super) fn with(shape: &Shape, card: Arc<dyn Nic>) -> Self {
         let waiting = tcp::listener((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = waiting.address();
         let options = receiver::Options {
@@ -64,7 +64,7 @@ impl ReceiverFixture {
         }
     }
 
-    fn end(self) -> Vec<ReceivedFrame> {
+    pub(super) fn end(self) -> Vec<ReceivedFrame> {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap()
     }
@@ -130,7 +130,7 @@ fn take(
     }
 }
 
-fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
+pub(super) fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
     assert_eq!(received.len(), sender_side.metas.len());
     for (n, (received, meta)) in received.iter().zip(&sender_side.metas).enumerate() {
         let origin = received.done.origin.unwrap();

@@ -9,6 +9,7 @@ mod baseline;
 mod end_to_end;
 mod hooked_nic;
 mod limits;
+mod over_tcp;
 
 use super::{Counters, Options, Sender, Unavailable};
 use crate::connect::tcp;
@@ -73,6 +74,19 @@ impl SenderFixture {
         options: Options,
         (guarantee, faults): (bool, Faults),
     ) -> Self {
+        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
+        Self {
+            faults,
+            ..Self::with_nics(address, vec![card; rails], options, guarantee)
+        }
+    }
+
+    fn with_nics(
+        address: SocketAddr,
+        nics: Vec<Arc<dyn Nic>>,
+        options: Options,
+        guarantee: bool,
+    ) -> Self {
         let (slot, packets_per_frame) = (options.slot, options.packets_per_frame);
         let ring = RingOptions {
             packets_per_frame,
@@ -82,9 +96,7 @@ impl SenderFixture {
         let region = Region::host(ring.region_bytes(), HostOptions::default()).unwrap();
         let (ring, producer) = Ring::new(region, ring, RingLedger::default()).unwrap();
         let reader = ring.attach(guarantee, 16, ReaderLedger::default()).unwrap();
-        let card = EmulatedNic::new(Ipv4Addr::LOCALHOST.into(), faults.clone()).unwrap();
         let counters = Counters::default();
-        let nics: Vec<Arc<dyn Nic>> = vec![card; rails];
         let connector = tcp::connector(address);
         let options = Options {
             copied: !guarantee,
@@ -96,7 +108,7 @@ impl SenderFixture {
             sender,
             reader,
             producer,
-            faults,
+            faults: Faults::none(),
             counters,
             metas: Vec::new(),
             packets_per_frame,

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Maximum number of scatter/gather elements per message.
-pub(super) const MAX_SGES: usize = 16;
+pub(crate) const MAX_SGES: usize = 16;
 
 /// Returns the CPU address of `bytes` bytes at `offset`. Fails if these bytes are not completely inside the region, or
 /// if the CPU cannot access them.
@@ -29,7 +29,7 @@ fn checked(result: isize) -> io::Result<usize> {
 }
 
 /// Receives up to `bytes` bytes directly to `offset` of `region`. Never blocks.
-pub(super) fn receive(
+pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     region: &Region,
     offset: usize,
@@ -53,7 +53,7 @@ pub(super) fn receive(
 }
 
 /// Sends `head` and then the slices (region, offset, bytes), up to the free space of the socket buffer. Never blocks.
-pub(super) fn send(
+pub(crate) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
     sges: &[(&Region, usize, usize)],
@@ -89,9 +89,99 @@ pub(super) fn send(
     checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 
+/// The parts of one message to a socket: bytes of this process, or a range of a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part<'a> {
+    /// Bytes that only the queue pair uses.
+    Bytes(&'a [u8]),
+    /// Region, offset and number of bytes.
+    Memory(&'a Region, usize, usize),
+}
+
+/// The list of the parts of a call, whose memory is used again by all calls.
+#[derive(Debug, Default)]
+pub(crate) struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: the pointers in the list are only used during a call of `send` or `receive`, which sets all of them.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    /// Creates a list for `parts` parts.
+    pub(crate) fn new(parts: usize) -> Self {
+        Self(Vec::with_capacity(parts))
+    }
+
+    fn add(&mut self, base: *mut u8, bytes: usize) {
+        if bytes > 0 {
+            self.0.push(libc::iovec {
+                iov_base: base.cast(),
+                iov_len: bytes,
+            });
+        }
+    }
+
+    /// Sends `parts` in order, up to the free space of the socket buffer. Never blocks.
+    pub(crate) fn send<'a>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        parts: impl Iterator<Item = Part<'a>>,
+    ) -> io::Result<usize> {
+        self.0.clear();
+        for part in parts {
+            match part {
+                Part::Bytes(bytes) => self.add(bytes.as_ptr().cast_mut(), bytes.len()),
+                Part::Memory(region, offset, bytes) => {
+                    self.add(place(region, offset, bytes)?.as_ptr(), bytes);
+                }
+            }
+        }
+        let message = self.header();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY:
+        // - `message` names the entries of `self.0`, which live until the call returns.
+        // - Each entry is a borrowed slice, or was checked by `place` to be inside a mapping, which the borrow of its
+        //   region keeps mapped. Both borrows have the lifetime `'a`, which outlives this function.
+        // - Linux reads the bytes, and no Rust reference to the bytes of a region exists.
+        checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
+    }
+
+    /// Receives bytes to `parts` (region, offset, number of bytes) in order, and further bytes to `rest`. Never blocks.
+    pub(crate) fn receive<'a>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        parts: impl Iterator<Item = (&'a Region, usize, usize)>,
+        rest: &mut [u8],
+    ) -> io::Result<usize> {
+        self.0.clear();
+        for (region, offset, bytes) in parts {
+            self.add(place(region, offset, bytes)?.as_ptr(), bytes);
+        }
+        self.add(rest.as_mut_ptr(), rest.len());
+        let mut message = self.header();
+        // SAFETY:
+        // - `message` names the entries of `self.0`, which live until the call returns.
+        // - `place` has checked that the entries of regions are inside mappings, which the borrows of their regions keep
+        //   mapped. The last entry is `rest`, which is borrowed mutably.
+        // - Linux writes the bytes, and no Rust reference to the bytes of a region exists.
+        let result =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        // Stores to GPU memory may be combined. They must be visible before any word that announces them.
+        fence(Ordering::SeqCst);
+        checked(result)
+    }
+
+    fn header(&mut self) -> libc::msghdr {
+        // SAFETY: all fields of a message header may be zero; those that matter are set below.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.0.as_mut_ptr();
+        message.msg_iovlen = self.0.len();
+        message
+    }
+}
+
 /// Stores `bytes` at `offset` of `region`, in ascending order and after all earlier stores of this thread. Aligned
 /// 8-byte words are stored atomically, so that no reader sees a partial word.
-pub(super) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn store(region: &Region, offset: usize, bytes: &[u8]) -> io::Result<()> {
     let to = place(region, offset, bytes.len())?.as_ptr();
     fence(Ordering::Release);
     let mut at = 0;
