@@ -107,6 +107,31 @@ to = \"host:1\"\nnics = [\"a\", \"b\"]\nservice = \"uc\"",
 }
 
 #[test]
+fn stream_over_tcp_needs_no_nic_and_rejects_keys_of_rdma() {
+    const TCP: &str = "transport = \"tcp\"\nto = \"127.0.0.1:1\"\n";
+    let tcp = spec("stream", "n", &format!("{TCP}connections = 2")).unwrap();
+    assert_eq!((tcp.accepts(), tcp.nic()), (Placements::Host, None));
+    for (keys, fix) in [
+        ("nics = [\"a\"]", "remove `nics`"),
+        ("queue_pairs = 2", "set `connections`"),
+        ("mode = \"write\"", "remove `mode`"),
+        ("inline = \"64 B\"", "remove `inline`"),
+        ("chunk = \"1 MiB\"", "remove `chunk`"),
+        ("path = \"direct\"", "remove `path`"),
+        ("connections = 33", "1 to 32, not 33"),
+    ] {
+        let refused = spec("stream", "n", &format!("{TCP}{keys}")).err().unwrap();
+        assert!(refused.contains(fix), "{keys}: {refused}");
+    }
+    let refused = spec("stream", "n", &format!("{WHERE}\nconnections = 2"));
+    let refused = refused.err().unwrap();
+    assert!(refused.contains("set `queue_pairs`"), "{refused}");
+    let auto = "transport = \"rdma\"\nto = \"127.0.0.1:1\"";
+    let auto = spec("stream", "n", auto).unwrap();
+    assert_eq!(auto.nic().as_deref(), Some("auto"));
+}
+
+#[test]
 fn stream_gpu_memory_is_read_if_requested_or_measured() {
     for (path, accepted) in [
         ("auto", Placements::Measured),
@@ -136,20 +161,22 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
         "{refused:?}"
     );
 
-    let context = make();
-    let ledger = context.ledger.clone();
-    let mut sink = spec("stream", "n", WHERE).unwrap().build(context).unwrap();
-    let mut ring = RingFixture::host("raw", 4, 64);
-    ring.write(&[(FrameMeta::whole(0, 64), vec![0; 64])]);
-    let lease = ring.reader.poll(1).unwrap();
-    // No process listens on port 1.
-    let away = sink.consume(&lease, 0).unwrap_err();
-    assert!(
-        matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),
-        "{away}"
-    );
-    drop(lease);
-    sink.tick().unwrap();
-    sink.finish().unwrap();
-    assert_eq!((ledger.frames.get(), ledger.connections.get()), (0, 0));
+    for keys in [WHERE, "transport = \"tcp\"\nto = \"127.0.0.1:1\""] {
+        let context = make();
+        let ledger = context.ledger.clone();
+        let mut sink = spec("stream", "n", keys).unwrap().build(context).unwrap();
+        let mut ring = RingFixture::host("raw", 4, 64);
+        ring.write(&[(FrameMeta::whole(0, 64), vec![0; 64])]);
+        let lease = ring.reader.poll(1).unwrap();
+        // No process listens on port 1.
+        let away = sink.consume(&lease, 0).unwrap_err();
+        assert!(
+            matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),
+            "{away}"
+        );
+        drop(lease);
+        sink.tick().unwrap();
+        sink.finish().unwrap();
+        assert_eq!((ledger.frames.get(), ledger.connections.get()), (0, 0));
+    }
 }

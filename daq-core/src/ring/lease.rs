@@ -38,6 +38,8 @@ pub struct Lease<'a> {
     count: u64,
     /// Number of frames that count as read when the lease is dropped. The other frames count as discarded.
     read: u64,
+    /// Number of frames at the end of the burst that the reader leases again.
+    returned: u64,
     completion: Completion,
 }
 
@@ -47,6 +49,7 @@ impl<'a> Lease<'a> {
             reader,
             count,
             read: count,
+            returned: 0,
             completion: Completion::Immediate,
         }
     }
@@ -193,12 +196,35 @@ impl Lease<'_> {
     pub fn discard_after(mut self, read: usize) {
         self.read = self.count.min(read as u64);
     }
+
+    /// Returns true if the slots of frames stay protected after [`retire_first`](Self::retire_first) has returned them.
+    pub const fn is_guaranteed(&self) -> bool {
+        matches!(self.reader.protection, Protection::Guarantee)
+    }
+
+    /// Retires the first `read` frames. The reader's next lease starts with the remaining frames, whose slots do not
+    /// change in between, and can contain newer frames.
+    ///
+    /// # Panics
+    /// If the producer does not [wait](Self::is_guaranteed) for the reader.
+    pub fn retire_first(mut self, read: usize) {
+        assert!(
+            self.is_guaranteed(),
+            "the producer of the ring does not wait for this reader"
+        );
+        self.read = self.count.min(read as u64);
+        self.returned = self.count - self.read;
+    }
 }
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let completion = std::mem::replace(&mut self.completion, Completion::Immediate);
-        self.reader.retire_lease(self.count, self.read, completion);
+        self.reader.return_frames(self.returned);
+        let count = self.count - self.returned;
+        if count > 0 {
+            self.reader.retire_lease(count, self.read, completion);
+        }
     }
 }
 

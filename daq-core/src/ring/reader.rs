@@ -314,6 +314,12 @@ impl Reader {
         discarded
     }
 
+    /// Returns the last `frames` frames of the newest lease, so that they are leased again.
+    pub(super) const fn return_frames(&mut self, frames: u64) {
+        self.leased -= frames;
+        self.position -= frames;
+    }
+
     /// Retires the newest lease, which has `frames` frames. The first `read` frames count as read.
     pub(super) fn retire_lease(&mut self, frames: u64, read: u64, completion: Completion) {
         // Leases complete in order.

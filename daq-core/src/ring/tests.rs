@@ -446,6 +446,36 @@ fn copied_frames_are_never_torn() {
     assert_eq!(seen, ledger.read.get());
 }
 
+/// Frames that a reader has returned stay in their slots, and the next lease starts with them.
+#[test]
+fn returned_frames_are_leased_again_with_newer_frames() {
+    let (ring, mut producer, of_ring) = ring(4, true);
+    let ledger = ReaderLedger::default();
+    let mut reader = ring.attach(true, 4, ledger.clone()).unwrap();
+    for sequence in 0..3 {
+        assert!(make(&mut producer, sequence));
+    }
+    let numbers = |lease: &Lease<'_>| lease.iter().map(|frame| check(&frame)).collect::<Vec<_>>();
+    let first = reader.poll(2).unwrap();
+    assert!(first.is_guaranteed());
+    first.retire_first(1);
+    assert_eq!((reader.position(), reader.held()), (1, 0));
+    // Two slots are free: the one that was never used, and that of the retired frame.
+    assert!(make(&mut producer, 3) && make(&mut producer, 4) && !make(&mut producer, 5));
+    let second = reader.poll(4).unwrap();
+    assert_eq!(numbers(&second), [1, 2, 3, 4]);
+    second.retire_first(0);
+    assert!(!make(&mut producer, 5));
+    let report = ReaderReport::of(&ledger, "raw", &of_ring);
+    assert_eq!((report.read, report.pending), (1, 4));
+    let third = reader.poll(4).unwrap();
+    assert_eq!(numbers(&third), [1, 2, 3, 4]);
+    drop(third);
+    drop(producer);
+    assert!(reader.is_finished());
+    assert_eq!(ReaderReport::of(&ledger, "raw", &of_ring).read, 5);
+}
+
 /// A reader that drops incomplete frames leases only complete frames, with every kind of protection.
 #[test]
 fn incomplete_frames_are_dropped_and_counted() {

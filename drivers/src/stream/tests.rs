@@ -115,6 +115,48 @@ fn engine_is_built_from_nics_and_listen_address() {
 }
 
 #[test]
+fn tcp_needs_no_nic_and_rejects_keys_of_rdma() {
+    const TCP: &str = "transport = \"tcp\"\nlisten = \"127.0.0.1:0\"\n";
+    let tcp = spec(&format!("{TCP}connections = 3")).unwrap();
+    let needs = tcp.engine().unwrap();
+    assert!(needs.device.is_none() && tcp.supports_backpressure());
+    assert!(needs.host_only.is_some_and(|why| why.contains("TCP")));
+    assert!(tcp.origins()[0].ends_with("received by tcp"));
+    assert!(
+        tcp.notes()
+            .iter()
+            .any(|note| note.contains("3 TCP connections"))
+    );
+    let Producers::Engine(engine) = tcp.build(&context(&*tcp)).unwrap() else {
+        panic!("it is an engine")
+    };
+    assert_eq!(engine.device().name(), "tcp");
+    let cases = [
+        ("nics = [\"mlx5_0\"]", "remove `nics`"),
+        ("queue_pairs = 2", "set `connections`"),
+        ("connection = \"cm\"", "remove `connection`"),
+        ("mode = \"send\"", "remove `mode`"),
+        ("service = \"rc\"", "remove `service`"),
+        ("path = \"direct\"", "remove `path`"),
+        ("relaxed_ordering = true", "remove `relaxed_ordering`"),
+        ("connections = 0", "1 to 32, not 0"),
+    ];
+    for (text, expected) in cases {
+        let error = spec(&format!("{TCP}{text}")).err().unwrap_or_default();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+    let error = spec(&format!("{LISTEN}connections = 2"))
+        .err()
+        .unwrap_or_default();
+    assert!(error.contains("set `queue_pairs`"), "{error}");
+    let auto = spec(LISTEN).unwrap();
+    assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
+    let unknown = LISTEN.replace("rdma", "udp");
+    let error = spec(&unknown).err().unwrap_or_default();
+    assert!(error.contains("`tcp`"), "{error}");
+}
+
+#[test]
 fn missing_nic_is_named() {
     let nic = spec(&format!("{LISTEN}nics = [\"nosuch0\"]")).unwrap();
     let error = nic.build(&context(&*nic)).err().unwrap().to_string();

@@ -62,9 +62,11 @@ impl Runner {
         let mut ticked = Instant::now();
         // Limits the rate of messages about a sink that repeatedly stops and resumes accepting frames.
         let limits = <(LogLimit, LogLimit)>::default();
+        // True while the sink has seen frames that it has not accepted yet. These frames are offered next.
+        let mut is_partial = false;
         loop {
             beat(&mut *self.sink, heartbeat);
-            if ticked.elapsed() >= TICK_INTERVAL {
+            if ticked.elapsed() >= TICK_INTERVAL && !is_partial {
                 ticked = Instant::now();
                 self.sink.tick()?;
             }
@@ -85,8 +87,12 @@ impl Runner {
                 limits: &limits,
             };
             let (taken, result) = writer.write(&lease);
+            is_partial = false;
             if taken == lease.len() {
                 lease.retire(Completion::Immediate);
+            } else if let Ok(Flow::Partial) = result {
+                is_partial = true;
+                lease.retire_first(taken);
             } else {
                 self.ledger.dropped.add((lease.len() - taken) as u64);
                 lease.discard_after(taken);
@@ -96,15 +102,26 @@ impl Runner {
     }
 }
 
+/// What happens to the frames of a burst that the sink has not accepted.
+enum Flow {
+    /// They are dropped, if there are any.
+    Done,
+    /// They are offered again, together with newer frames.
+    Partial,
+}
+
 impl Writer<'_> {
     /// Passes the burst to the sink. Returns the number of frames that the sink accepted.
-    fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<(), SinkError>) {
+    ///
+    /// If the ring waits for the sink, a sink that has accepted a part of the burst gets the rest with the next burst,
+    /// so that a sink with frames in flight always has further frames to send.
+    fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<Flow, SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
             beat(self.sink, self.heartbeat);
             match self.sink.consume(lease, taken) {
                 // A frame that takes long is being sent.
-                Ok(0) if self.control.is_overdue() => return (taken, Ok(())),
+                Ok(0) if self.control.is_overdue() => return (taken, Ok(Flow::Done)),
                 Ok(frames) => {
                     taken += frames;
                     if self.ledger.full.get() {
@@ -112,6 +129,9 @@ impl Writer<'_> {
                         self.limits.1.run(|suppressed| {
                             tracing::warn!("sink {}: accepts frames again{suppressed}", self.name);
                         });
+                    }
+                    if frames > 0 && taken < lease.len() && lease.is_guaranteed() {
+                        return (taken, Ok(Flow::Partial));
                     }
                 }
                 Err(error @ (SinkError::Full { .. } | SinkError::Away { .. })) => {
@@ -127,7 +147,7 @@ impl Writer<'_> {
                         });
                     }
                     if !self.guarantee {
-                        return (taken, Ok(()));
+                        return (taken, Ok(Flow::Done));
                     }
                     if self.control.is_overdue() {
                         return (taken, Err(error));
@@ -137,7 +157,7 @@ impl Writer<'_> {
                 Err(error) => return (taken, Err(error)),
             }
         }
-        (taken, Ok(()))
+        (taken, Ok(Flow::Done))
     }
 }
 

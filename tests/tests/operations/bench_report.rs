@@ -21,7 +21,7 @@ fn look(files: &[PathBuf]) {
 }
 
 /// Benchmarks and the title of a chart that each of them draws.
-const BENCHMARKS: [(&str, &str, &str); 5] = [
+const BENCHMARKS: [(&str, &str, &str); 6] = [
     (
         "staging",
         "staging --rounds 1 --window 5ms --rings 1 --frames 64KiB,1MiB",
@@ -46,6 +46,11 @@ const BENCHMARKS: [(&str, &str, &str); 5] = [
         "rdma",
         "rdma --rounds 1 --window 5ms --round-trips 100 --nics emulated --sizes 64B,4KiB,1MiB",
         "Latency of queue pairs: half a round trip",
+    ),
+    (
+        "tcp",
+        "tcp --rounds 1 --window 5ms --connections 2 --sizes 64B,4KiB,1MiB",
+        "Throughput over TCP",
     ),
 ];
 

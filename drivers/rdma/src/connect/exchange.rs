@@ -112,10 +112,7 @@ impl Frame {
             Self::Refusal(why) => (3, truncated(why).as_bytes().to_vec()),
             Self::Ready => (4, Vec::new()),
             Self::Close(frames) => (5, frames.to_le_bytes().to_vec()),
-            Self::Join(JoinKey(words)) => (
-                6,
-                words.iter().copied().flat_map(u32::to_le_bytes).collect(),
-            ),
+            Self::Join(key) => (6, key.encode()),
         };
         let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
         out.extend(MAGIC.to_le_bytes());
@@ -156,13 +153,9 @@ impl Frame {
                 .try_into()
                 .map(|frames| Self::Close(u64::from_le_bytes(frames)))
                 .map_err(|_| format!("a close message cannot have {} bytes", body.len())),
-            6 => match *body {
-                [a, b, c, d, e, f, g, h, i, j, k, l] => {
-                    let words = [[a, b, c, d], [e, f, g, h], [i, j, k, l]];
-                    Ok(Self::Join(JoinKey(words.map(u32::from_le_bytes))))
-                }
-                _ => Err("a key is incomplete".to_owned()),
-            },
+            6 => JoinKey::decode(body)
+                .map(Self::Join)
+                .ok_or_else(|| format!("a key cannot have {} bytes", body.len())),
             kind => Err(format!("unknown kind of handshake message: {kind}")),
         }
     }

@@ -20,6 +20,17 @@ impl JoinKey {
     pub(crate) const fn of(endpoint: &Endpoint) -> Self {
         Self([endpoint.number, endpoint.psn, endpoint.qkey])
     }
+
+    pub(crate) fn encode(self) -> Vec<u8> {
+        self.0.into_iter().flat_map(u32::to_le_bytes).collect()
+    }
+
+    /// Decodes a key; `None` if the number of bytes is wrong.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<4>();
+        let words: [[u8; 4]; 3] = words.try_into().ok()?;
+        rest.is_empty().then(|| Self(words.map(u32::from_le_bytes)))
+    }
 }
 
 /// The place where a queue pair gets its stream.

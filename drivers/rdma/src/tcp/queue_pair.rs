@@ -86,13 +86,12 @@ struct Check<'a> {
 impl Resolve for Check<'_> {
     fn resolve(&mut self, message: &Message) -> Option<(Arc<Registration>, usize)> {
         let is_same = |known: &&Arc<Registration>| known.rkey == message.rkey;
-        let registration = match self.known.iter().find(is_same) {
-            Some(known) => known.clone(),
-            None => {
-                let found = self.registrations.find(message.rkey)?;
-                self.known.push(found.clone());
-                found
-            }
+        let registration = if let Some(known) = self.known.iter().find(is_same) {
+            known.clone()
+        } else {
+            let found = self.registrations.find(message.rkey)?;
+            self.known.push(found.clone());
+            found
         };
         let offset = registration.offset(message.address, message.bytes)?;
         registration

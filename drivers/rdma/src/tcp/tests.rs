@@ -1,5 +1,9 @@
 //! Tests of queue pairs over TCP: two queue pairs, and one queue pair with a peer that this test implements.
-#![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "panicking is how tests report; patterns are truncated"
+)]
 
 use super::join::{JoinKey, Joins};
 use super::sys;

@@ -155,8 +155,8 @@ fn checksum(block: &[u8]) -> u32 {
             .rotate_left(29)
     };
     let state = (0..block.len() / 8).fold(block.len() as u64, |state, i| mix(state, i * 8));
-    let [a, b, c, d, e, f, g, h] = state.to_le_bytes();
-    u32::from_le_bytes([a ^ e, b ^ f, c ^ g, d ^ h])
+    let folded = (state ^ state >> 32) & u64::from(u32::MAX);
+    u32::try_from(folded).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -73,7 +73,7 @@ fn of_process() -> Duration {
 
 /// Returns the CPU time of the threads of `process` (a process ID or `self`). If `name` is given, includes only the
 /// threads with this name. Returns `None` if `/proc` does not report the CPU time, or if no thread has this name.
-fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
+pub(super) fn of_threads(process: &str, name: Option<&str>) -> Option<Duration> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
     let mut total = None;
     for task in tasks.flatten().map(|task| task.path()) {

@@ -21,6 +21,7 @@ mod report;
 mod scratch;
 mod staging;
 mod table;
+mod tcp;
 
 pub(crate) use pipeline::{Environment, free_port};
 pub use rdma::Measured;
@@ -101,6 +102,9 @@ pub enum Benchmark {
     /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
     /// first connection without authentication: use a trusted network.
     Rdma(rdma::Args),
+    /// Measure streams over TCP on this host, from ring to ring, and the CPU time of both ends, beside a bare loop of send
+    /// and receive calls into an equal ring.
+    Tcp(tcp::Args),
 }
 
 impl Benchmark {
@@ -122,6 +126,7 @@ impl Benchmark {
             Self::Persistent(_) => "persistent",
             Self::Fpga(_) => "fpga",
             Self::Rdma(_) => "rdma",
+            Self::Tcp(_) => "tcp",
         }
     }
 
@@ -150,6 +155,7 @@ impl Benchmark {
             Self::Persistent(args) => persistent::persistent(common, args, publish)?,
             Self::Fpga(args) => fpga::fpga(common, args, publish)?,
             Self::Rdma(args) => return rdma::rdma(common, args, publish),
+            Self::Tcp(args) => tcp::tcp(common, args, publish)?,
         }
         Ok(None)
     }

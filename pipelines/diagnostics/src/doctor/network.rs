@@ -63,6 +63,13 @@ const SETTINGS: [Setting; 4] = [
     },
 ];
 
+const IPV4: &str = "/proc/sys/net/ipv4";
+/// The files with the buffer sizes of TCP connections: minimum, initial size and maximum. The maximum should be at least that
+/// of Linux's default for sending.
+const TCP_BUFFERS: [&str; 2] = ["tcp_rmem", "tcp_wmem"];
+const TCP_BUFFER_ENOUGH: u64 = 4 << 20;
+const TCP_BUFFER_WANTED: u64 = 64 << 20;
+
 /// Returns the findings. `before` contains the counters of the first reading.
 pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
     let settings = SETTINGS.iter().filter_map(|setting| {
@@ -70,10 +77,35 @@ pub(super) fn examine(root: &Root, before: &Drops) -> Vec<Finding> {
         let judged = setting.judge(root.value(&path));
         finding(GROUP, setting.name, path, Some(judged))
     });
+    let buffers = TCP_BUFFERS.iter().filter_map(|name| {
+        let path = format!("{IPV4}/{name}");
+        let judged = judge_tcp_buffer(name, root.text(&path));
+        finding(GROUP, name, path, Some(judged))
+    });
     settings
+        .chain(buffers)
         .chain(timestamps(root))
         .chain(before.watched(root))
         .collect()
+}
+
+/// Judges the three sizes of a TCP buffer.
+fn judge_tcp_buffer(name: &str, text: Option<String>) -> Judgement {
+    let sizes: Option<Vec<u64>> = text.and_then(|text| {
+        let sizes = text.split_ascii_whitespace();
+        sizes.map(|size| size.parse().ok()).collect()
+    });
+    let Some([min, initial, max]) = sizes.as_deref() else {
+        return unreadable();
+    };
+    let read = format!("up to {}", ByteSize(*max));
+    let why =
+        "limits a connection of `stream` with transport = \"tcp\" to this size per round-trip time";
+    if *max >= TCP_BUFFER_ENOUGH {
+        return ok(read).why(why);
+    }
+    let fix = format!("sudo sysctl -w net.ipv4.{name}=\"{min} {initial} {TCP_BUFFER_WANTED}\"");
+    warn(read, why, fix)
 }
 
 /// Returns the hardware timestamps of the interfaces of network cards.
@@ -174,5 +206,18 @@ mod tests {
         }
         let path = format!("{CORE}/rmem_max");
         assert_eq!(find(&[(&path, "4194304")], "rmem_max").read, "4 MiB");
+    }
+
+    #[test]
+    fn largest_buffer_of_tcp_connections_is_judged() {
+        let path = format!("{IPV4}/tcp_rmem");
+        let found = find(&[(&path, "4096\t131072\t6291456\n")], "tcp_rmem");
+        assert_eq!((found.status, found.read.as_str()), (Ok, "up to 6 MiB"));
+        let found = find(&[(&path, "4096 131072 1048576")], "tcp_rmem");
+        let fix = "sudo sysctl -w net.ipv4.tcp_rmem=\"4096 131072 67108864\"";
+        assert_eq!((found.status, found.fix.as_deref()), (Warning, Some(fix)));
+        for text in ["", "4096 131072", "a b c"] {
+            assert_eq!(find(&[(&path, text)], "tcp_rmem").status, Unknown);
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Tests RDMA streams between daemons and `daq selftest rdma`, with emulated NICs.
+//! Tests streams between daemons, over emulated NICs and over TCP, and `daq selftest rdma`.
 
 mod selftest;
 mod streams;
+mod tcp;

@@ -1,4 +1,4 @@
-//! Tests streams between two daemons with emulated NICs: sim → sink stream ⇒ source stream → file.
+//! Tests streams between two daemons, with emulated NICs and over TCP: sim → sink stream ⇒ source stream → file.
 
 use daq_testkit::{
     Daq, Live, Outcome, Random, assert_contains, assert_counts, files, free_tcp_port, ledger,
@@ -6,42 +6,44 @@ use daq_testkit::{
 use serde_json::Value;
 
 /// Bytes per packet. The next constants are the packets per frame and the bytes per frame.
-const PACKET: u64 = 64;
-const PACKETS_PER_FRAME: u64 = 8;
-const FRAME: u64 = PACKET * PACKETS_PER_FRAME;
+pub(super) const PACKET: u64 = 64;
+pub(super) const PACKETS_PER_FRAME: u64 = 8;
+pub(super) const FRAME: u64 = PACKET * PACKETS_PER_FRAME;
 
 /// Returns a sender of `frames` frames of a counter, which sends as fast as possible.
-fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
+pub(super) fn near(port: u16, frames: u64, keys: &str, faults: &str) -> Daq {
     paced(port, frames, "free", keys, faults)
 }
 
 /// Same as [`near`], with a given pace.
-fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
+pub(super) fn paced(port: u16, frames: u64, pace: &str, keys: &str, faults: &str) -> Daq {
     Daq::new(&format!(
         "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"counter\"\npacket = {PACKET}\n\
          backpressure = true\nframes = {frames}\npace = \"{pace}\"\n\
          [source.adc.faults]\n{faults}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 256\n\
-         [sink.far]\ndriver = \"stream\"\ntransport = \"rdma\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
+         [sink.far]\ndriver = \"stream\"\ninput = \"raw\"\nto = \"127.0.0.1:{port}\"\nguarantee = true\n{keys}\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
     ))
 }
 
 /// Returns a receiver that writes files.
-fn far(port: u16, keys: &str, sink: &str) -> Daq {
+pub(super) fn far(port: u16, keys: &str, sink: &str) -> Daq {
     Daq::new(&format!(
-        "[source.link]\ndriver = \"stream\"\ntransport = \"rdma\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\npackets_per_frame = {PACKETS_PER_FRAME}\n{keys}\n\
+        "[source.link]\ndriver = \"stream\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\npackets_per_frame = {PACKETS_PER_FRAME}\n{keys}\n\
          [ring.raw]\nslot = {FRAME}\nslots = 64\n\
          [sink.disk]\ninput = \"raw\"\nguarantee = true\n{sink}\n\
          [http]\nlisten = \"127.0.0.1:0\"\n"
     ))
 }
 
-const FILE: &str = "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
-const CARD: &str = "nics = [\"emulated\"]";
+pub(super) const FILE: &str =
+    "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
+pub(super) const CARD: &str = "transport = \"rdma\"\nnics = [\"emulated\"]";
+pub(super) const TCP: &str = "transport = \"tcp\"";
 
 /// Returns the data of all segments, in order.
-fn data(daq: &Daq) -> Vec<u8> {
+pub(super) fn data(daq: &Daq) -> Vec<u8> {
     files(&daq.path("out"), ".sigmf-data")
         .iter()
         .flat_map(|path| std::fs::read(path).unwrap())
@@ -49,7 +51,7 @@ fn data(daq: &Daq) -> Vec<u8> {
 }
 
 /// Returns the bytes of the given packets of the counter. Missing packets contain zeros.
-fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
+pub(super) fn counter(packets: std::ops::Range<u64>, is_missing: impl Fn(u64) -> bool) -> Vec<u8> {
     let words =
         packets.flat_map(|packet| (0..PACKET / 8).map(move |i| (packet, packet * PACKET / 8 + i)));
     let words = words.map(|(packet, word)| if is_missing(packet) { 0 } else { word });
@@ -71,20 +73,22 @@ fn frames_in_order(data: &[u8], frames: u64, is_missing: impl Fn(u64) -> bool) -
 }
 
 /// Stops a receiver after it has delivered `frames` frames.
-fn end(mut far: Live, frames: u64) -> Outcome {
+pub(super) fn end(mut far: Live, frames: u64) -> Outcome {
     far.wait_count("sources.link.delivered", frames);
     far.stop().ok()
 }
 
 #[test]
 fn stream_delivers_sent_frames() {
-    for (frames, shared) in [
-        (400, ""),
-        (400, "mode = \"send\""),
-        (400, "queue_pairs = 3"),
+    for (frames, transport, shared) in [
+        (400, CARD, ""),
+        (400, CARD, "mode = \"send\""),
+        (400, CARD, "queue_pairs = 3"),
+        (400, TCP, ""),
+        (400, TCP, "connections = 3"),
     ] {
         let port = free_tcp_port();
-        let keys = format!("{CARD}\n{shared}");
+        let keys = format!("{transport}\n{shared}");
         let receiver = far(port, &keys, FILE);
         let sender = near(port, frames, &keys, "lose = [17, \"100..120\"]");
         let mut there = receiver.spawn(&[]);
@@ -140,9 +144,8 @@ fn unreliable_stream_counts_every_frame() {
 #[test]
 fn stream_after_link_cuts_has_no_loss_or_duplicates() {
     let (port, frames) = (free_tcp_port(), 20_000);
-    let there =
-        "nics = [\"emulated?cut-received@3000,cut-received@21000,timeout=200\"]\nqueue_pairs = 2";
-    let here = "nics = [\"emulated?cut@500,cut@12000,kill@30000,timeout=200\"]\nqueue_pairs = 2";
+    let there = "transport = \"rdma\"\nnics = [\"emulated?cut-received@3000,cut-received@21000,timeout=200\"]\nqueue_pairs = 2";
+    let here = "transport = \"rdma\"\nnics = [\"emulated?cut@500,cut@12000,kill@30000,timeout=200\"]\nqueue_pairs = 2";
     let receiver = far(port, there, FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
@@ -157,11 +160,20 @@ fn stream_after_link_cuts_has_no_loss_or_duplicates() {
 
 #[test]
 fn stream_peer_killed_reconnects() {
+    peer_killed_reconnects(CARD);
+}
+
+#[test]
+fn tcp_peer_killed_reconnects() {
+    peer_killed_reconnects(&format!("{TCP}\nconnections = 2"));
+}
+
+fn peer_killed_reconnects(keys: &str) {
     let (port, frames) = (free_tcp_port(), 20_000);
     let mut random = Random(6);
     // The stream is slow enough that the sender is connected each time a receiver is killed.
-    let sender = paced(port, frames, "10 Mbit/s", CARD, "");
-    let mut receiver = far(port, CARD, FILE);
+    let sender = paced(port, frames, "10 Mbit/s", keys, "");
+    let mut receiver = far(port, keys, FILE);
     let mut there = receiver.spawn(&[]);
     there.wait_ready();
     let mut here = sender.spawn(&[]);
@@ -171,7 +183,7 @@ fn stream_peer_killed_reconnects() {
         there.wait_count("sources.link.delivered", min);
         there.kill();
         killed += 1;
-        receiver = far(port, CARD, FILE);
+        receiver = far(port, keys, FILE);
         there = receiver.spawn(&[]);
     }
     there.wait_count("sources.link.delivered", 1);
@@ -187,12 +199,12 @@ fn stream_peer_killed_reconnects() {
     let report = there.report();
     let had = ledger::count(&report, "sources.link.delivered");
     // Run the sender again and kill it midway, then run it once more. The frame numbers of each run restart.
-    let another = paced(port, frames, "1 Mbit/s", CARD, "");
+    let another = paced(port, frames, "1 Mbit/s", keys, "");
     let mut again = another.spawn(&[]);
     there.wait_count("sources.link.delivered", had + 300);
     assert!(again.is_running());
     again.kill();
-    let last = near(port, 50, CARD, "").run(&[]).ok();
+    let last = near(port, 50, keys, "").run(&[]).ok();
     assert_eq!(last.count("sinks.far.frames"), 50);
     there.wait_count("sources.link.epochs", 3);
     let came = there.stop().ok();
@@ -218,17 +230,19 @@ fn stream_peer_killed_reconnects() {
 
 #[test]
 fn slow_remote_reader_applies_backpressure() {
-    let (port, frames) = (free_tcp_port(), 1500);
-    let receiver = far(port, CARD, "driver = \"null\"\ndelay = \"500 us\"");
-    let mut live = receiver.spawn(&[]);
-    live.wait_ready();
-    let sent = near(port, frames, CARD, "").run(&[]).ok();
-    let came = end(live, frames);
-    assert_eq!(sent.count("rings.raw.ring_full"), 0);
-    assert_eq!(sent.count("sinks.far.frames"), frames);
-    assert!(sent.count("sinks.far.stalls") > 0, "{:#}", sent.report);
-    assert_eq!(came.count("sinks.disk.frames"), frames);
-    assert_eq!(ledger::lost(&came.report, "link"), 0);
+    for keys in [CARD, TCP] {
+        let (port, frames) = (free_tcp_port(), 1500);
+        let receiver = far(port, keys, "driver = \"null\"\ndelay = \"500 us\"");
+        let mut live = receiver.spawn(&[]);
+        live.wait_ready();
+        let sent = near(port, frames, keys, "").run(&[]).ok();
+        let came = end(live, frames);
+        assert_eq!(sent.count("rings.raw.ring_full"), 0);
+        assert_eq!(sent.count("sinks.far.frames"), frames);
+        assert!(sent.count("sinks.far.stalls") > 0, "{:#}", sent.report);
+        assert_eq!(came.count("sinks.disk.frames"), frames);
+        assert_eq!(ledger::lost(&came.report, "link"), 0);
+    }
 }
 
 #[test]

@@ -382,10 +382,10 @@ impl Receiver {
                 String::new()
             };
             tracing::info!(
-                "{}: {} connected, starting at frame {next}, over {} rails into {}{lost}{suppressed}",
+                "{}: {} connected, starting at frame {next}, over {} into {}{lost}{suppressed}",
                 self.name,
                 link.peer(),
-                self.shape.rails,
+                counted(self.shape.rails, self.shape.transport.rail()),
                 link.methods()
             );
         });

@@ -59,7 +59,10 @@ impl Memory {
     pub(super) fn path(&self) -> String {
         match &self.keys {
             Ok(_) if self.transport == Transport::Tcp => {
-                format!("Linux reads memory on {}", self.ring.placement())
+                format!(
+                    "Linux sends frames from memory on {}",
+                    self.ring.placement()
+                )
             }
             Ok(keys) => format!(
                 "the NIC reads memory on {}, registered as {}",

@@ -58,7 +58,7 @@ const COMPLETION_WAIT: Duration = Duration::from_millis(1);
 /// Minimum time after which unacknowledged requests count as lost.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of frames of a rail between two signaled requests.
-const SIGNAL_EVERY: u32 = 16;
+const SIGNAL_EVERY: u32 = 4;
 
 /// Options of a sender.
 #[derive(Clone, Debug)]
@@ -309,9 +309,9 @@ impl Sender {
     }
 
     /// Sends the frames of `lease`, starting with frame `from`. Returns the number of frames that the receiver
-    /// certainly has or, on unreliable services, that were sent. Returns after about 100 ms without progress. The
-    /// number is then smaller than requested or 0, and the caller must call again with the same lease and the remaining
-    /// frames.
+    /// certainly has or, on unreliable services, that were sent. Returns after about 100 ms without progress, or when all
+    /// frames were posted and some were acknowledged. The number is then smaller than requested or 0, and the caller must
+    /// call again with the remaining frames, in the same lease or at the start of a new lease that contains newer frames.
     ///
     /// # Errors
     /// If the receiver is unavailable. The caller may offer the frames again or drop them. Two offered frames are the
@@ -335,6 +335,10 @@ impl Sender {
                 .and_then(|posted| Ok(self.collect()? || posted));
             if self.done >= start + end {
                 return Ok(self.finish_send(end, lease, from));
+            }
+            if moved.is_ok() && self.done > start && self.posted >= start + end {
+                // The caller may have further frames, which must be posted before the last ones are acknowledged.
+                return Ok(self.finish_send(self.done - start, lease, from));
             }
             match moved {
                 Ok(true) => self.last_progress = Instant::now(),
