@@ -153,7 +153,7 @@ fn tcp_needs_no_nic_and_rejects_keys_of_rdma() {
     assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
     let unknown = LISTEN.replace("rdma", "udp");
     let error = spec(&unknown).err().unwrap_or_default();
-    assert!(error.contains("`tcp`"), "{error}");
+    assert!(error.contains("`transport` cannot be \"udp\""), "{error}");
 }
 
 #[test]
