@@ -29,14 +29,14 @@ use std::time::{Duration, Instant};
 /// several seconds in between.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time from the end of the stream until the queue pair fails. In this time the peer's close message can arrive on the
-/// connection of the handshake, which tells an intended end from a failure.
+/// connection of the handshake, which distinguishes an intended end from a failure.
 const END_GRACE: Duration = Duration::from_millis(100);
 /// Sleep time of a queue pair that waits for its stream, or whose stream has ended.
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
 /// Maximum number of steps of one call of `poll`, each of which reads as much as the socket has.
 const MAX_STEPS: usize = 16;
-/// Number of completions with which a call of `poll` ends.
-const ENOUGH: usize = 32;
+/// Number of completions after which a call of `poll` reads nothing more.
+const BATCH: usize = 32;
 
 /// The TCP stream of a queue pair.
 enum Stream {
@@ -248,7 +248,7 @@ impl TcpQueuePair {
         }
         let before = self.done;
         for _ in 0..MAX_STEPS {
-            if self.completions.len() >= ENOUGH || !self.step() {
+            if self.completions.len() >= BATCH || !self.step() {
                 break;
             }
         }

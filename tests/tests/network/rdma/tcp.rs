@@ -1,4 +1,4 @@
-//! Tests streams over TCP through a relay that splits, stalls and cuts connections, and with strangers at the port.
+//! Tests streams over TCP through a relay that splits, stalls and cuts connections, and with foreign peers at the port.
 
 use super::streams::{FILE, PACKETS_PER_FRAME, TCP, counter, data, end, far, near, paced};
 use daq_testkit::{Random, Relay, assert_contains, assert_counts, free_tcp_port, ledger};
@@ -63,18 +63,18 @@ fn half_open_connection_is_replaced() {
     assert!(data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, |_| false));
 }
 
-/// Strangers that send garbage, parts of greetings or nothing do not disturb a stream, and do not delay a sender.
+/// Foreign peers that send garbage, parts of greetings or nothing do not disturb a stream, and do not delay a sender.
 #[test]
-fn strangers_do_not_disturb_stream() {
+fn foreign_peers_do_not_disturb_stream() {
     let (port, frames) = (free_tcp_port(), 2000);
     let receiver = far(port, TCP, FILE);
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
-    let mut strangers = Vec::new();
+    let mut peers = Vec::new();
     let mut greet = |bytes: &[u8]| {
-        let mut stranger = TcpStream::connect(address(port)).unwrap();
-        stranger.write_all(bytes).unwrap();
-        strangers.push(stranger);
+        let mut peer = TcpStream::connect(address(port)).unwrap();
+        peer.write_all(bytes).unwrap();
+        peers.push(peer);
     };
     greet(b"");
     greet(b"GET / HTTP/1.1\r\n\r\n");
@@ -90,9 +90,9 @@ fn strangers_do_not_disturb_stream() {
     assert_counts!(sent, "sinks.far" => frames: frames, connections: 1);
     assert_counts!(came, "sources.link" => expected: frames, delivered: frames);
     assert!(data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, |_| false));
-    // The connections of strangers that are not from daq have ended.
-    for stranger in [1, 3] {
-        assert!(!matches!(strangers[stranger].read(&mut [0; 64]), Ok(1..)));
+    // The connections of foreign peers that are not from daq have ended.
+    for peer in [1, 3] {
+        assert!(!matches!(peers[peer].read(&mut [0; 64]), Ok(1..)));
     }
 }
 
