@@ -7,6 +7,7 @@ pub mod p2p;
 mod p2p_allowlist;
 mod path;
 pub mod pci;
+mod peers;
 mod record;
 mod show;
 #[cfg(test)]
@@ -20,11 +21,12 @@ pub use show::DevicePath;
 
 use crate::gpu::Backend;
 use crate::gpu::bar_mapping;
-use crate::gpu::driver::{Device, Identity, NoCuda};
+use crate::gpu::driver::{Device, Identity, NoCuda, PeerLink};
 use nic::Nic;
 use pci::{Link, PciFacts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 use tree::PciTree;
 
@@ -72,6 +74,8 @@ pub struct Gpu {
     /// For each tested backend, whether it can map GPU memory into the CPU's address space, or why not; `None` if the
     /// backends were not tested.
     pub mappings: Option<Vec<(Backend, Result<(), String>)>>,
+    /// The GPUs whose memory this GPU can write, by CUDA ordinal, and the link to each; `None` if CUDA was not queried.
+    pub peers: Option<BTreeMap<u32, PeerLink>>,
 }
 
 impl Gpu {
@@ -88,12 +92,16 @@ impl Gpu {
             rdma: None,
             dma_buf: None,
             mappings: None,
+            peers: None,
         }
     }
 
     /// Creates a GPU from the properties that CUDA and `/sys` report.
-    fn of(gpu: &Identity, sys: &Path) -> Self {
+    fn of(gpu: &Identity, all: &[Identity], sys: &Path) -> Self {
+        let peers = all.iter();
+        let peers = peers.filter_map(|peer| Some((peer.ordinal, gpu.link_to(peer)?)));
         Self {
+            peers: Some(peers.collect()),
             uuid: Some(gpu.uuid.clone()),
             rdma: Some(gpu.attributes.rdma),
             dma_buf: Some(gpu.attributes.dma_buf),
@@ -200,7 +208,7 @@ impl Topology {
         let sys = Path::new("/sys");
         let (gpus, no_gpu) = match Identity::all() {
             Ok(found) => (
-                found.iter().map(|gpu| Gpu::of(gpu, sys)).collect(),
+                found.iter().map(|gpu| Gpu::of(gpu, &found, sys)).collect(),
                 String::new(),
             ),
             Err(why) => (Vec::new(), no_gpu(&why, sys)),

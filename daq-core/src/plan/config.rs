@@ -3,7 +3,7 @@
 //! References between sections, such as the ring that a source fills, are checked later by
 //! [`resolve`](super::resolve()).
 
-use super::{AttachKey, KnownKeys};
+use super::{AttachKey, DeviceKey, KnownKeys};
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
@@ -225,6 +225,9 @@ pub struct KernelKeys {
     /// How a GPU kernel gets bursts: `"launch"` (one launch per burst) or `"persistent"` (the kernel runs permanently and
     /// waits for its doorbell; only for your own kernels in a `.cu` file). Default: `"launch"`.
     pub dispatch: Option<Dispatch>,
+    /// Processor that runs the kernel: `"cpu"`, or a GPU such as `"cuda:1"`. Frames are copied there if the input ring is in
+    /// other memory. Default: the GPU with the input ring if the kernel can run there, otherwise the CPU.
+    pub device: Option<DeviceKey>,
     /// What rings the doorbell of a persistent kernel: `"cpu"`, or `"device"` (the device that writes the frames, if it
     /// supports this). Default: `"cpu"`.
     pub doorbell: Option<DoorbellInitiator>,
@@ -313,8 +316,11 @@ pub struct StagingKeys {
     pub wait: StagingWait,
     /// Maximum size of one copy. Default: the value that `daq tune` measured, otherwise a measurement at startup.
     pub chunk: Option<ByteSize>,
-    /// Maximum number of copies in flight per direction, 1 to 16. Default: measured.
+    /// Maximum number of copies in flight between two memories, 1 to 16. Default: measured.
     pub depth: Option<u32>,
+    /// Whether GPUs may write each other's memory, over NVLink or PCIe. `false`: frames are copied from one GPU to another
+    /// through host memory.
+    pub peer_access: bool,
     /// CPU cores for the copy threads, assigned in turn. Default: any core.
     pub cores: Vec<usize>,
     /// Methods that may allocate GPU memory for CPU stores: any of `"gdrapi"` (GDRCopy's library), `"dma-buf"`, `"vulkan"`
@@ -328,6 +334,7 @@ impl Default for StagingKeys {
             wait: StagingWait::default(),
             chunk: None,
             depth: None,
+            peer_access: true,
             cores: Vec::new(),
             backends: Backend::ALL.to_vec(),
         }
@@ -469,7 +476,7 @@ impl Config {
                 )));
             }
         }
-        let keys = ["input", "output", "dispatch", "doorbell"];
+        let keys = ["input", "output", "device", "dispatch", "doorbell"];
         let keys = &[&keys[..], &ReaderKeys::NAMES].concat();
         let kernels = components(
             document,

@@ -5,6 +5,7 @@
 mod attach;
 mod check;
 mod config;
+mod device_key;
 mod dma;
 mod graph;
 mod known_keys;
@@ -24,6 +25,7 @@ pub use config::{
     Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
     Memory, ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
+pub use device_key::DeviceKey;
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;
 pub use resolve::{PlanContext, resolve};
@@ -315,6 +317,9 @@ pub struct PlannedCopy {
     pub method: PlannedMethod,
     /// The kernel whose thread does the copy; `None` if the staging engine does it.
     pub kernel_thread: Option<String>,
+    /// The reason for the path, if several paths are possible; otherwise empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
 }
 
 /// A configuration resolved for a topology.
@@ -357,9 +362,20 @@ impl Plan {
 
     /// Returns the source whose frames the ring `name` contains, directly or copied.
     pub fn source_of(&self, name: &str) -> Option<&PlannedSource> {
-        let copy = self.copies.iter().find(|copy| copy.to == name);
-        let filled = copy.map_or(name, |copy| &copy.from);
+        let filled = self.origin(name);
         self.sources.iter().find(|source| source.ring == filled)
+    }
+
+    /// Returns the ring from which the ring `name` is copied, directly or through other rings; `name` itself if the ring is
+    /// not a copy.
+    fn origin<'a>(&'a self, name: &'a str) -> &'a str {
+        let copied_from = |name: &&'a str| {
+            let copy = self.copies.iter().find(|copy| copy.to == *name)?;
+            Some(copy.from.as_str())
+        };
+        // Each ring has one producer, and no ring is a copy of itself.
+        let rings = std::iter::successors(Some(name), copied_from);
+        rings.take(self.copies.len() + 1).last().unwrap_or(name)
     }
 }
 

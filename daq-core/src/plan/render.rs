@@ -116,6 +116,9 @@ impl Display for Plan {
             );
             writeln!(f, "    runs on  {thread}")?;
             writeln!(f, "    method   {}", copy.method)?;
+            if !copy.reason.is_empty() {
+                writeln!(f, "    path     {}", copy.reason)?;
+            }
         }
         for kernel in &self.kernels {
             writeln!(

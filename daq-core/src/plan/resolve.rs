@@ -1,5 +1,6 @@
 //! Resolves references between sections: which component fills which ring, the frame layout, and the memory.
 
+mod gpus;
 mod rings;
 mod sinks;
 
@@ -7,8 +8,8 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Memory, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther,
-    PlannedSource, RingSection,
+    Config, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther, PlannedSource,
+    RingSection,
 };
 use super::{dma, mapping, nics, totals};
 use crate::claim::Claim;
@@ -304,30 +305,19 @@ impl Resolver<'_> {
         let Some(side) = self.side(i, diagnostics) else {
             return false;
         };
-        if let (Memory::At(Placement::Cuda(there)), Side::Cuda(here)) = (ring.keys.memory, side)
-            && there != here
-        {
-            let message = format!(
-                "kernel `{}` runs on cuda:{here}, but its output ring is declared on cuda:{there}",
-                kernel.name()
-            );
-            diagnostics.push(
-                Diagnostic::error(message)
-                    .at(ring.section.place_of("memory"))
-                    .help("remove `memory`, or put the kernel's input on the same GPU"),
-            );
-            return false;
-        }
         let reads = match side {
             Side::Cpu => self.host_side(
                 input,
                 &format!("kernel `{}` runs on the CPU", kernel.name()),
             ),
-            Side::Cuda(ordinal) => self.device_side(
-                input,
-                ordinal,
-                &format!("kernel `{}` runs on a GPU only", kernel.name()),
-            ),
+            Side::Cuda(ordinal) => {
+                let only = match kernel.keys.device {
+                    Some(_) => format!("cuda:{ordinal}"),
+                    None => "a GPU only".to_owned(),
+                };
+                let why = format!("kernel `{}` runs on {only}", kernel.name());
+                self.device_side(input, ordinal, &why)
+            }
         };
         self.read_by(&reads, kernel.name());
         if let Some(Filler::Source(source)) = self.wiring.fillers.get(input) {
@@ -395,9 +385,12 @@ impl Resolver<'_> {
         true
     }
 
-    /// Returns where a kernel runs: on the GPU that contains its input ring if possible. Returns `None` if the kernel
-    /// cannot run.
-    fn side(&self, i: usize, diagnostics: &mut Diagnostics) -> Option<Side> {
+    /// Returns where a kernel runs: on the declared processor, otherwise on the GPU that contains its input ring if
+    /// possible. Returns `None` if the kernel cannot run.
+    fn side(&mut self, i: usize, diagnostics: &mut Diagnostics) -> Option<Side> {
+        if let Some(side) = self.declared_side(i, diagnostics).ok()? {
+            return Some(side);
+        }
         let kernel = &self.config.kernels[i];
         let input = &kernel.keys.input;
         let layout = &self.layouts[input];
@@ -464,6 +457,7 @@ impl Resolver<'_> {
         self.leave_on_host();
         let mut plan = self.plan;
         dma::decide(&mut plan, self.config, self.topology);
+        gpus::stage_from_host(&mut plan, self.topology);
         nics::assign_to_sinks(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);

@@ -3,6 +3,7 @@
 mod claims;
 mod dispatch;
 mod file_kernel;
+mod gpus;
 mod nics;
 mod nodes;
 mod persistent;

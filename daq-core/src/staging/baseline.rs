@@ -1,6 +1,7 @@
 //! Copies without a pipeline, which measure the machine's baseline performance for comparison with the copy engine
 //! thread.
 
+use super::methods::BetweenGpus;
 use super::{MeasureError, StreamPath};
 use crate::gpu::Event;
 use crate::gpu::driver::{Backing, CudaError, Device, Memory, Rows, Stream, StreamEvent};
@@ -14,14 +15,24 @@ pub const BATCH: usize = 256;
 /// Number of events, which is the maximum number of copies in flight whose ends can be detected separately.
 const EVENTS: usize = 16;
 
-/// A buffer in host memory, a buffer on a GPU, and a stream that copies between them.
+/// The memory that the buffer on the GPU is copied from or to.
+#[derive(Debug)]
+enum Other {
+    /// Host memory, and the direction of copies.
+    Host(Arc<Region>, Direction),
+    /// Memory of another GPU, which is written.
+    Target(Memory),
+    /// Memory of another GPU, which is read.
+    Source(Memory),
+}
+
+/// A buffer on a GPU, a buffer in host memory or on another GPU, and a stream that copies between them.
 #[derive(Debug)]
 pub struct BaselineCopy {
     stream: Stream,
-    host: Arc<Region>,
+    other: Other,
     memory: Memory,
     bytes: usize,
-    direction: Direction,
     /// Offset of the next copy of a [walk](Self::walk).
     next: Cell<usize>,
     /// Argument lists of one batch.
@@ -46,12 +57,48 @@ impl BaselineCopy {
         if !pageable {
             host.pin(device)?;
         }
+        let memory = Memory::with(device, bytes, Backing::Plain)?;
+        Ok(Self::with(
+            device,
+            memory,
+            Other::Host(host, direction),
+            bytes,
+        )?)
+    }
+
+    /// Allocates a buffer of `bytes` bytes on each of two GPUs, for copies from `from` to `to`. The copies run on the stream
+    /// of `from`, or with `pull` on the stream of `to`.
+    ///
+    /// # Errors
+    /// If the GPUs cannot access each other's memory.
+    pub fn between_gpus(
+        from: &'static Device,
+        to: &'static Device,
+        bytes: usize,
+        pull: bool,
+    ) -> Result<Self, CudaError> {
+        let (by, other) = if pull { (to, from) } else { (from, to) };
+        let (memory, peer) = (Memory::new(by, bytes)?, Memory::new(other, bytes)?);
+        peer.grant(by)?;
+        let other = if pull {
+            Other::Source(peer)
+        } else {
+            Other::Target(peer)
+        };
+        Self::with(by, memory, other, bytes)
+    }
+
+    fn with(
+        device: &'static Device,
+        memory: Memory,
+        other: Other,
+        bytes: usize,
+    ) -> Result<Self, CudaError> {
         Ok(Self {
             stream: Stream::new(device, EVENTS)?,
-            host,
-            memory: Memory::with(device, bytes, Backing::Plain)?,
+            other,
+            memory,
             bytes,
-            direction,
             next: Cell::new(0),
             to: Vec::with_capacity(BATCH),
             from: Vec::with_capacity(BATCH),
@@ -59,9 +106,20 @@ impl BaselineCopy {
         })
     }
 
-    /// Sets the direction of the following copies.
+    /// Sets the direction of the following copies. Has no effect on copies between GPUs.
     pub fn turn(&mut self, direction: Direction) {
-        self.direction = direction;
+        if let Other::Host(_, turned) = &mut self.other {
+            *turned = direction;
+        }
+    }
+
+    /// Returns the memory that is written and the memory that is read; `None` if either is host memory.
+    pub(super) const fn on_gpus(&self) -> Option<(&Memory, &Memory)> {
+        match &self.other {
+            Other::Host(..) => None,
+            Other::Target(target) => Some((target, &self.memory)),
+            Other::Source(source) => Some((&self.memory, source)),
+        }
     }
 
     /// Returns the GPU.
@@ -101,11 +159,17 @@ impl BaselineCopy {
             "{bytes} bytes at offset {offset} exceed the buffers of {} bytes",
             self.bytes
         );
-        let host = self.host.address().as_ptr().wrapping_add(offset) as u64;
         let device = self.memory.address() + offset as u64;
-        match self.direction {
-            Direction::In => (device, host),
-            Direction::Out => (host, device),
+        match &self.other {
+            Other::Host(host, direction) => {
+                let host = host.address().as_ptr().wrapping_add(offset) as u64;
+                match direction {
+                    Direction::In => (device, host),
+                    Direction::Out => (host, device),
+                }
+            }
+            Other::Target(target) => (target.address() + offset as u64, device),
+            Other::Source(source) => (device, source.address() + offset as u64),
         }
     }
 
@@ -115,11 +179,17 @@ impl BaselineCopy {
     /// If the range does not fit into the buffers.
     pub fn begin(&self, offset: usize, bytes: usize) -> Result<(), CudaError> {
         let (to, from) = self.ends(offset, bytes);
+        let rows = Rows::one(bytes);
         // SAFETY: the range is inside both buffers, as just checked. Only `self` uses the buffers, and they are freed
-        // after all copies have ended. Their content does not matter.
+        // after all copies have ended. The stream's GPU has access to the memory of the other GPU.
         unsafe {
-            self.direction
-                .copy(&self.stream, to, from, Rows::one(bytes))
+            match &self.other {
+                Other::Host(_, direction) => direction.copy(&self.stream, to, from, rows),
+                Other::Target(other) | Other::Source(other) => {
+                    let to_gpu = BetweenGpus { to: other.device() };
+                    to_gpu.copy(&self.stream, to, from, rows)
+                }
+            }
         }
     }
 

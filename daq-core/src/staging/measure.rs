@@ -1,4 +1,4 @@
-//! Measurement of the copies between host memory and GPUs. Takes well under a second per GPU.
+//! Measurement of the copies between host memory and GPUs, and between GPUs. Takes well under a second per GPU.
 
 use super::baseline::BaselineCopy;
 use super::profile::{Profile, Rates};
@@ -54,24 +54,44 @@ pub enum MeasureError {
     /// A call of the CUDA driver failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// Copies between two GPUs deliver wrong bytes.
+    #[error(
+        "copies from cuda:{from} to cuda:{to} deliver wrong bytes, so the machine's IOMMU or PCIe switches prevent direct access; set peer_access = false in [staging], so that frames are copied through host memory"
+    )]
+    WrongBytes {
+        /// CUDA ordinal of the source.
+        from: u32,
+        /// CUDA ordinal of the target.
+        to: u32,
+    },
     /// The CPU could no longer store to the GPU's memory.
     #[error(transparent)]
     BarMapping(#[from] BarMappingError),
 }
 
-/// Whether `copies` of `bytes` bytes within `took` are enough for a result.
-fn is_enough(copies: usize, bytes: usize, took: Duration) -> bool {
-    copies >= MIN_COPIES && (copies * bytes >= VOLUME || took >= LIMIT)
+/// Whether `copies` of `bytes` bytes within `took` are enough for a result. `volume` bytes always are.
+fn is_enough(copies: usize, bytes: usize, volume: usize, took: Duration) -> bool {
+    copies >= MIN_COPIES && (copies * bytes >= volume || took >= LIMIT)
 }
 
+/// Number of bytes copied per size between two GPUs, whose links are faster.
+const PEER_VOLUME: usize = 1 << 30;
+/// The copy sizes in bytes from which the chunk size of copies between GPUs is selected.
+const PEER_SIZES: [usize; 9] = doubled(256 << 10);
+
 /// Measures the data rate of copies of `bytes` bytes, with at most `depth` copies in flight, in bytes per second.
-fn rate(baseline: &BaselineCopy, bytes: usize, depth: usize) -> Result<f64, CudaError> {
+fn rate(
+    baseline: &BaselineCopy,
+    bytes: usize,
+    volume: usize,
+    depth: usize,
+) -> Result<f64, CudaError> {
     let mut best = 0.0_f64;
     let mut events: VecDeque<Arc<StreamEvent>> = VecDeque::with_capacity(depth);
     let begun = Instant::now();
     for _ in 0..REPEATS {
         let (start, mut copies) = (Instant::now(), 0);
-        while !is_enough(copies, bytes, start.elapsed()) {
+        while !is_enough(copies, bytes, volume, start.elapsed()) {
             if events.len() == depth
                 && let Some(oldest) = events.pop_front()
             {
@@ -104,16 +124,17 @@ fn latency(baseline: &BaselineCopy) -> Result<Duration, CudaError> {
     Ok(times[SMALL / 2])
 }
 
-fn rates(baseline: &BaselineCopy) -> Result<Rates, CudaError> {
+/// Measures copies of `sizes`, with about `volume` bytes per size.
+fn rates(baseline: &BaselineCopy, sizes: &[usize], volume: usize) -> Result<Rates, CudaError> {
     // The first copy includes one-time setup.
     baseline.begin(0, LARGEST)?;
     baseline.finish()?;
-    let mut by_size = Vec::with_capacity(SIZES.len());
-    for bytes in SIZES {
-        by_size.push((bytes, rate(baseline, bytes, DEPTH)?));
+    let mut by_size = Vec::with_capacity(sizes.len());
+    for &bytes in sizes {
+        by_size.push((bytes, rate(baseline, bytes, volume, DEPTH)?));
     }
     Ok(Rates {
-        bytes_per_second: rate(baseline, LARGEST, 2)?,
+        bytes_per_second: rate(baseline, LARGEST, volume, 2)?,
         latency_ns: u64::try_from(latency(baseline)?.as_nanos()).unwrap_or(u64::MAX),
         by_size,
     })
@@ -188,16 +209,61 @@ pub fn measure(device: &'static Device) -> Result<Profile, MeasureError> {
 /// Measures as [`measure`] does, but uses only the `allowed` backends for BAR mappings.
 pub fn measure_with(device: &'static Device, allowed: &[Backend]) -> Result<Profile, MeasureError> {
     let mut baseline = BaselineCopy::new(device, Direction::In, LARGEST, false)?;
-    let inward = rates(&baseline)?;
+    let inward = rates(&baseline, &SIZES, VOLUME)?;
     let cpu_store_threshold = cpu_store_threshold(&baseline, allowed)?;
     baseline.turn(Direction::Out);
-    let outward = rates(&baseline)?;
+    let outward = rates(&baseline, &SIZES, VOLUME)?;
     Ok(Profile {
         inward,
         outward,
         cpu_store_threshold,
         cards: BTreeMap::new(),
+        peers: BTreeMap::new(),
     })
+}
+
+/// Copies a pattern from GPU `from` to GPU `to`, and compares it. On some machines, an IOMMU or a PCIe switch drops or
+/// redirects accesses between devices that CUDA reports as possible. Temporarily uses 2 MiB of memory on each GPU.
+///
+/// # Errors
+/// If the copy fails, or the bytes differ.
+pub fn verify_peer(from: &'static Device, to: &'static Device) -> Result<(), MeasureError> {
+    /// The first copy is the largest: it may use another method than a small copy.
+    const COPIES: [usize; 3] = [1 << 20, 64 << 10, 64];
+    /// Number of bytes after each copy that must not change.
+    const GUARD: usize = 4096;
+    let baseline = BaselineCopy::between_gpus(from, to, COPIES[0] + GUARD, false)?;
+    let Some((target, source)) = baseline.on_gpus() else {
+        return Ok(());
+    };
+    for (seed, bytes) in (1..).zip(COPIES) {
+        let pattern = |seed: u32| {
+            let words = 0..u32::try_from((bytes + GUARD) / 4).unwrap_or(u32::MAX);
+            // With another seed, every byte differs.
+            let words = words.map(|i| (i + 1).wrapping_mul(0x9e37_79b1) ^ (seed * 0x0101_0101));
+            words.flat_map(u32::to_le_bytes).collect::<Vec<_>>()
+        };
+        let (sent, stale) = (pattern(seed), pattern(seed + 100));
+        source.write(0, &sent)?;
+        target.write(0, &stale)?;
+        baseline.begin(0, bytes)?;
+        baseline.finish()?;
+        let mut arrived = vec![0; bytes + GUARD];
+        target.read(0, &mut arrived)?;
+        if arrived[..bytes] != sent[..bytes] || arrived[bytes..] != stale[bytes..] {
+            return Err(MeasureError::WrongBytes {
+                from: from.ordinal(),
+                to: to.ordinal(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Measures copies from GPU `from` to GPU `to`. Temporarily uses 64 MiB of memory on each GPU.
+pub fn measure_peer(from: &'static Device, to: &'static Device) -> Result<Rates, MeasureError> {
+    let baseline = BaselineCopy::between_gpus(from, to, LARGEST, false)?;
+    Ok(rates(&baseline, &PEER_SIZES, PEER_VOLUME)?)
 }
 
 #[cfg(test)]
@@ -233,10 +299,11 @@ mod tests {
     #[test]
     fn measurement_is_bounded_by_volume_time_and_copy_count() {
         let short = Duration::from_micros(10);
-        assert!(!is_enough(VOLUME / SIZES[0] - 1, SIZES[0], short));
-        assert!(is_enough(VOLUME / SIZES[0], SIZES[0], short));
-        assert!(is_enough(MIN_COPIES, SIZES[0], LIMIT), "a slow bus");
-        assert!(!is_enough(MIN_COPIES - 1, LARGEST, LIMIT * 10));
-        assert!(is_enough(MIN_COPIES, LARGEST, short));
+        let enough = |copies, bytes, took| is_enough(copies, bytes, VOLUME, took);
+        assert!(!enough(VOLUME / SIZES[0] - 1, SIZES[0], short));
+        assert!(enough(VOLUME / SIZES[0], SIZES[0], short));
+        assert!(enough(MIN_COPIES, SIZES[0], LIMIT), "a slow bus");
+        assert!(!enough(MIN_COPIES - 1, LARGEST, LIMIT * 10));
+        assert!(enough(MIN_COPIES, LARGEST, short));
     }
 }

@@ -48,7 +48,7 @@ pub use copy_engine::{CopyEngineThread, CopyThread, Step, Tuning};
 pub use direction::Direction;
 pub use error::StagingError;
 pub use gather::{Gather, Joins, MissingFill, Share};
-pub use measure::{MeasureError, measure, measure_with};
+pub use measure::{MeasureError, measure, measure_peer, measure_with, verify_peer};
 pub use methods::{CopyMethod, CopyStream, Division, StreamPath, between, on_stream};
 pub use numa::warn_if_remote_numa;
 pub(crate) use profile::DEFAULT_CPU_STORE_THRESHOLD;

@@ -128,6 +128,9 @@ pub struct Profile {
     /// Measured results of NICs that send frames from the GPU's memory, by name of the NIC.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cards: BTreeMap<String, Sending>,
+    /// Measured rates of copies to other GPUs, by their UUID.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peers: BTreeMap<String, Rates>,
 }
 
 /// The measured performance of a NIC that sends frames from a GPU's memory.
@@ -155,6 +158,7 @@ impl Profile {
             outward: rates,
             cpu_store_threshold: None,
             cards: BTreeMap::new(),
+            peers: BTreeMap::new(),
         }
     }
 
@@ -190,7 +194,10 @@ impl Profile {
         let is_threshold_possible = self
             .cpu_store_threshold
             .is_none_or(|bytes| bytes <= MAX_CPU_STORE_THRESHOLD);
-        self.inward.is_possible() && self.outward.is_possible() && is_threshold_possible
+        let mut rates = [&self.inward, &self.outward]
+            .into_iter()
+            .chain(self.peers.values());
+        rates.all(Rates::is_possible) && is_threshold_possible
     }
 }
 
@@ -323,6 +330,7 @@ mod tests {
             outward: rates,
             cpu_store_threshold: Some(96 << 10),
             cards: BTreeMap::new(),
+            peers: BTreeMap::new(),
         }
     }
 
@@ -412,7 +420,14 @@ mod tests {
 
     #[test]
     fn impossible_rates_are_ignored() {
-        let wrong: [fn(&mut Profile); 6] = [
+        let wrong: [fn(&mut Profile); 7] = [
+            |profile| {
+                let rates = Rates {
+                    bytes_per_second: 0.0,
+                    ..profile.inward.clone()
+                };
+                profile.peers.insert("GPU-2".to_owned(), rates);
+            },
             |profile| profile.cpu_store_threshold = Some(usize::MAX),
             |profile| profile.inward.bytes_per_second = 0.0,
             |profile| profile.outward.bytes_per_second = -1.0,

@@ -11,7 +11,9 @@
 use super::tree::Processor;
 use super::{Bar1, Gpu, Topology, acs, nic, pci};
 use crate::gpu::Backend;
+use crate::gpu::driver::PeerLink;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
@@ -92,6 +94,8 @@ struct RecordedGpu {
     rdma: Option<bool>,
     dma_buf: Option<bool>,
     mappings: Option<Vec<RecordedMapping>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    peers: Option<BTreeMap<u32, PeerLink>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -260,6 +264,7 @@ impl Topology {
             window: gpu.window,
             rdma: gpu.rdma,
             dma_buf: gpu.dma_buf,
+            peers: gpu.peers.clone(),
             mappings: gpu.mappings.as_ref().map(|tried| {
                 let tried = tried.iter();
                 tried
@@ -296,6 +301,7 @@ impl RecordedGpu {
             window: self.window.or(gpu.window),
             rdma: self.rdma,
             dma_buf: self.dma_buf,
+            peers: self.peers,
             mappings,
             ..gpu
         }

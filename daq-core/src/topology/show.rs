@@ -84,6 +84,7 @@ impl Topology {
                 );
             }
         }
+        text.push_str(&self.peers());
         if self.gpus.is_empty() {
             let _ = writeln!(text, "no GPU: {}", self.no_gpu);
         }

@@ -1,8 +1,10 @@
 //! Builds a running pipeline from a plan: it first allocates memory, then loads code, then starts threads.
 
+mod copies;
+
 use super::control::{Heartbeat, Role};
 use super::monitor::{Monitor, MonitoredSource};
-use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source, staging};
+use super::{FailureKind, Options, Pipeline, StartError, dma, kernel, sink, source};
 use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::Writer;
@@ -11,18 +13,14 @@ use daq_core::kernel::{DeviceDoorbell, KernelContext, Side};
 use daq_core::notify::Notifier;
 use daq_core::plan::{
     Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource,
-    StagingKeys,
 };
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::reorder::ReorderWindow;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
-use daq_core::staging::{
-    CopyEngineThread, Profile, Rates, RingCopy, Route, Tuning, measure_with, on_stream,
-};
+use daq_core::staging::{Profile, RingCopy, Route};
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -120,58 +118,6 @@ fn spec_of<'a>(config: &'a Config, name: &str) -> &'a dyn SourceSpec {
     &*component.spec
 }
 
-/// Returns the copy profiles of all GPUs. Measures each GPU that has no saved profile.
-fn measured(
-    config: &Config,
-    plan: &Plan,
-    options: &Options,
-) -> Result<BTreeMap<u32, Profile>, StartError> {
-    let mut profiles = options.profiles.clone();
-    let with_host = |copy: &&PlannedCopy| copy.route.direction().is_some();
-    for copy in plan.copies.iter().filter(with_host) {
-        let ordinal = copy.route.device();
-        if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
-            let device = Device::open(ordinal)?;
-            let profile = match measure_with(device, &config.staging.backends) {
-                Ok(profile) => {
-                    tracing::info!(
-                        "cuda:{ordinal}: measured copy rates for this run; `daq tune` saves them"
-                    );
-                    profile
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        "cuda:{ordinal}: cannot measure copy rates: {error}; this run uses default rates"
-                    );
-                    Profile::assumed()
-                }
-            };
-            unknown.insert(profile);
-        }
-    }
-    Ok(profiles)
-}
-
-/// Returns the tuning of the copies along `route`.
-fn tuning(keys: &StagingKeys, profiles: &BTreeMap<u32, Profile>, route: Route) -> Tuning {
-    let chunk = keys.chunk;
-    let chunk = chunk.map(|chunk| usize::try_from(chunk.0).unwrap_or(usize::MAX));
-    let depth = keys.depth.map(|depth| depth as usize);
-    match (route.direction(), profiles.get(&route.device())) {
-        (Some(direction), Some(profile)) => profile.tuning_for(direction, chunk, depth),
-        _ => Rates::assumed_between_gpus().tuning_for(chunk, depth),
-    }
-}
-
-/// Returns the name of the thread that copies along `route`.
-fn copies_name(route: Route) -> String {
-    match (route.from(), route.to()) {
-        (Placement::Host, to) => format!("copies to {to}"),
-        (from, Placement::Host) => format!("copies from {from}"),
-        (from, to) => format!("copies from {from} to {to}"),
-    }
-}
-
 /// Allocates the memory of a ring. If CPU stores were planned but are not possible, allocates GPU memory that only
 /// copies can access.
 fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Region>, StartError> {
@@ -267,7 +213,7 @@ impl Pipeline {
             plan,
             options,
             // Measure before the rings are allocated, because the measurement temporarily needs memory.
-            profiles: measured(config, plan, options)?,
+            profiles: copies::measured(config, plan, options)?,
             regions: BTreeMap::new(),
             bells: Bells::new(),
             producers: BTreeMap::new(),
@@ -552,42 +498,6 @@ impl Pipeline {
         let inline_copy = inline_copy
             .expect("`copier` selects a kernel thread only if the CPU can store to the ring");
         Ok(Some((inline_copy, bell)))
-    }
-
-    /// Starts the copy engine threads, one per route.
-    fn copies(&mut self, parts: &mut Parts<'_>) -> Result<(), StartError> {
-        let keys = &parts.config.staging;
-        let staged: Vec<_> = {
-            let staged = parts.staged().into_iter();
-            staged
-                .map(|(route, copies)| (route, copies.into_iter().cloned().collect::<Vec<_>>()))
-                .collect()
-        };
-        for (i, (route, copies)) in staged.into_iter().enumerate() {
-            let tuning = tuning(keys, &parts.profiles, route);
-            let stream = on_stream(route, tuning.depth)?;
-            let bell = parts.bells[&Copier::Engine(route)].clone();
-            let mut copy_engine = CopyEngineThread::new(stream, tuning, bell);
-            for copy in copies {
-                let reader = self.attach(&copy.from, &copy.name, true, 1)?;
-                let producer = parts.producer(&copy.to);
-                let ledger = self.ledgers.copy(&copy.to);
-                copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
-            }
-            let name = copies_name(route);
-            let wait = keys.wait.into();
-            let runner = staging::Runner::new(
-                name.clone(),
-                Box::new(copy_engine),
-                wait,
-                self.control.clone(),
-            );
-            let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
-            self.spawn(&name, Role::Step, core, move |heartbeat| {
-                runner.run(heartbeat);
-            })?;
-        }
-        Ok(())
     }
 
     /// Opens the devices of DMA engines and maps their memory. Does not start the engines.

@@ -31,6 +31,10 @@ use std::time::Duration;
 /// `copy` counts all copies, `peer` only the copies between two devices. `persistent` counts the frames that persistent
 /// kernels start. Counts begin at 1; options from `fail` on may be given
 /// several times.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each field is an independent option"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Return value of `cuDriverGetVersion`: 1000 × major + 10 × minor.

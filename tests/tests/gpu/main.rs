@@ -12,6 +12,7 @@ mod persistent_short_frames;
 mod persistent_startup;
 mod scope;
 mod selftest;
+mod several_gpus;
 mod simulated_driver;
 mod staging;
 mod taps;

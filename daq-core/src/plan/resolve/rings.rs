@@ -17,31 +17,17 @@ pub(super) fn host_name(ring: &str) -> String {
 }
 
 impl Resolver<'_> {
-    /// Returns the memory of a declared ring, and the reason.
-    pub(super) fn placement(&mut self, ring: &RingSection) -> (Placement, String) {
+    /// Returns the memory of a declared ring with frames of `layout`, and the reason.
+    pub(super) fn placement(&mut self, ring: &RingSection, layout: &Layout) -> (Placement, String) {
         match ring.keys.memory {
-            Memory::Auto => match self.topology.gpus.first() {
-                Some(gpu) => (
-                    Placement::Cuda(gpu.ordinal),
-                    format!("the first GPU, {}", gpu.name),
-                ),
+            Memory::Auto => match self.auto_gpu(ring.section.name(), layout) {
+                Some((gpu, reason)) => (Placement::Cuda(gpu), reason),
                 None => (Placement::Host, self.topology.no_gpu.clone()),
             },
             Memory::At(Placement::Host) => (Placement::Host, "declared".to_owned()),
             Memory::At(Placement::Cuda(ordinal)) => {
-                let is_there = self.topology.gpus.iter().any(|gpu| gpu.ordinal == ordinal);
-                if self.topology.is_real && !is_there {
-                    let gpus = self.topology.gpus.iter();
-                    let gpus = gpus.map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name));
-                    let there = match gpus.collect::<Vec<_>>().join(", ") {
-                        none if none.is_empty() => self.topology.no_gpu.clone(),
-                        gpus => format!("this machine has {gpus}"),
-                    };
-                    self.plan.unavailable.push(format!(
-                        "ring `{}` needs cuda:{ordinal}: {there}; set memory = \"auto\" or \"host\"",
-                        ring.section.name()
-                    ));
-                }
+                let subject = format!("ring `{}`", ring.section.name());
+                self.require_gpu(ordinal, &subject, "set memory = \"auto\" or \"host\"");
                 (Placement::Cuda(ordinal), "declared".to_owned())
             }
         }
@@ -68,7 +54,7 @@ impl Resolver<'_> {
             return (name.to_owned(), DataPath::Cpu, String::new());
         };
         let ring = &self.config.rings[index];
-        let (placement, reason) = self.placement(ring);
+        let (placement, reason) = self.placement(ring, layout);
         let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
         let planned = PlannedRing {
             name: name.to_owned(),
@@ -108,7 +94,7 @@ impl Resolver<'_> {
             );
         }
         let staged = host_name(name);
-        let copier = self.add_copy((&staged, Placement::Host), (name, placement));
+        let copier = self.add_copy((&staged, Placement::Host), (name, placement), "");
         self.plan.rings.push(PlannedRing {
             name: staged.clone(),
             placement: Placement::Host,
@@ -130,11 +116,12 @@ impl Resolver<'_> {
         )
     }
 
-    /// Adds a copy between two memories and returns the copy's name.
+    /// Adds a copy between two memories, with the `reason` for its path, and returns the copy's name.
     pub(super) fn add_copy(
         &mut self,
         (from, at): (&str, Placement),
         (to, target): (&str, Placement),
+        reason: &str,
     ) -> String {
         let name = format!("copy to {to}");
         self.plan
@@ -146,16 +133,25 @@ impl Resolver<'_> {
                 route,
                 method: PlannedMethod::Engine,
                 kernel_thread: None,
+                reason: reason.to_owned(),
             }));
         name
     }
 
-    /// Inserts a ring called `name` on `placement`, filled by a copy from `ring`.
-    pub(super) fn insert(&mut self, ring: &str, name: &str, placement: Placement, why: &str) {
+    /// Inserts a ring called `name` on `placement`, filled by a copy from `ring`. `why` is the reason for the ring, and
+    /// `path` the reason for the path of the copy.
+    pub(super) fn insert(
+        &mut self,
+        ring: &str,
+        name: &str,
+        placement: Placement,
+        why: &str,
+        path: &str,
+    ) {
         let Some(planned) = self.plan.ring(ring).cloned() else {
             return;
         };
-        let copier = self.add_copy((ring, planned.placement), (name, placement));
+        let copier = self.add_copy((ring, planned.placement), (name, placement), path);
         self.read_by(ring, &copier);
         let node = match placement {
             Placement::Host => host_node(self.topology, planned.node, planned.placement),
@@ -205,26 +201,53 @@ impl Resolver<'_> {
             (ring.placement, ring.reason) = (memory, why);
             return output.clone();
         }
-        // The kernel writes an inserted ring, which is copied to the declared one.
+        self.write_elsewhere(output, memory, &why)
+    }
+
+    /// Inserts a ring on `memory` before the last ring, the output ring `output`, and the copies to the output ring. Two GPUs
+    /// that cannot access each other have a host ring between them. Returns the name of the ring on `memory`.
+    fn write_elsewhere(&mut self, output: &str, memory: Placement, why: &str) -> String {
         let written = format!("{output}@{memory}");
-        let copier = format!("copy to {output}");
-        let (declared, mut node) = (ring.placement, ring.node);
-        if memory == Placement::Host {
-            node = host_node(self.topology, node, declared);
-        }
-        let planned = PlannedRing {
-            node,
+        let Some(declared) = self.plan.rings.pop() else {
+            return written;
+        };
+        let path = match (memory, declared.placement) {
+            (Placement::Cuda(here), Placement::Cuda(there)) => self.peer_path(here, there),
+            _ => Ok(String::new()),
+        };
+        let node = |placement, gpu| match placement {
+            Placement::Host => host_node(self.topology, declared.node, gpu),
+            Placement::Cuda(_) => declared.node,
+        };
+        let mut rings = vec![PlannedRing {
+            node: node(memory, declared.placement),
             name: written.clone(),
             placement: memory,
-            reason: why.clone(),
-            inserted: Some(why),
-            readers: vec![copier.clone()],
-            ..ring.clone()
-        };
-        ring.producer = copier;
-        let at = self.plan.rings.len() - 1;
-        self.plan.rings.insert(at, planned);
-        self.add_copy((&written, memory), (output, declared));
+            reason: why.to_owned(),
+            inserted: Some(why.to_owned()),
+            ..declared.clone()
+        }];
+        let mut reason = path.clone().unwrap_or_default();
+        if let Err(obstacle) = path {
+            reason = format!("through host memory, because {obstacle}");
+            rings.push(PlannedRing {
+                node: node(Placement::Host, memory),
+                name: host_name(output),
+                placement: Placement::Host,
+                reason: obstacle.clone(),
+                inserted: Some(obstacle),
+                ..declared.clone()
+            });
+        }
+        rings.push(declared);
+        for i in 1..rings.len() {
+            let (from, to) = (&rings[i - 1], &rings[i]);
+            let ends = ((&*from.name, from.placement), (&*to.name, to.placement));
+            let copier = self.add_copy(ends.0, ends.1, &reason);
+            rings[i - 1].readers.push(copier.clone());
+            rings[i].producer = copier;
+        }
+        self.plan.rings.extend(rings);
         written
     }
 
@@ -236,30 +259,13 @@ impl Resolver<'_> {
             None | Some(Placement::Host) => ring.to_owned(),
             Some(_) => {
                 if self.plan.ring(&host).is_none() {
-                    self.insert(ring, &host, Placement::Host, why);
+                    // The frames of a kernel's output are copied from the GPU that runs the kernel.
+                    let origin = self.plan.origin(ring).to_owned();
+                    self.insert(&origin, &host, Placement::Host, why, "");
                 }
                 host
             }
         }
-    }
-
-    /// Returns the ring on GPU `ordinal` with the same frames as `ring`: the ring itself, or a new copy of its host
-    /// ring.
-    pub(super) fn device_side(&mut self, ring: &str, ordinal: u32, why: &str) -> String {
-        let placement = Placement::Cuda(ordinal);
-        if self
-            .plan
-            .ring(ring)
-            .is_none_or(|planned| planned.placement == placement)
-        {
-            return ring.to_owned();
-        }
-        let device = format!("{ring}@{placement}");
-        if self.plan.ring(&device).is_none() {
-            let host = self.host_side(ring, why);
-            self.insert(&host, &device, placement, why);
-        }
-        device
     }
 
     pub(super) fn read_by(&mut self, ring: &str, reader: &str) {

@@ -2,7 +2,9 @@
 
 use super::{exit, show, state};
 use daq_core::gpu::driver::{Device, probe};
-use daq_core::staging::{Basis, Profile, Profiles, Rates, measure};
+use daq_core::staging::{
+    Basis, MeasureError, Profile, Profiles, Rates, measure, measure_peer, verify_peer,
+};
 use daq_core::topology::{Gpu, Topology, pci};
 use daq_core::units::ByteSize;
 use daq_diagnostics::bench::Measured;
@@ -129,7 +131,7 @@ fn measure_all(args: &Args, progress: &Progress) -> u8 {
             }
         };
         let start = Instant::now();
-        let profile = match measure(device) {
+        let profile = match measure_with_peers(gpu, device) {
             Ok(profile) => profile,
             Err(error) => {
                 print_error!("error: cannot measure {name}: {error}");
@@ -142,7 +144,7 @@ fn measure_all(args: &Args, progress: &Progress) -> u8 {
                 serde_json::json!({ "name": gpu.name, "seconds": seconds, "profile": profile });
             output.insert(name, profile);
         } else {
-            let text = describe(&profile);
+            let text = describe(&profile, &topology);
             show(&format!(
                 "{name}  {}, measured in {seconds:.2} s\n{text}",
                 gpu.name
@@ -170,7 +172,19 @@ fn measure_all(args: &Args, progress: &Progress) -> u8 {
     }
 }
 
-fn describe(profile: &Profile) -> String {
+/// Measures a GPU, and the copies from this GPU to the GPUs whose memory it can write.
+fn measure_with_peers(gpu: &Gpu, device: &'static Device) -> Result<Profile, MeasureError> {
+    let mut profile = measure(device)?;
+    for peer in gpu.peers.iter().flatten().map(|(peer, _)| *peer) {
+        let peer = Device::open(peer)?;
+        verify_peer(device, peer)?;
+        let rates = measure_peer(device, peer)?;
+        profile.peers.insert(peer.identity().uuid.clone(), rates);
+    }
+    Ok(profile)
+}
+
+fn describe(profile: &Profile, topology: &Topology) -> String {
     let method = |name: &str, rates: &Rates| {
         let tuning = rates.tuning();
         let latency = rates.latency_ns as f64 / 1e3;
@@ -197,5 +211,10 @@ fn describe(profile: &Profile) -> String {
             ByteSize(profile.cpu_store_threshold() as u64)
         ),
     };
-    method("in", &profile.inward) + &method("out", &profile.outward) + &cpu_store_threshold
+    let peers = topology.gpus.iter().filter_map(|gpu| {
+        let rates = profile.peers.get(gpu.uuid.as_ref()?)?;
+        Some(method(&format!("to cuda:{}", gpu.ordinal), rates))
+    });
+    let peers: String = peers.collect();
+    method("in", &profile.inward) + &method("out", &profile.outward) + &peers + &cpu_store_threshold
 }

@@ -2,15 +2,15 @@
 //! the transport and no data generator.
 
 use super::BenchError;
-use super::place::{Place, slots};
+use super::place::{Ends, Place, slots};
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
+use daq_core::region::Placement;
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
-use daq_core::staging::Direction;
 use daq_core::staging::{
-    CopyEngineThread, CopyStream, CopyThread, RingCopy, StagingError, Step, Tuning,
+    CopyEngineThread, CopyThread, Direction, RingCopy, Route, StagingError, Step, Tuning, on_stream,
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -36,16 +36,33 @@ pub(super) struct Load {
     pub(super) rate: Option<f64>,
 }
 
-/// Counters of a running harness. Each array has two entries: the first for copies to the GPU, the second for copies
-/// from the GPU.
-#[derive(Clone, Copy, Debug, Default)]
+/// The frames of one ring copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    /// Number of bytes per frame.
+    pub(super) frame: usize,
+    /// Number of bytes to publish per second, see [`Load`].
+    pub(super) rate: Option<f64>,
+}
+
+/// The ring copies of one copy engine thread.
+#[derive(Clone, Debug)]
+pub(super) struct Group<'a> {
+    pub(super) route: Route,
+    pub(super) tuning: Tuning,
+    pub(super) copies: Vec<(Ends<'a>, Traffic)>,
+}
+
+/// Counters of a running harness. Each list has one entry per [`Group`]. For [`Load`]s, the first is for copies to the
+/// GPU, the second for copies from the GPU.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     /// Number of bytes that have been copied.
-    pub(super) bytes: [u64; 2],
+    pub(super) bytes: Vec<u64>,
     /// CPU time of the copy engine thread.
-    pub(super) cpu: [Duration; 2],
+    pub(super) cpu: Vec<Duration>,
     /// Number of completed copies.
-    pub(super) copies: [u64; 2],
+    pub(super) copies: Vec<u64>,
     /// Number of frames that found no free slot, or that were not copied.
     pub(super) lost: u64,
     /// Number of frames that have been copied.
@@ -63,9 +80,9 @@ pub(super) const fn index(direction: Direction) -> usize {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// CPU time of each direction's copy engine thread in nanoseconds.
-    cpu: [AtomicU64; 2],
-    bytes: [AtomicU64; 2],
+    /// CPU time of each group's copy engine thread in nanoseconds.
+    cpu: Vec<AtomicU64>,
+    bytes: Vec<AtomicU64>,
     frames: AtomicU64,
     gaps: AtomicU64,
 }
@@ -73,8 +90,8 @@ struct Shared {
 #[derive(Debug)]
 pub(super) struct Harness {
     shared: Arc<Shared>,
-    /// For each ring copy: the index of its load, its direction and its counters.
-    copies: Vec<(usize, Direction, CopyLedger)>,
+    /// For each ring copy: the index of its group and its counters.
+    copies: Vec<(usize, CopyLedger)>,
     rings: Vec<RingLedger>,
     threads: Vec<JoinHandle<Result<(), String>>>,
 }
@@ -89,36 +106,59 @@ impl Harness {
         tunings: [Tuning; 2],
         wait: Wait,
     ) -> Result<Self, BenchError> {
+        let gpu = Placement::Cuda(device.ordinal());
+        let routes = [
+            (Direction::In, Route::between(Placement::Host, gpu)),
+            (Direction::Out, Route::between(gpu, Placement::Host)),
+        ];
+        let groups = routes.into_iter().zip(tunings);
+        let groups: Vec<_> = groups
+            .filter_map(|((direction, route), tuning)| {
+                let loads = loads.iter().zip(places);
+                let loads = loads.filter(|(load, _)| load.direction == direction);
+                let copies = loads.map(|(load, place)| {
+                    let Load { frame, rate, .. } = *load;
+                    (place.ends(direction), Traffic { frame, rate })
+                });
+                Some(Group {
+                    route: route?,
+                    tuning,
+                    copies: copies.collect(),
+                })
+            })
+            .collect();
+        Self::start_groups(&groups, wait)
+    }
+
+    /// Starts the ring copies and the copy engine thread of each group. A group without ring copies has no thread.
+    pub(super) fn start_groups(groups: &[Group<'_>], wait: Wait) -> Result<Self, BenchError> {
+        let words = || groups.iter().map(|_| AtomicU64::new(0)).collect();
         let mut harness = Self {
-            shared: Arc::default(),
+            shared: Arc::new(Shared {
+                cpu: words(),
+                bytes: words(),
+                ..Shared::default()
+            }),
             copies: Vec::new(),
             rings: Vec::new(),
             threads: Vec::new(),
         };
-        let directions = [Direction::In, Direction::Out];
-        for (direction, tuning) in directions.into_iter().zip(tunings) {
-            let bell = Arc::new(Notifier::default());
-            let stream = CopyStream::new(device, direction, tuning.depth)?;
-            let mut copy_engine = CopyEngineThread::new(Box::new(stream), tuning, bell.clone());
-            let mut is_used = false;
-            for (i, (load, place)) in loads
-                .iter()
-                .zip(places)
-                .enumerate()
-                .filter(|(_, (load, _))| load.direction == direction)
-            {
-                is_used = true;
+        for (i, group) in groups.iter().enumerate() {
+            if group.copies.is_empty() {
+                continue;
+            }
+            let (bell, tuning) = (Arc::new(Notifier::default()), group.tuning);
+            let stream = on_stream(group.route, tuning.depth)?;
+            let mut copy_engine = CopyEngineThread::new(stream, tuning, bell.clone());
+            for (ends, traffic) in &group.copies {
                 let copies = CopyLedger::default();
-                harness.copies.push((i, direction, copies.clone()));
-                copy_engine.add(harness.ring_copy(load, place, &bell, copies, tuning)?);
+                harness.copies.push((i, copies.clone()));
+                copy_engine.add(harness.ring_copy(i, *traffic, *ends, &bell, copies, tuning)?);
             }
-            if is_used {
-                let shared = harness.shared.clone();
-                harness.threads.push(std::thread::spawn(move || {
-                    serve(copy_engine, wait, &shared, index(direction))
-                        .map_err(|error| error.to_string())
-                }));
-            }
+            let shared = harness.shared.clone();
+            harness.threads.push(std::thread::spawn(move || {
+                serve(copy_engine, wait, &shared, i).map_err(|error| error.to_string())
+            }));
         }
         Ok(harness)
     }
@@ -126,17 +166,18 @@ impl Harness {
     /// Creates a ring copy and starts the threads at its ends.
     fn ring_copy(
         &mut self,
-        load: &Load,
-        place: &Place,
+        group: usize,
+        traffic: Traffic,
+        ends: Ends<'_>,
         bell: &Arc<Notifier>,
         copies: CopyLedger,
         tuning: Tuning,
     ) -> Result<RingCopy, BenchError> {
-        let (from, to) = place.ends(load.direction);
+        let Ends { from, to } = ends;
         let options = RingOptions {
             notifiers: vec![bell.clone()],
-            supports_backpressure: load.rate.is_none(),
-            ..slots(from, load.frame)
+            supports_backpressure: traffic.rate.is_none(),
+            ..slots(from, traffic.frame)
         };
         let (source, producer) = Ring::new(from.clone(), options.clone(), self.ledger())?;
         let options = RingOptions {
@@ -146,14 +187,14 @@ impl Harness {
         let (target, copied) = Ring::new(to.clone(), options, RingLedger::default())?;
         let end = target.attach(true, BURST, ReaderLedger::default())?;
         let reader = source.attach(true, BURST, ReaderLedger::default())?;
-        let (shared, load) = (self.shared.clone(), *load);
+        let shared = self.shared.clone();
         self.threads.push(std::thread::spawn(move || {
-            publish(producer, load, &shared);
+            publish(producer, traffic, &shared);
             Ok(())
         }));
         let shared = self.shared.clone();
         self.threads.push(std::thread::spawn(move || {
-            take(end, load, &shared);
+            take(end, group, traffic.frame, &shared);
             Ok(())
         }));
         Ok(RingCopy::new(reader, copied, copies, tuning.chunk))
@@ -167,15 +208,18 @@ impl Harness {
 
     /// Reads the counters.
     pub(super) fn sample(&self) -> Sample {
-        let read =
-            |words: &[AtomicU64; 2]| words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        let mut copies = [0; 2];
-        for (_, direction, ledger) in &self.copies {
-            copies[index(*direction)] += ledger.copies.get();
+        let read = |words: &[AtomicU64]| -> Vec<u64> {
+            let words = words.iter();
+            words.map(|word| word.load(Ordering::Relaxed)).collect()
+        };
+        let mut copies = vec![0; self.shared.bytes.len()];
+        for (group, ledger) in &self.copies {
+            copies[*group] += ledger.copies.get();
         }
+        let cpu = read(&self.shared.cpu).into_iter();
         Sample {
             bytes: read(&self.shared.bytes),
-            cpu: read(&self.shared.cpu).map(Duration::from_nanos),
+            cpu: cpu.map(Duration::from_nanos).collect(),
             copies,
             lost: self
                 .rings
@@ -188,7 +232,7 @@ impl Harness {
     }
 
     /// Stops publishing and waits until all frames are copied. Returns the last sample, and the number of copied frames
-    /// for each ring copy, in the order of the loads. Frames that were published but not copied count as lost.
+    /// for each ring copy, group by group. Frames that were published but not copied count as lost.
     pub(super) fn stop(mut self) -> Result<(Sample, Vec<u64>), BenchError> {
         self.shared.stop.store(true, Ordering::Release);
         let mut failure = None;
@@ -205,8 +249,7 @@ impl Harness {
         let mut last = self.sample();
         let published: u64 = self.rings.iter().map(|ledger| ledger.published.get()).sum();
         last.lost += published - last.frames;
-        self.copies.sort_by_key(|(load, ..)| *load);
-        let ring_copies = self.copies.iter().map(|(.., ledger)| ledger.frames.get());
+        let ring_copies = self.copies.iter().map(|(_, ledger)| ledger.frames.get());
         Ok((last, ring_copies.collect()))
     }
 }
@@ -256,14 +299,14 @@ fn serve(
     clippy::cast_sign_loss,
     reason = "the number of due frames is small and positive"
 )]
-fn publish(mut producer: Producer, load: Load, shared: &Shared) {
+fn publish(mut producer: Producer, traffic: Traffic, shared: &Shared) {
     let burst = BURST.min(producer.options().slots / 8).max(1);
     let (start, mut sequence) = (Instant::now(), 0);
     while !shared.stop.load(Ordering::Acquire) {
-        let wanted = match load.rate {
+        let wanted = match traffic.rate {
             None => burst,
             Some(rate) => {
-                let due = (start.elapsed().as_secs_f64() * rate / load.frame as f64) as u64;
+                let due = (start.elapsed().as_secs_f64() * rate / traffic.frame as f64) as u64;
                 usize::try_from(due.saturating_sub(sequence))
                     .unwrap_or(usize::MAX)
                     .min(burst)
@@ -276,13 +319,13 @@ fn publish(mut producer: Producer, load: Load, shared: &Shared) {
         let mut slots = producer.reserve(wanted);
         let got = slots.remaining();
         for _ in 0..got {
-            slots.finish(FrameMeta::whole(sequence, load.frame));
+            slots.finish(FrameMeta::whole(sequence, traffic.frame));
             sequence += 1;
         }
         slots.publish();
-        if got == 0 && load.rate.is_none() {
+        if got == 0 && traffic.rate.is_none() {
             producer.wait(Wait::Adaptive, STOP_POLL_INTERVAL);
-        } else if got < wanted && load.rate.is_some() {
+        } else if got < wanted && traffic.rate.is_some() {
             let refused = (wanted - got) as u64;
             producer.refuse(refused);
             sequence += refused;
@@ -290,7 +333,7 @@ fn publish(mut producer: Producer, load: Load, shared: &Shared) {
     }
 }
 
-fn take(mut reader: Reader, load: Load, shared: &Shared) {
+fn take(mut reader: Reader, group: usize, frame: usize, shared: &Shared) {
     let mut next = None;
     while !reader.is_finished() {
         let Some(lease) = reader.poll(4 * BURST) else {
@@ -308,7 +351,6 @@ fn take(mut reader: Reader, load: Load, shared: &Shared) {
         next = Some(last + 1);
         drop(lease);
         shared.frames.fetch_add(frames, Ordering::Relaxed);
-        shared.bytes[index(load.direction)]
-            .fetch_add(frames * load.frame as u64, Ordering::Relaxed);
+        shared.bytes[group].fetch_add(frames * frame as u64, Ordering::Relaxed);
     }
 }

@@ -9,6 +9,7 @@ mod doorbell;
 pub(crate) mod echo;
 mod figures;
 mod fpga;
+mod gpus;
 mod harness;
 mod launch;
 mod mapping;
@@ -86,6 +87,9 @@ pub enum BenchError {
 pub enum Benchmark {
     /// Compare the copy engine thread with other methods to copy frames to a GPU. The upper limit is one large copy.
     Staging(staging::Args),
+    /// Compare staging to several GPUs with staging to one, and copies between rings on two GPUs with raw copies between
+    /// the GPUs, in one direction and in both.
+    Gpus(gpus::Args),
     /// Measure single copies to and from a GPU, CPU stores, mapping of GPU memory, or kernel launches.
     Copy(copies::Args),
     /// Measure the round trip of a word from the CPU to a persistent kernel, compared with launches and copies.
@@ -121,6 +125,7 @@ impl Benchmark {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Staging(_) => "staging",
+            Self::Gpus(_) => "gpus",
             Self::Copy(_) => "copy",
             Self::Doorbell(_) => "doorbell",
             Self::Persistent(_) => "persistent",
@@ -150,6 +155,7 @@ impl Benchmark {
     ) -> Result<Option<Measured>, BenchError> {
         match self {
             Self::Staging(args) => staging::staging(common, args, publish)?,
+            Self::Gpus(args) => gpus::gpus(common, args, publish)?,
             Self::Copy(args) => copies::copy(common, args, publish)?,
             Self::Doorbell(args) => doorbell::doorbell(common, args, publish)?,
             Self::Persistent(args) => persistent::persistent(common, args, publish)?,

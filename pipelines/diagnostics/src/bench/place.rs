@@ -47,17 +47,44 @@ impl Place {
     }
 
     /// Returns the source and the target region of a ring copy.
-    pub(super) const fn ends(&self, direction: Direction) -> (&Arc<Region>, &Arc<Region>) {
-        match direction {
+    pub(super) const fn ends(&self, direction: Direction) -> Ends<'_> {
+        let (from, to) = match direction {
             Direction::In => (&self.host, &self.gpu),
             Direction::Out => (&self.gpu, &self.host),
-        }
+        };
+        Ends { from, to }
     }
 
     /// Fills the source region with the pattern of `seed`. Stale bytes in the target have the pattern of another seed,
     /// so they are not mistaken for copied bytes.
     pub(super) fn prepare(&self, direction: Direction, seed: u64) -> Result<(), BenchError> {
-        let (from, _) = self.ends(direction);
+        self.ends(direction).prepare(seed)
+    }
+
+    /// Compares the target with the pattern of `seed`, see [`Ends::verify`].
+    pub(super) fn verify(
+        &self,
+        direction: Direction,
+        seed: u64,
+        frame: usize,
+        frames: u64,
+    ) -> Result<u64, BenchError> {
+        self.ends(direction).verify(seed, frame, frames)
+    }
+}
+
+/// The source and the target region of a ring copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends<'a> {
+    pub(super) from: &'a Arc<Region>,
+    pub(super) to: &'a Arc<Region>,
+}
+
+impl Ends<'_> {
+    /// Fills the source region with the pattern of `seed`. Stale bytes in the target have the pattern of another seed,
+    /// so they are not mistaken for copied bytes.
+    pub(super) fn prepare(&self, seed: u64) -> Result<(), BenchError> {
+        let Self { from, .. } = self;
         let mut bytes = vec![0; PIECE];
         match from.memory() {
             Some(memory) => {
@@ -77,14 +104,8 @@ impl Place {
 
     /// Compares the target with the pattern of `seed`, for a ring copy of `frames` frames of `frame` bytes. Skips slots
     /// to which no frame was copied. Returns the number of verified bytes, or an error if any byte differs.
-    pub(super) fn verify(
-        &self,
-        direction: Direction,
-        seed: u64,
-        frame: usize,
-        frames: u64,
-    ) -> Result<u64, BenchError> {
-        let (from, to) = self.ends(direction);
+    pub(super) fn verify(&self, seed: u64, frame: usize, frames: u64) -> Result<u64, BenchError> {
+        let Self { from, to } = *self;
         let options = slots(to, frame);
         // Both rings have as many slots as fit into the smaller region.
         let have = options.slots.min(slots(from, frame).slots);
@@ -104,12 +125,9 @@ impl Place {
                 };
                 if bytes[range.clone()] != wanted[range] {
                     return Err(BenchError::Thread(format!(
-                        "wrong bytes in slot {slot} of {used} after copies {} the GPU in frames of {}; this is a defect in daq",
-                        if direction == Direction::In {
-                            "to"
-                        } else {
-                            "from"
-                        },
+                        "wrong bytes in slot {slot} of {used} after copies from {} to {} in frames of {}; this is a defect in daq",
+                        from.placement(),
+                        to.placement(),
                         ByteSize(frame as u64),
                     )));
                 }

@@ -456,7 +456,7 @@ fn ratios(methods: &[Method], compared: &Comparison<'_, usize, Method, 4>) -> Ta
 }
 
 /// Returns a cell with a rounded number of bytes; a dash if the number is NaN.
-fn rounded(bytes: f64) -> Cell {
+pub(super) fn rounded(bytes: f64) -> Cell {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -13,7 +13,7 @@ use super::check::{Finding, Judgement, check, finding, ok, table, unknown, unrea
 use super::root::Root;
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::probe;
-use daq_core::gpu::driver::{Device, Identity};
+use daq_core::gpu::driver::{Device, Identity, PeerLink};
 use daq_core::topology::pci::{self, PciFacts};
 use daq_core::topology::{Bar1, Gpu};
 use driver::Driver;
@@ -44,6 +44,7 @@ struct Card<'a> {
     nvml: Option<&'a NvmlCard>,
     cuda: Option<&'a CudaFacts>,
     stores: Option<&'a Tried>,
+    peers: Option<&'a [(String, Option<PeerLink>)]>,
 }
 
 /// CUDA's attributes of the GPUs, by PCI address (see [`pci::canonical`]). Empty if CUDA was not queried.
@@ -51,12 +52,15 @@ struct Card<'a> {
 struct Cuda {
     facts: BTreeMap<String, CudaFacts>,
     stores: BTreeMap<String, Tried>,
+    /// The other GPUs, by name, and the link over which the GPU writes the memory of each; `None` if it cannot.
+    peers: BTreeMap<String, Vec<(String, Option<PeerLink>)>>,
 }
 
 /// Queries CUDA's attributes of each GPU, and tries every backend for CPU stores on each GPU.
 fn ask_cuda() -> Cuda {
     let mut cuda = Cuda::default();
-    for gpu in Identity::all().unwrap_or_default() {
+    let gpus = Identity::all().unwrap_or_default();
+    for gpu in &gpus {
         let Some(address) = pci::canonical(&gpu.pci) else {
             continue;
         };
@@ -71,6 +75,9 @@ fn ask_cuda() -> Cuda {
         };
         let tried = Device::open(gpu.ordinal).map(|device| probe(device, &Backend::ALL));
         let tried = tried.map_err(|error| error.to_string());
+        let peers = gpus.iter().filter(|peer| peer.ordinal != gpu.ordinal);
+        let peers = peers.map(|peer| (format!("cuda:{}", peer.ordinal), gpu.link_to(peer)));
+        cuda.peers.insert(address.clone(), peers.collect());
         cuda.facts.insert(address.clone(), facts);
         cuda.stores.insert(address, tried);
     }
@@ -162,6 +169,7 @@ fn judge(root: &Root, asked: Option<&Result<NvmlFacts, Refusal>>, cuda: &Cuda) -
             nvml: nvml.and_then(|nvml| nvml.cards.iter().find(|card| card.address == address)),
             cuda: cuda.facts.get(address),
             stores: cuda.stores.get(address),
+            peers: cuda.peers.get(address).map(Vec::as_slice),
         };
         findings.extend(card.examine());
     }
@@ -207,6 +215,7 @@ impl Card<'_> {
                 "CUDA attribute 102, 103",
                 direct::shared,
             ),
+            check("peer access", "cuDeviceCanAccessPeer", direct::peers),
             check("CPU stores", "test with a small allocation", stores::best),
         ]));
         findings.extend(stores::each(self));

@@ -98,3 +98,31 @@ pub(super) fn shared(card: &Card<'_>) -> Option<Judgement> {
         }
     })
 }
+
+/// Reports which other GPUs' memory the GPU can write, and over which link.
+pub(super) fn peers(card: &Card<'_>) -> Option<Judgement> {
+    let Some(peers) = card.peers.filter(|peers| !peers.is_empty()) else {
+        return Some(not_applicable());
+    };
+    let linked = peers
+        .iter()
+        .filter_map(|(name, link)| Some((name, (*link)?)));
+    let linked: Vec<_> = linked
+        .map(|(name, link)| format!("{name} ({link})"))
+        .collect();
+    let read = if linked.is_empty() {
+        "none".to_owned()
+    } else {
+        linked.join(", ")
+    };
+    let unlinked = peers.iter().filter(|(_, link)| link.is_none());
+    let unlinked: Vec<_> = unlinked.map(|(name, _)| name.as_str()).collect();
+    Some(if unlinked.is_empty() {
+        ok(read)
+    } else {
+        ok(read).why(format!(
+            "frames for {} are copied through host memory",
+            unlinked.join(", ")
+        ))
+    })
+}

@@ -223,6 +223,7 @@ fn well_configured_server_has_no_warning() {
     let cuda = Cuda {
         facts: BTreeMap::from([(ADDRESS.to_owned(), GOOD)]),
         stores: BTreeMap::from([(ADDRESS.to_owned(), Ok(tried(&Backend::ALL)))]),
+        ..Cuda::default()
     };
     let findings = of_answers(&Ok(answer(healthy())), &cuda);
     for finding in &findings {
@@ -598,4 +599,34 @@ fn sizes_are_printed_in_natural_unit() {
     assert_eq!(size(GIB + GIB / 2), "1536 MiB");
     assert_eq!(size(31 * GIB + GIB / 2), "31.5 GiB");
     assert_eq!(size(64 * MIB), "64 MiB");
+}
+
+#[test]
+fn peers_are_listed_with_their_links() {
+    let judged = |peers: &[(&str, Option<PeerLink>)]| {
+        let peers = peers.iter().map(|(name, link)| ((*name).to_owned(), *link));
+        let (_dir, root) = server(&[]);
+        let cuda = Cuda {
+            peers: BTreeMap::from([(ADDRESS.to_owned(), peers.collect())]),
+            ..Cuda::default()
+        };
+        let mut found = sound(judge(&root, None, &cuda)).into_iter();
+        found.find(|finding| finding.name == "peer access")
+    };
+    assert_eq!(judged(&[]), None, "the machine has one GPU");
+    let all = judged(&[
+        ("cuda:1", Some(PeerLink::NvLink)),
+        ("cuda:2", Some(PeerLink::Pcie)),
+    ]);
+    let all = all.unwrap();
+    assert_eq!(
+        (all.read.as_str(), all.why),
+        ("cuda:1 (NVLink), cuda:2 (PCIe)", None)
+    );
+    let none = judged(&[("cuda:1", None)]).unwrap();
+    assert_eq!((none.read.as_str(), none.status), ("none", Fine));
+    assert_eq!(
+        none.why.as_deref(),
+        Some("frames for cuda:1 are copied through host memory")
+    );
 }
