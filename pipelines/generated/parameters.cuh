@@ -200,3 +200,74 @@ static_assert(sizeof(Polyphase) == 160 && OFFSET_OF(Polyphase, from) == 0 && OFF
     u32 given_taps, u32 given_spectra, u32 given_inputs, u32 given_frames, u32 given_phase, u32 given_count, \
     u32 given_scalar, u32 given_complex, u32 given_kind, u32 given_by_input, u32 given_rotates
 #define POLYPHASE_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_coefficients, given_roots, given_history, given_kept, given_point_step, given_channel_step, given_history_step, given_points, given_hop, given_before, given_taps, given_spectra, given_inputs, given_frames, given_phase, given_count, given_scalar, given_complex, given_kind, given_by_input, given_rotates}
+
+// Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of
+// `from`.
+struct Correlation {
+    RingSlots from, to;
+    Cut cut;
+    const double* carried;
+    double* carry;
+    u64 antenna_step, channel_step, origin, items;
+    double scale;
+    u32 length, antennas, tiles, scalar, kind, complete;
+};
+static_assert(sizeof(Correlation) == 152 && OFFSET_OF(Correlation, from) == 0 && OFFSET_OF(Correlation, to) == 24 &&
+    OFFSET_OF(Correlation, cut) == 48 && OFFSET_OF(Correlation, carried) == 72 &&
+    OFFSET_OF(Correlation, carry) == 80 && OFFSET_OF(Correlation, antenna_step) == 88 &&
+    OFFSET_OF(Correlation, channel_step) == 96 && OFFSET_OF(Correlation, origin) == 104 &&
+    OFFSET_OF(Correlation, items) == 112 && OFFSET_OF(Correlation, scale) == 120 &&
+    OFFSET_OF(Correlation, length) == 128 && OFFSET_OF(Correlation, antennas) == 132 &&
+    OFFSET_OF(Correlation, tiles) == 136 && OFFSET_OF(Correlation, scalar) == 140 &&
+    OFFSET_OF(Correlation, kind) == 144 && OFFSET_OF(Correlation, complete) == 148);
+#define CORRELATION_PARAMETERS \
+    u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
+    u64 given_to_stride, u32 given_to_slots, u32 given_to_first, u64 given_cut_total, u64 given_cut_left, \
+    u64 given_cut_each, const double* given_carried, double* given_carry, u64 given_antenna_step, \
+    u64 given_channel_step, u64 given_origin, u64 given_items, double given_scale, u32 given_length, \
+    u32 given_antennas, u32 given_tiles, u32 given_scalar, u32 given_kind, u32 given_complete
+#define CORRELATION_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, given_carried, given_carry, given_antenna_step, given_channel_step, given_origin, given_items, given_scale, given_length, given_antennas, given_tiles, given_scalar, given_kind, given_complete}
+
+// Parameters of `reorder_samples`. The axes are time, the axis whose elements are neighbours in the input, and a
+// third axis. Steps are in samples.
+struct Reordering {
+    RingSlots from, to;
+    u64 slow_step, time_step, to_fast_step, to_slow_step;
+    u32 fast, times, bytes;
+};
+static_assert(sizeof(Reordering) == 96 && OFFSET_OF(Reordering, from) == 0 && OFFSET_OF(Reordering, to) == 24 &&
+    OFFSET_OF(Reordering, slow_step) == 48 && OFFSET_OF(Reordering, time_step) == 56 &&
+    OFFSET_OF(Reordering, to_fast_step) == 64 && OFFSET_OF(Reordering, to_slow_step) == 72 &&
+    OFFSET_OF(Reordering, fast) == 80 && OFFSET_OF(Reordering, times) == 84 &&
+    OFFSET_OF(Reordering, bytes) == 88);
+#define REORDERING_PARAMETERS \
+    u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
+    u64 given_to_stride, u32 given_to_slots, u32 given_to_first, u64 given_slow_step, u64 given_time_step, \
+    u64 given_to_fast_step, u64 given_to_slow_step, u32 given_fast, u32 given_times, u32 given_bytes
+#define REORDERING_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_slow_step, given_time_step, given_to_fast_step, given_to_slow_step, given_fast, given_times, given_bytes}
+
+// Parameters of the kernels of `beamform`.
+struct Beams {
+    RingSlots from, to;
+    const void* weights;
+    u64 antenna_step, channel_step;
+    double scale;
+    u32 antennas, channels, times, beams, groups, tiles, integrate, outputs, scalar, kind, sample_bytes, detects,
+    by_channel;
+};
+static_assert(sizeof(Beams) == 136 && OFFSET_OF(Beams, from) == 0 && OFFSET_OF(Beams, to) == 24 &&
+    OFFSET_OF(Beams, weights) == 48 && OFFSET_OF(Beams, antenna_step) == 56 &&
+    OFFSET_OF(Beams, channel_step) == 64 && OFFSET_OF(Beams, scale) == 72 && OFFSET_OF(Beams, antennas) == 80 &&
+    OFFSET_OF(Beams, channels) == 84 && OFFSET_OF(Beams, times) == 88 && OFFSET_OF(Beams, beams) == 92 &&
+    OFFSET_OF(Beams, groups) == 96 && OFFSET_OF(Beams, tiles) == 100 && OFFSET_OF(Beams, integrate) == 104 &&
+    OFFSET_OF(Beams, outputs) == 108 && OFFSET_OF(Beams, scalar) == 112 && OFFSET_OF(Beams, kind) == 116 &&
+    OFFSET_OF(Beams, sample_bytes) == 120 && OFFSET_OF(Beams, detects) == 124 &&
+    OFFSET_OF(Beams, by_channel) == 128);
+#define BEAMS_PARAMETERS \
+    u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
+    u64 given_to_stride, u32 given_to_slots, u32 given_to_first, const void* given_weights, \
+    u64 given_antenna_step, u64 given_channel_step, double given_scale, u32 given_antennas, u32 given_channels, \
+    u32 given_times, u32 given_beams, u32 given_groups, u32 given_tiles, u32 given_integrate, \
+    u32 given_outputs, u32 given_scalar, u32 given_kind, u32 given_sample_bytes, u32 given_detects, \
+    u32 given_by_channel
+#define BEAMS_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_weights, given_antenna_step, given_channel_step, given_scale, given_antennas, given_channels, given_times, given_beams, given_groups, given_tiles, given_integrate, given_outputs, given_scalar, given_kind, given_sample_bytes, given_detects, given_by_channel}

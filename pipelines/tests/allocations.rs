@@ -3,7 +3,7 @@
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelContext, KernelSpec, Side, Stream};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
-use daq_pipelines::kernels::{Channelize, Convert, PowerSpectrum, Stats};
+use daq_pipelines::kernels::{Beamform, Channelize, Convert, Correlate, PowerSpectrum, Stats};
 use daq_testkit::allocations::{ObservedAllocator, count_on_thread, of_thread};
 use daq_testkit::ring::RingFixture;
 
@@ -118,7 +118,28 @@ fn kernels_when_running_allocate_nothing() {
                     }),
                 ),
             ];
-            for (what, spec) in specs {
+            let of_antennas: [(&str, Box<dyn KernelSpec>); 2] = [
+                (
+                    "visibilities",
+                    Box::new(Correlate {
+                        antennas: Some(2),
+                        integrate: Some(900),
+                        ..Correlate::default()
+                    }),
+                ),
+                (
+                    "beams",
+                    Box::new(Beamform {
+                        beams: 3,
+                        antennas: Some(2),
+                        ..Beamform::default()
+                    }),
+                ),
+            ];
+            let of_antennas = of_antennas
+                .into_iter()
+                .filter(|_| complex && scalar != Scalar::Float64);
+            for (what, spec) in specs.into_iter().chain(of_antennas) {
                 let (allocations, made) = allocations(&*spec, &input);
                 assert!(made > 30, "{what}: {made} outputs");
                 assert_eq!(allocations, 0, "{what}, {input}");

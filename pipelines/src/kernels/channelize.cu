@@ -316,7 +316,7 @@ template <u32 SIZE> __device__ __forceinline__ void channelize(const Polyphase& 
             v[m] = v[m] * p.roots[(p.complex ? 2 * turn : turn) & (2 * SIZE - 1)];
         }
     }
-    const u32 bytes = p.kind == FLOAT32 ? 8 : p.kind == INT16 ? 4 : 2;
+    const u32 bytes = p.kind == FLOAT32 ? 8 : p.kind == INT8 ? 2 : 4;
     u8* to = frame_of(p.to, frame) + ((u64)spectrum * p.inputs + input) * SIZE * bytes;
 #pragma unroll
     for (u32 m = 0; m < POINTS; m++) {

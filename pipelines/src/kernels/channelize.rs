@@ -137,8 +137,8 @@ pub struct Channelize {
     /// where L is `channels` for complex samples and `2 * channels` for real samples. This number must be an integer that
     /// divides the number of samples of a frame.
     pub oversampling: Ratio,
-    /// Type of the real and imaginary parts of the output: `"float32"` (default), `"int16"` or `"int8"`. Integers are
-    /// rounded, and limited to ±32767 or ±127.
+    /// Type of the real and imaginary parts of the output: `"float32"` (default), `"float16"`, `"int16"` or `"int8"`. Integers
+    /// are rounded, and limited to ±32767 or ±127.
     #[serde(rename = "type")]
     pub output: OutputType,
     /// Factor for every output number; default 1.0.

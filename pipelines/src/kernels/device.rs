@@ -17,7 +17,7 @@ pub(super) const MAX_BYTES: usize = 1 << 31;
 /// Maximum number of channels that a grid of blocks supports.
 const MAX_CHANNELS: u32 = 1 << 20;
 
-/// Device code of a kernel, as PTX for compute capability 7.0.
+/// Device code of a kernel, as PTX for compute capability 7.0 unless another one is given.
 pub(super) struct Code {
     name: &'static str,
     ptx: &'static [u8],
@@ -55,6 +55,13 @@ pub(super) static CHANNELIZE: [(usize, Code); 8] = [
     (4096, code!("channelize_4096")),
     (8192, code!("channelize_8192")),
 ];
+pub(super) const CORRELATE: Code = code!("correlate");
+/// Device code for compute capability 8.0.
+pub(super) const CORRELATE_TENSOR: Code = code!("correlate_tensor");
+pub(super) const BEAMFORM: Code = code!("beamform");
+/// Device code for compute capability 8.0.
+pub(super) const BEAMFORM_TENSOR: Code = code!("beamform_tensor");
+pub(super) const REORDER: Code = code!("reorder");
 pub(super) const SELECT: Code = code!("select");
 pub(super) const STATS: Code = code!("stats");
 

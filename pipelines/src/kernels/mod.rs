@@ -2,8 +2,10 @@
 //!
 //! | kernel | from | to | on a GPU |
 //! |---|---|---|---|
+//! | [`beamform`] | samples of antennas | beams, or their power | always |
 //! | [`channelize`] | samples over time | complex samples of frequency channels | powers of two from 64 to 8192 channels |
 //! | [`convert`] | samples of any type | float32 samples | always |
+//! | [`correlate`] | samples of antennas | visibilities | always |
 //! | [`power_spectrum`] | samples | averaged power per frequency | transforms of 2 to 2^20 points without a prime
 //! factor above 7 |
 //! | [`select`] | frames of any type | a part of each frame, of some frames | always |
@@ -22,20 +24,26 @@
 //! - On a GPU, each run of consecutive frames in a burst needs one set of launches. No thread waits for the launches.
 //!   The module `launcher` divides runs into launches, and [`parameters`] defines the structures that host and device
 //!   code share. The device code is `KERNEL.cu`, compiled to PTX, which the driver of any GPU since compute capability
-//!   7.0 (2017) can compile. Frames of 2 GiB and more are processed on the CPU.
+//!   7.0 (2017) can compile. Code for tensor cores is in files of its own, for compute capability 8.0. Frames of 2 GiB and
+//!   more are processed on the CPU.
 
 mod account;
+mod antennas;
+pub mod beamform;
 mod blend;
 pub mod channelize;
 pub mod convert;
+pub mod correlate;
 mod device;
 pub mod file;
 mod grouping;
+mod half;
 mod launcher;
 mod npy;
 pub mod parameters;
 pub mod power_spectrum;
 mod quantise;
+mod reorder;
 pub(crate) mod samples;
 pub mod select;
 pub mod stats;
@@ -52,8 +60,11 @@ use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
 use std::fmt::Display;
 
+pub use antennas::Axes;
+pub use beamform::Beamform;
 pub use channelize::Channelize;
 pub use convert::Convert;
+pub use correlate::Correlate;
 pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
 pub use quantise::OutputType;
@@ -69,12 +80,14 @@ pub const ECHO_PTX: &[u8] = include_bytes!("../../generated/echo.ptx");
 ///
 /// ```
 /// let names: Vec<_> = daq_pipelines::kernels::KERNELS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["convert", "power-spectrum", "channelize", "select", "stats", "file"]);
+/// assert_eq!(names, ["convert", "power-spectrum", "channelize", "correlate", "beamform", "select", "stats", "file"]);
 /// ```
 pub const KERNELS: &[KernelEntry] = &[
     convert::ENTRY,
     power_spectrum::ENTRY,
     channelize::ENTRY,
+    correlate::ENTRY,
+    beamform::ENTRY,
     select::ENTRY,
     stats::ENTRY,
     file::ENTRY,

@@ -375,6 +375,108 @@ parameters! {
         /// 1 if the phases depend on the position of the window, because the filter bank is oversampled.
         rotates: u32,
     }
+
+    /// Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of
+    /// `from`.
+    Correlation {
+        /// The input, with the samples of an antenna and channel after each other.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// Division of the items into outputs.
+        cut: Cut,
+        /// Sums of earlier rounds for the first output; null without such sums.
+        carried: u64 as "const double*",
+        /// Memory for the sums of an output that remains incomplete.
+        carry: u64 as "double*",
+        /// Distance between two antennas in samples.
+        antenna_step: u64,
+        /// Distance between two channels in samples.
+        channel_step: u64,
+        /// Item of the first frame with which the round begins.
+        origin: u64,
+        /// Number of items per frame.
+        items: u64,
+        /// Factor for float32 outputs.
+        scale: f64,
+        /// Number of samples of an item.
+        length: u32,
+        /// Number of antennas.
+        antennas: u32,
+        /// Number of tiles of baselines.
+        tiles: u32,
+        /// Type of the values.
+        scalar: u32,
+        /// Type of the output's real and imaginary parts.
+        kind: u32,
+        /// Number of outputs that the round completes.
+        complete: u32,
+    }
+
+    /// Parameters of `reorder_samples`. The axes are time, the axis whose elements are neighbours in the input, and a
+    /// third axis. Steps are in samples.
+    Reordering {
+        /// The input.
+        from: RingSlots,
+        /// The output, in which times are neighbours.
+        to: RingSlots,
+        /// Distance between two elements of the third axis in the input.
+        slow_step: u64,
+        /// Distance between two times in the input.
+        time_step: u64,
+        /// Distance between two elements of the fastest axis in the output.
+        to_fast_step: u64,
+        /// Distance between two elements of the third axis in the output.
+        to_slow_step: u64,
+        /// Number of elements of the fastest axis.
+        fast: u32,
+        /// Number of times.
+        times: u32,
+        /// Size of a complex sample in bytes.
+        bytes: u32,
+    }
+
+    /// Parameters of the kernels of `beamform`.
+    Beams {
+        /// The input, with the samples of an antenna and channel after each other.
+        from: RingSlots,
+        /// The output.
+        to: RingSlots,
+        /// The weights: complex float32 numbers (beam, antenna), or float16 numbers in the order for tensor cores.
+        weights: u64 as "const void*",
+        /// Distance between two antennas in samples.
+        antenna_step: u64,
+        /// Distance between two channels in samples.
+        channel_step: u64,
+        /// Factor for all outputs.
+        scale: f64,
+        /// Number of antennas.
+        antennas: u32,
+        /// Number of channels.
+        channels: u32,
+        /// Number of times per frame.
+        times: u32,
+        /// Number of beams.
+        beams: u32,
+        /// Number of groups of 16 beams.
+        groups: u32,
+        /// Number of tiles of beams.
+        tiles: u32,
+        /// Number of times per sum of powers; 1 without sums.
+        integrate: u32,
+        /// Number of outputs per beam, channel and frame.
+        outputs: u32,
+        /// Type of the values.
+        scalar: u32,
+        /// Type of the output's real and imaginary parts.
+        kind: u32,
+        /// Size of a complex output in bytes.
+        sample_bytes: u32,
+        /// 1 if the output is the power of the beams.
+        detects: u32,
+        /// 1 if each channel has weights of its own.
+        by_channel: u32,
+    }
 }
 
 impl From<&Slice> for RingSlots {

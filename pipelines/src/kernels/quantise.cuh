@@ -1,4 +1,13 @@
-// Stores complex numbers as float32 or as integers. Includes nothing; the file that includes it defines Complex.
+// Stores complex numbers as float32, float16 or integers. The file that includes this one defines Complex.
+
+#ifdef __CUDACC__
+// Returns the bits of the float16 number nearest to `x`, half to even.
+__device__ __forceinline__ u16 half_of(float x) {
+    u16 half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return half;
+}
+#endif
 
 // Rounds to the nearest integer, half to even, and limits the result to +-max. A NaN becomes 0.
 __device__ inline int limited(float x, float max) { return x == x ? (int)rintf(fminf(fmaxf(x, -max), max)) : 0; }
@@ -7,11 +16,12 @@ __device__ inline int limited(float x, float max) { return x == x ? (int)rintf(f
 __device__ __forceinline__ void store(u8* to, u32 i, Complex z, u32 scalar) {
     if (scalar == FLOAT32) {
         ((Complex*)to)[i] = z;
-    } else if (scalar == INT16) {
-        u32 x = (u16)limited(z.x, 32767.0f), y = (u16)limited(z.y, 32767.0f);
-        ((u32*)to)[i] = y << 16 | x;
-    } else {
+    } else if (scalar == INT8) {
         u32 x = (u8)limited(z.x, 127.0f), y = (u8)limited(z.y, 127.0f);
         ((u16*)to)[i] = (u16)(y << 8 | x);
+    } else {
+        u32 x = scalar == INT16 ? (u16)limited(z.x, 32767.0f) : half_of(z.x);
+        u32 y = scalar == INT16 ? (u16)limited(z.y, 32767.0f) : half_of(z.y);
+        ((u32*)to)[i] = y << 16 | x;
     }
 }

@@ -1,5 +1,6 @@
 //! Output types of the kernels that produce complex numbers.
 
+use super::half::half;
 use super::require;
 use daq_core::config::Problem;
 use daq_core::layout::Scalar;
@@ -14,6 +15,8 @@ pub enum OutputType {
     /// Float32, not rounded to integers.
     #[default]
     Float32,
+    /// Float16, rounded to nearest.
+    Float16,
     /// Integers from -32767 to 32767.
     Int16,
     /// Integers from -127 to 127.
@@ -24,6 +27,7 @@ impl OutputType {
     pub(super) const fn scalar(self) -> Scalar {
         match self {
             Self::Float32 => Scalar::Float32,
+            Self::Float16 => Scalar::Float16,
             Self::Int16 => Scalar::Int16,
             Self::Int8 => Scalar::Int8,
         }
@@ -33,6 +37,7 @@ impl OutputType {
     pub(super) fn write(self, slot: &mut [u8], numbers: impl Iterator<Item = Complex<f32>>) {
         match self {
             Self::Float32 => put(slot, numbers, f32::to_le_bytes),
+            Self::Float16 => put(slot, numbers, |x| half(x).to_le_bytes()),
             Self::Int16 => put(slot, numbers, |x| limited::<32_767>(x).to_le_bytes()),
             Self::Int8 => put(slot, numbers, |x| [limited::<127>(x).to_le_bytes()[0]]),
         }

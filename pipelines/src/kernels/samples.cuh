@@ -79,3 +79,12 @@ struct Divider {
     __device__ explicit Divider(u32 by) : by(by), inverse(0xffffffffu / by + 1) {}
     __device__ u32 of(u32 x) const { return by == 1 ? x : __umulhi(x, inverse); }
 };
+
+// Returns the value of a float16 number.
+__device__ inline float of_half(u16 half) {
+    u32 bits = half;
+    // Multiplies by 2^112, the difference between the exponent offsets. Exact for denormal numbers too.
+    u32 magnitude = __float_as_uint(__uint_as_float((bits & 0x7fffu) << 13) * __uint_as_float(239u << 23));
+    u32 special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    return __uint_as_float((bits & 0x8000u) << 16 | special | magnitude);
+}

@@ -55,6 +55,15 @@ pub(super) fn figure(what: &str, spec: &dyn KernelSpec, input: &Layout) {
     );
 }
 
+/// Returns samples of a type that a kernel accepts: complex samples for kernels of antennas.
+fn accepted(entry: &KernelEntry, scalar: Scalar) -> Samples {
+    Samples {
+        scalar,
+        complex: matches!(entry.name, "correlate" | "beamform"),
+        ..Samples::default()
+    }
+}
+
 /// Returns the kernels that do not need a user's file.
 fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
     KERNELS
@@ -64,13 +73,8 @@ fn built_in() -> impl Iterator<Item = &'static KernelEntry> {
 
 #[test]
 fn kernel_examples_are_valid_and_show_every_key() {
-    let input = Samples {
-        scalar: Scalar::Int16,
-        ..Samples::default()
-    }
-    .layout(8192)
-    .unwrap();
     for entry in built_in() {
+        let input = accepted(entry, Scalar::Int16).layout(8192).unwrap();
         let spec = parse(entry.example).unwrap_or_else(|errors| panic!("{}: {errors}", entry.name));
         spec.layout(&input)
             .unwrap_or_else(|problem| panic!("{}: {problem}", entry.name));
@@ -94,12 +98,11 @@ fn kernel_examples_are_valid_and_show_every_key() {
 
 #[test]
 fn kernel_examples_uncommented_are_valid() {
-    let input = Samples {
-        scalar: Scalar::Int16,
-        rate: Some(daq_core::units::Frequency(1e6)),
-        ..Samples::default()
-    };
     for entry in built_in() {
+        let input = Samples {
+            rate: Some(daq_core::units::Frequency(1e6)),
+            ..accepted(entry, Scalar::Int16)
+        };
         let is_key = |line: &str| {
             line.split_once(" = ")
                 .is_some_and(|(key, _)| !key.contains(' '))
@@ -152,16 +155,12 @@ fn config_errors_locate_value_and_name_correction() {
 fn kernels_accept_types_or_name_the_fix() {
     for entry in built_in() {
         let spec = parse(entry.example).unwrap();
-        let mut accepted = 0;
+        let mut count = 0;
         for scalar in Scalar::ALL {
-            let samples = Samples {
-                scalar,
-                ..Samples::default()
-            };
-            let input = trial::layout(&samples, 4096);
+            let input = trial::layout(&accepted(entry, scalar), 4096);
             match spec.layout(&input) {
                 Ok(_) => {
-                    accepted += 1;
+                    count += 1;
                     let context = KernelContext::alone(&input, Side::Cpu);
                     assert!(spec.build(&context).is_ok(), "{} {scalar}", entry.name);
                 }
@@ -178,30 +177,31 @@ fn kernels_accept_types_or_name_the_fix() {
                 }
             }
         }
-        let all = matches!(entry.name, "convert" | "select");
-        assert_eq!(
-            accepted,
-            if all { Scalar::ALL.len() } else { 7 },
-            "{}",
-            entry.name
-        );
+        let want = match entry.name {
+            "convert" | "select" => Scalar::ALL.len(),
+            "correlate" | "beamform" => 4,
+            _ => 7,
+        };
+        assert_eq!(count, want, "{}", entry.name);
     }
 }
 
 #[test]
 fn kernel_processors_match_capabilities() {
-    let samples = Samples::default();
-    let (short, long) = (
-        samples.layout(4096).unwrap(),
-        samples.layout(1 << 31).unwrap(),
-    );
     for entry in built_in() {
+        let samples = accepted(entry, Scalar::Int8);
+        let (short, long) = (
+            samples.layout(4096).unwrap(),
+            samples.layout(1 << 31).unwrap(),
+        );
         let spec = parse(entry.example).unwrap();
         for (input, gpu) in [(&short, true), (&long, false)] {
             let has = (spec.has(input, Side::Cpu), spec.has(input, Side::Cuda(0)));
             assert_eq!(has, (true, gpu), "{}", entry.name);
         }
     }
+    let samples = Samples::default();
+    let short = samples.layout(4096).unwrap();
     let spectrum = |size| PowerSpectrum {
         size: Some(size),
         ..PowerSpectrum::default()
@@ -223,9 +223,9 @@ fn kernel_processors_match_capabilities() {
 
 #[test]
 fn missing_gpu_is_reported() {
-    let input = Samples::default().layout(4096).unwrap();
     let absent = daq_core::gpu::driver::probe().map_or(0, |found| found.devices);
     for entry in built_in() {
+        let input = accepted(entry, Scalar::Int8).layout(4096).unwrap();
         let spec = parse(entry.example).unwrap();
         let context = KernelContext::alone(&input, Side::Cuda(absent));
         let error = spec.build(&context).err().unwrap().to_string();
@@ -235,8 +235,8 @@ fn missing_gpu_is_reported() {
 
 #[test]
 fn short_frames_fail_and_later_frames_are_processed() {
-    let input = Samples::default().layout(64).unwrap();
     for entry in built_in() {
+        let input = accepted(entry, Scalar::Int8).layout(64).unwrap();
         let spec = parse(entry.example).unwrap();
         let frames = trial::frames([vec![1; 64], vec![1; 63], vec![1; 64]]);
         let outcome = run(&*spec, &input, &frames, &[3], None);

@@ -17,7 +17,7 @@
     abort();
 }
 
-enum class State { ready, at_barrier, ended };
+enum class State { ready, at_warp_barrier, at_barrier, ended };
 
 // A thread object is reused for later blocks. It is entered once with setcontext and then resumed with longjmp, which
 // unlike setcontext makes no system call.
@@ -45,6 +45,7 @@ inline void leave(State state) {
 }
 
 inline void __syncthreads() { leave(State::at_barrier); }
+inline void __syncwarp() { leave(State::at_warp_barrier); }
 
 inline void live() {
     for (;;) {
@@ -59,6 +60,19 @@ inline void enter(Thread& thread) {
     if (thread.entered) _longjmp(thread.at, 1);
     thread.entered = true;
     setcontext(&thread.context);
+}
+
+// Releases the threads of each warp that all wait for their warp. Returns whether there is such a warp.
+inline bool release_warps(size_t count) {
+    bool released = false;
+    for (size_t first = 0; first < count; first += 32) {
+        size_t end = first + 32 < count ? first + 32 : count, waiting = 0;
+        for (size_t i = first; i < end; i++) waiting += block.threads[i]->state == State::at_warp_barrier;
+        if (waiting != end - first) continue;
+        for (size_t i = first; i < end; i++) block.threads[i]->state = State::ready;
+        released = true;
+    }
+    return released;
 }
 
 // Runs `kernel` in blockDim.x threads. `backwards` returns for each round whether the threads run in reverse order.
@@ -78,7 +92,7 @@ inline void run_block(const std::function<void()>& kernel, const std::function<b
     for (size_t i = 0; i < count; i++) block.threads[i]->state = State::ready;
     for (size_t round = 0;; round++) {
         bool last_first = backwards(round);
-        size_t of[3] = {};
+        size_t of[4] = {};
         for (size_t i = 0; i < count; i++) {
             size_t which = last_first ? count - 1 - i : i;
             Thread& thread = *block.threads[which];
@@ -90,6 +104,10 @@ inline void run_block(const std::function<void()>& kernel, const std::function<b
         }
         if (of[(int)State::ended] == count) break;
         if (of[(int)State::ready] != 0) continue;
+        if (of[(int)State::at_warp_barrier] != 0) {
+            if (!release_warps(count)) fail("a warp barrier that not all threads of the warp reach");
+            continue;
+        }
         // Either all threads wait at a barrier, or all have ended.
         if (of[(int)State::at_barrier] != count) fail("a barrier that not all threads reach");
         for (size_t i = 0; i < count; i++) block.threads[i]->state = State::ready;

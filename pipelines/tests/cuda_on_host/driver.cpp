@@ -3,9 +3,9 @@
 // "not supported". Faults that a GPU might ignore end the process: writes beyond an allocation (detected by guard
 // bytes) and barriers that not all threads reach. Shared memory initially contains NaNs, and every other block runs its
 // threads in reverse order, so that a missing barrier changes the result. With CUDA_ON_HOST=small in the environment, the
-// device has one multiprocessor and little shared memory.
+// device has one multiprocessor, little shared memory and no tensor cores.
 
-#include "block.h"
+#include "tensor.h"
 
 #include <chrono>
 #include <map>
@@ -46,6 +46,21 @@ namespace channelize {
 #define CHANNELIZE_SIZES(CALL) CALL(64) CALL(128) CALL(256) CALL(512) CALL(1024) CALL(2048) CALL(4096) CALL(8192)
 CHANNELIZE_SIZES(CHANNELIZE_KERNEL)
 } // namespace channelize
+namespace correlate {
+#include "correlate.cu"
+}
+namespace correlate_tensor {
+#include "correlate_tensor.cu"
+}
+namespace beamform {
+#include "beamform.cu"
+}
+namespace beamform_tensor {
+#include "beamform_tensor.cu"
+}
+namespace reorder {
+#include "reorder.cu"
+}
 namespace select_frames {
 #include "select.cu"
 }
@@ -93,6 +108,13 @@ static std::vector<Kernel> kernels() {
 #define CHANNELIZE_ENTRY(size) kernel("channelize_" #size, channelize::channelize_##size),
         CHANNELIZE_SIZES(CHANNELIZE_ENTRY)
         kernel("channelize_history", channelize::channelize_history),
+        kernel("correlate_any", correlate::correlate_any),
+        kernel("correlate_int8", correlate_tensor::correlate_int8),
+        kernel("correlate_float16", correlate_tensor::correlate_float16),
+        kernel("beamform_any", beamform::beamform_any),
+        kernel("beamform_int8", beamform_tensor::beamform_int8),
+        kernel("beamform_float16", beamform_tensor::beamform_float16),
+        kernel("reorder_samples", reorder::reorder_samples),
         kernel("select_bytes", select_frames::select_bytes),
         kernel("stats_numbers", stats::stats_numbers),
         kernel("stats_codes", stats::stats_codes),
@@ -120,7 +142,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
     case 16: *value = is_small ? 1 : 16; break; // multiprocessors
     case 39: *value = 512; break;               // threads per multiprocessor
-    case 75: *value = 7; break;                 // compute capability
+    case 75: *value = is_small ? 7 : 8; break;   // compute capability
     case 97: *value = is_small ? SMALL_SHARED : SHARED; break; // shared memory per block
     default: *value = 0;
     }

@@ -1,6 +1,7 @@
 //! Compares `channelize` on CPU and GPU with each other and with scipy. Numbers must differ by less than 1e-5 of the RMS of
 //! their frame, integers by at most 1.
 
+use super::beamform::half;
 use super::device;
 use super::numpy::{SCRIPT, python, reference};
 use super::trial::{Noise, as_f32, both, disturb, frames, layout, run};
@@ -17,6 +18,10 @@ const TYPES: [Scalar; 3] = [Scalar::Int8, Scalar::Int16, Scalar::Float32];
 fn numbers(bytes: &[u8], output: OutputType) -> Vec<f64> {
     match output {
         OutputType::Float32 => as_f32(bytes),
+        OutputType::Float16 => {
+            let numbers = bytes.as_chunks().0.iter();
+            numbers.map(|x| half(u16::from_le_bytes(*x))).collect()
+        }
         OutputType::Int16 => {
             let numbers = bytes.as_chunks().0.iter();
             numbers.map(|x| f64::from(i16::from_le_bytes(*x))).collect()
@@ -31,6 +36,8 @@ fn compare(made: &[f64], want: &[f64], output: OutputType, what: &str) {
     let rms = (want.iter().map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
     let tolerance = match output {
         OutputType::Float32 => 1e-5 * rms,
+        // The largest numbers are far below 64 times the RMS.
+        OutputType::Float16 => rms / 32.0,
         _ => 1.0,
     };
     for (i, (made, want)) in made.iter().zip(want).enumerate() {
@@ -112,15 +119,19 @@ fn channels_of_every_type_equal_cpu() {
                     } else {
                         size / 32 * 27
                     };
-                    let output =
-                        [OutputType::Float32, OutputType::Int16, OutputType::Int8][case % 3];
+                    let output = [
+                        OutputType::Float32,
+                        OutputType::Int16,
+                        OutputType::Int8,
+                        OutputType::Float16,
+                    ][case % 4];
                     let spec = Channelize {
                         channels: Some(128),
                         taps: 5,
                         oversampling: ratio,
                         output,
                         scale: match (output, scalar) {
-                            (OutputType::Float32, _) => 0.3,
+                            (OutputType::Float32 | OutputType::Float16, _) => 0.3,
                             (OutputType::Int16, Scalar::Float32) => 1e4,
                             (OutputType::Int8, Scalar::Float32) => 500.0,
                             (OutputType::Int8, Scalar::Int16) => 0.02,

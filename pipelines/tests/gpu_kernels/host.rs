@@ -4,10 +4,11 @@ use daq_testkit::assert_contains;
 use std::path::Path;
 use std::process::Command;
 
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 22] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
+    ("tensor.h", include_str!("../cuda_on_host/tensor.h")),
     ("samples.cuh", include_str!("../../src/kernels/samples.cuh")),
     ("spectra.cuh", include_str!("../../src/kernels/spectra.cuh")),
     (
@@ -22,6 +23,29 @@ const FILES: [(&str, &str); 13] = [
         "channelize.cu",
         include_str!("../../src/kernels/channelize.cu"),
     ),
+    ("beamform.cu", include_str!("../../src/kernels/beamform.cu")),
+    (
+        "beamform.cuh",
+        include_str!("../../src/kernels/beamform.cuh"),
+    ),
+    (
+        "beamform_tensor.cu",
+        include_str!("../../src/kernels/beamform_tensor.cu"),
+    ),
+    (
+        "correlate.cu",
+        include_str!("../../src/kernels/correlate.cu"),
+    ),
+    (
+        "correlate.cuh",
+        include_str!("../../src/kernels/correlate.cuh"),
+    ),
+    (
+        "correlate_tensor.cu",
+        include_str!("../../src/kernels/correlate_tensor.cu"),
+    ),
+    ("reorder.cu", include_str!("../../src/kernels/reorder.cu")),
+    ("tensor.cuh", include_str!("../../src/kernels/tensor.cuh")),
     ("convert.cu", include_str!("../../src/kernels/convert.cu")),
     (
         "power_spectrum.cu",
@@ -69,8 +93,14 @@ fn kernels_compiled_for_cpu_pass() {
         "--skip",
         "throughput",
     ];
-    // Small devices use other code for these transforms, and add more spectra per block.
-    let some = ["spectra_of_every_radix", "many_spectra", "spectra_of_long"];
+    // Small devices have no tensor cores, use other code for these transforms, and add more spectra per block.
+    let some = [
+        "spectra_of_every_radix",
+        "many_spectra",
+        "spectra_of_long",
+        "visibilities",
+        "beams",
+    ];
     std::thread::scope(|scope| {
         scope.spawn(|| run_tests(library, "small", &some));
         run_tests(library, "large", &all);

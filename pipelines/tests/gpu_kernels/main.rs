@@ -6,8 +6,10 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod beamform;
 mod channelize;
 mod convert;
+mod correlate;
 mod host;
 mod numpy;
 mod power_spectrum;

@@ -71,6 +71,27 @@ def channelize(keys, frames):
         yield np.ascontiguousarray(y).view("float64")
 
 
+def correlate(keys, frames):
+    i, j = np.triu_indices(keys["antennas"])
+    for x in frames:
+        x = x.astype("float64")
+        z = (x[:, :, 0] + 1j * x[:, :, 1]).reshape(keys["antennas"], -1, keys["points"])
+        v = np.einsum("act,bct->cab", z, z.conj())[:, i, j]
+        yield np.ascontiguousarray(v).view("float64")
+
+
+def beamform(keys, frames):
+    w = np.array(keys["weights"])
+    if keys["rounds"]:
+        # The largest weight becomes 1 before weights are rounded to float16.
+        w = (w / abs(w).max()).astype("float16").astype("float64") * abs(w).max()
+    w = w.view("complex128").reshape(keys["beams"], -1, keys["antennas"])
+    for x in frames:
+        x = x.astype("float64")
+        z = (x[:, :, 0] + 1j * x[:, :, 1]).reshape(keys["antennas"], -1, keys["points"])
+        yield np.ascontiguousarray(np.einsum("bca,act->bct", w, z)).view("float64")
+
+
 def stats(keys, frames):
     low, high = keys["range"]
     for x in frames:
@@ -81,7 +102,8 @@ def stats(keys, frames):
             yield np.concatenate([fields, hist])
 
 
-KERNELS = {"convert": convert, "power-spectrum": power_spectrum, "channelize": channelize, "stats": stats}
+KERNELS = {"convert": convert, "power-spectrum": power_spectrum, "channelize": channelize,
+           "correlate": correlate, "beamform": beamform, "stats": stats}
 cases = []
 while line := sys.stdin.buffer.readline():
     keys = json.loads(line)

@@ -10,7 +10,8 @@ use daq_core::ledger::{ReaderLedger, RingLedger};
 use daq_core::region::Region;
 use daq_core::ring::{Producer, Ring, RingOptions};
 use daq_pipelines::kernels::convert::Scale;
-use daq_pipelines::kernels::{Convert, PowerSpectrum, Stats};
+use daq_pipelines::kernels::{Beamform, Channelize, Convert, Correlate, OutputType};
+use daq_pipelines::kernels::{PowerSpectrum, Stats};
 use std::sync::Arc;
 
 const BURST: usize = 16;
@@ -135,6 +136,37 @@ fn kernels_throughput() {
         let what = format!("power-spectrum 1024, int16, integrate {integrate}");
         let spec = spectrum(1024, Some(integrate), 0.0);
         rate(&what, &spec, Scalar::Int16, false, 1);
+    }
+    for channels in [256, 1024, 4096] {
+        let spec = Channelize {
+            channels: Some(channels),
+            ..Channelize::default()
+        };
+        let what = format!("channelize {channels}, int16");
+        rate(&what, &spec, Scalar::Int16, false, 1);
+        let what = format!("channelize {channels}, complex int8");
+        rate(&what, &spec, Scalar::Int8, true, 1);
+        let quantised = Channelize {
+            output: OutputType::Int8,
+            ..spec
+        };
+        let what = format!("channelize {channels}, complex int8, 16 inputs, int8");
+        rate(&what, &quantised, Scalar::Int8, true, 16);
+    }
+    for scalar in [Scalar::Int8, Scalar::Float16, Scalar::Int16] {
+        let spec = Correlate {
+            antennas: Some(64),
+            ..Correlate::default()
+        };
+        let what = format!("correlate {scalar}, 64 antennas");
+        rate(&what, &spec, scalar, true, 64 * 64);
+        let spec = Beamform {
+            antennas: Some(64),
+            beams: 64,
+            ..Beamform::default()
+        };
+        let what = format!("beamform {scalar}, 64 antennas, 64 beams");
+        rate(&what, &spec, scalar, true, 64 * 64);
     }
     let what = "power-spectrum 4096, int16, overlap 0.5";
     rate(what, &spectrum(4096, None, 0.5), Scalar::Int16, false, 1);

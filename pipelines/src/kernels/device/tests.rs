@@ -7,6 +7,8 @@ use std::process::Command;
 /// and newer.
 const VERSION: (i32, i32) = (12, 0);
 const TARGET: Target = Target::Ptx(7, 0);
+/// The first compute capability with the instructions for tensor cores that the device code uses.
+const TENSOR_TARGET: Target = Target::Ptx(8, 0);
 const OPTIONS: [&str; 1] = ["--std=c++17"];
 
 const SAMPLES: &str = include_str!("../samples.cuh");
@@ -17,13 +19,24 @@ const CHANNELIZE: &str = include_str!("../channelize.cu");
 /// The committed header with the parameters.
 const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
 /// Name, source text and committed PTX of each file that is compiled once.
-const SOURCES: [(&str, &str, &[u8]); 6] = [
+const SOURCES: [(&str, &str, &[u8]); 9] = [
     ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
     (
         "power_spectrum",
         include_str!("../power_spectrum.cu"),
         super::POWER_SPECTRUM.ptx,
     ),
+    (
+        "correlate",
+        include_str!("../correlate.cu"),
+        super::CORRELATE.ptx,
+    ),
+    (
+        "beamform",
+        include_str!("../beamform.cu"),
+        super::BEAMFORM.ptx,
+    ),
+    ("reorder", include_str!("../reorder.cu"), super::REORDER.ptx),
     ("select", include_str!("../select.cu"), super::SELECT.ptx),
     ("stats", include_str!("../stats.cu"), super::STATS.ptx),
     (
@@ -35,6 +48,20 @@ const SOURCES: [(&str, &str, &[u8]); 6] = [
         "verification",
         include_str!("../../runtime/dma/verification.cu"),
         include_bytes!("../../../generated/verification.ptx"),
+    ),
+];
+
+/// The same for files that use tensor cores.
+const TENSOR_SOURCES: [(&str, &str, &[u8]); 2] = [
+    (
+        "correlate_tensor",
+        include_str!("../correlate_tensor.cu"),
+        super::CORRELATE_TENSOR.ptx,
+    ),
+    (
+        "beamform_tensor",
+        include_str!("../beamform_tensor.cu"),
+        super::BEAMFORM_TENSOR.ptx,
     ),
 ];
 
@@ -105,9 +132,13 @@ fn generated_code_is_current() {
         ("samples.cuh", SAMPLES),
         ("spectra.cuh", SPECTRA),
         ("quantise.cuh", QUANTISE),
+        ("tensor.cuh", include_str!("../tensor.cuh")),
+        ("correlate.cuh", include_str!("../correlate.cuh")),
+        ("beamform.cuh", include_str!("../beamform.cuh")),
         ("parameters.cuh", &parameters),
     ];
-    let once = SOURCES.map(|(name, text, ptx)| (name, text, None, ptx));
+    let once = SOURCES.map(|(name, text, ptx)| (name, text, None, ptx, TARGET));
+    let tensor = TENSOR_SOURCES.map(|(name, text, ptx)| (name, text, None, ptx, TENSOR_TARGET));
     let powers = super::POWERS_OF_TWO
         .iter()
         .map(|of_size| (POWER_OF_TWO, of_size));
@@ -116,9 +147,9 @@ fn generated_code_is_current() {
         .map(|of_size| (CHANNELIZE, of_size));
     let powers = powers.chain(channelize).map(|(text, (size, code))| {
         let option = Some(format!("-DONLY_SIZE={size}"));
-        (code.name, text, option, code.ptx)
+        (code.name, text, option, code.ptx, TARGET)
     });
-    for (name, text, option, committed) in once.into_iter().chain(powers) {
+    for (name, text, option, committed, target) in once.into_iter().chain(tensor).chain(powers) {
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
@@ -127,7 +158,7 @@ fn generated_code_is_current() {
         };
         let options: Vec<&str> = OPTIONS.into_iter().chain(option.as_deref()).collect();
         let mut made = compiler
-            .compile(&source, TARGET, &options)
+            .compile(&source, target, &options)
             .unwrap_or_else(|error| panic!("{error}"));
         while made.last() == Some(&0) {
             made.pop();

@@ -4,12 +4,15 @@ use super::STRUCTURES;
 use std::fmt::Write;
 
 /// The structures that are the parameters of kernels.
-const KERNELS: [&str; 5] = [
+const KERNELS: [&str; 8] = [
     "Conversion",
     "Selection",
     "Statistics",
     "Spectra",
     "Polyphase",
+    "Correlation",
+    "Reordering",
+    "Beams",
 ];
 const TOP: &str = "// Parameters of the built-in kernels. A test generates this file from pipelines/src/kernels/parameters.rs, which\n\
                    // describes the fields. Do not edit it.\n\nstruct Complex;\n";

@@ -1,0 +1,224 @@
+use super::super::tests::{figure, parse, sums};
+use super::super::trial::{Noise, as_f32, frames, layout, run};
+use super::*;
+use daq_core::layout::Samples;
+
+const ALL_AXES: [Axes; 6] = [
+    Axes::TimeAntennaChannel,
+    Axes::TimeChannelAntenna,
+    Axes::AntennaChannelTime,
+    Axes::AntennaTimeChannel,
+    Axes::ChannelAntennaTime,
+    Axes::ChannelTimeAntenna,
+];
+
+fn voltages(scalar: Scalar, channels: u32, times: usize) -> Layout {
+    let samples = Samples {
+        scalar,
+        complex: true,
+        channels,
+        rate: Some(Frequency(1000.0)),
+        ..Samples::default()
+    };
+    layout(&samples, times)
+}
+
+/// Sample (antenna, channel, time) of the tests.
+fn sample(antenna: usize, channel: usize, time: usize) -> (i64, i64) {
+    let mix = |x: usize| (x * 2_654_435_761 >> 7) as i64 % 256 - 128;
+    let n = (antenna * 101 + channel) * 1009 + time;
+    (mix(n), mix(n + 77_777))
+}
+
+/// Returns the sum of the products of two antennas over `times`.
+fn visibility(i: usize, j: usize, channel: usize, times: std::ops::Range<usize>) -> (i64, i64) {
+    times.fold((0, 0), |(re, im), time| {
+        let ((a, b), (c, d)) = (sample(i, channel, time), sample(j, channel, time));
+        (re + a * c + b * d, im + b * c - a * d)
+    })
+}
+
+/// Writes every sample of a frame at the place that its axes give, and checks all sums.
+#[test]
+fn every_order_has_the_same_visibilities() {
+    let (antennas, channels, times) = (3, 4, 10);
+    let input = voltages(Scalar::Int8, 12, times);
+    for axes in ALL_AXES {
+        let steps = axes.steps(antennas, channels, times);
+        let mut frame = vec![0_u8; input.frame_bytes()];
+        for antenna in 0..antennas {
+            for channel in 0..channels {
+                for time in 0..times {
+                    let (re, im) = sample(antenna, channel, time);
+                    let at = antenna * steps.antenna + channel * steps.channel + time * steps.time;
+                    frame[2 * at] = re.to_le_bytes()[0];
+                    frame[2 * at + 1] = im.to_le_bytes()[0];
+                }
+            }
+        }
+        let spec = Correlate {
+            antennas: Some(3),
+            axes: Some(axes),
+            integrate: Some(5),
+            output: VisibilityType::Int32,
+            ..Correlate::default()
+        };
+        let made = run(&spec, &input, &frames([frame]), &[1], None).outputs;
+        assert_eq!(made.len(), 2);
+        for (output, (meta, bytes)) in made.iter().enumerate() {
+            assert_eq!(meta.sequence, output as u64);
+            assert_eq!(meta.timestamp.ns, output as u64 * 5_000_000);
+            let mut numbers = bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|x| i64::from(i32::from_le_bytes(*x)));
+            for channel in 0..channels {
+                for i in 0..antennas {
+                    for j in i..antennas {
+                        let made = (numbers.next().unwrap(), numbers.next().unwrap());
+                        let times = output * 5..(output + 1) * 5;
+                        assert_eq!(
+                            made,
+                            visibility(i, j, channel, times),
+                            "{axes:?} {channel} {i} {j}"
+                        );
+                    }
+                }
+            }
+            assert_eq!(numbers.next(), None);
+        }
+    }
+}
+
+/// A plane wave that arrives later at the second antenna has a visibility with the phase of the delay.
+#[test]
+fn phase_is_that_of_first_antenna_minus_second() {
+    let input = voltages(Scalar::Float32, 2, 16);
+    let phase = 0.7_f32;
+    let frame = (0..16)
+        .flat_map(|_| [1.0, 0.0, phase.cos(), -phase.sin()])
+        .flat_map(f32::to_le_bytes)
+        .collect();
+    let spec = Correlate {
+        scale: 1.0 / 16.0,
+        ..Correlate::default()
+    };
+    let made = as_f32(&run(&spec, &input, &frames([frame]), &[1], None).outputs[0].1);
+    assert!((made[0] - 1.0).abs() < 1e-6 && made[1] == 0.0);
+    assert!((made[2] - f64::from(phase.cos())).abs() < 1e-6);
+    assert!((made[3] - f64::from(phase.sin())).abs() < 1e-6);
+}
+
+#[test]
+fn integration_spans_frames_and_restarts_after_gap() {
+    let input = voltages(Scalar::Int16, 2, 8);
+    let spec = Correlate {
+        integrate: Some(24),
+        ..Correlate::default()
+    };
+    let mut noise = Noise(1);
+    let mut given = frames((0..8).map(|_| noise.numbers(Scalar::Int16, input.numbers())));
+    // Frame 4 is missing.
+    for (meta, _) in &mut given[4..] {
+        meta.sequence += 1;
+    }
+    let outcome = run(&spec, &input, &given, &[3, 2], None);
+    let sequences: Vec<_> = outcome
+        .outputs
+        .iter()
+        .map(|(meta, _)| meta.sequence)
+        .collect();
+    assert_eq!(sequences, [0, 1]);
+    // Frame 3 is dropped. The last frame is in an integration that has not ended.
+    assert_eq!(sums(&outcome), [6, 1, 1]);
+    assert_eq!(spec.frames_per_output(&input), 3.0);
+}
+
+#[test]
+fn layout_has_baselines_and_frequencies() {
+    let spec = Correlate {
+        antennas: Some(4),
+        frequency: Some(Frequency(1e9)),
+        spacing: Some(Frequency(2e5)),
+        integrate: Some(20),
+        ..Correlate::default()
+    };
+    let output = spec.layout(&voltages(Scalar::Int8, 256, 10)).unwrap();
+    assert_eq!(
+        (output.channels, output.points, output.order),
+        (10, 64, Order::Interleaved)
+    );
+    assert_eq!(
+        output.axis,
+        Axis::Frequency {
+            start: Some(1e9),
+            step: Some(2e5)
+        }
+    );
+    assert_eq!(output.frame_rate, Some(50.0));
+}
+
+#[test]
+fn impossible_shapes_name_the_fix() {
+    let input = voltages(Scalar::Int8, 12, 10);
+    let problem = |spec: Correlate| spec.layout(&input).unwrap_err().message;
+    assert!(
+        problem(Correlate {
+            antennas: Some(5),
+            ..Correlate::default()
+        })
+        .contains("12 channels cannot be divided among 5 antennas")
+    );
+    assert!(
+        problem(Correlate {
+            antennas: Some(7),
+            channels: Some(5),
+            ..Correlate::default()
+        })
+        .contains("7 antennas × 5 channels")
+    );
+    assert!(
+        problem(Correlate {
+            integrate: Some(4),
+            ..Correlate::default()
+        })
+        .contains("10 times")
+    );
+    assert!(
+        problem(Correlate {
+            integrate: Some(65_540),
+            output: VisibilityType::Int32,
+            ..Correlate::default()
+        })
+        .contains("does not fit into int32")
+    );
+    let real = layout(&Samples::default(), 10);
+    let problem = Correlate::default().layout(&real).unwrap_err();
+    assert!(problem.message.contains("not complex samples"));
+    let text = |keys: &str| {
+        let text =
+            format!("[kernel.k]\nuse = \"correlate\"\ninput = \"a\"\noutput = \"b\"\n{keys}\n");
+        parse(&text).map(|_| ()).unwrap_err()
+    };
+    assert!(text("antennas = 0").contains("at least 1"));
+    assert!(text("type = \"int32\"\nscale = 2.0").contains("exact sums"));
+    assert!(text("axes = \"time-antenna\"").contains("time-antenna-channel"));
+}
+
+#[test]
+#[ignore = "prints a figure"]
+fn correlate_throughput() {
+    for antennas in [4, 16] {
+        let input = voltages(Scalar::Int8, antennas * 64, 256);
+        let spec = Correlate {
+            antennas: Some(antennas),
+            ..Correlate::default()
+        };
+        figure(
+            &format!("correlate int8, {antennas} antennas"),
+            &spec,
+            &input,
+        );
+    }
+}
