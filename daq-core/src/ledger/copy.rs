@@ -62,7 +62,7 @@ ledger! {
         /// Copies in progress (queue depth).
         in_flight: u64 = Counter, gauge "daq_copy_in_flight" {
             meaning: "Value 0: no frame waits for a copy. The maximum is `depth` of the section [staging], or the \
-                      value from `daq tune`; all copies of a GPU in one direction share it. At the maximum, the bus \
+                      value from `daq tune`; all copies between the same two memories share it. At the maximum, the bus \
                       limits the rate.",
             cause: "Data arrive faster than they are copied.",
             remedy: "See daq_copy_frames_total.",

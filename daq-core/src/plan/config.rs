@@ -292,7 +292,7 @@ pub struct DaqKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StagingWait {
-    /// Poll continuously: lowest latency, but each GPU and direction occupies one core.
+    /// Poll continuously: lowest latency, but each pair of memories occupies one core.
     Busy,
     /// Poll for a few microseconds, then sleep.
     #[default]

@@ -53,6 +53,9 @@ impl Plan {
         for (i, copy) in self.copies.iter().enumerate() {
             let id = format!("copy_{i}");
             let mut label = match copy.method {
+                PlannedMethod::Engine if copy.route.peers().is_some() => {
+                    "copy, GPU to GPU".to_owned()
+                }
                 PlannedMethod::Engine => "copy".to_owned(),
                 PlannedMethod::Either => "copy, CPU stores if small".to_owned(),
                 PlannedMethod::Stores => "store".to_owned(),

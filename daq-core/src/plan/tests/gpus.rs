@@ -300,6 +300,7 @@ fn chain_of_kernels_on_two_gpus_needs_one_copy() {
             "right → right@host: cuda:1 → host"
         ]
     );
+    assert_contains!(plan.graph(GraphFormat::Mermaid) => "copy, GPU to GPU");
     // One thread each for the source, two kernels, the sink and three copies.
     assert_eq!(plan.threads, 7);
     let unknown = plan_of(&text, &Topology::unknown()).unwrap();

@@ -78,11 +78,7 @@ pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result
             {
                 let why = "the GPUs cannot access each other's memory";
                 let row = vec![format!("cuda:{one}, cuda:{other}").into(), why.into()];
-                publish(Table::of(
-                    "not measured",
-                    "GPUs | reason",
-                    [row].into_iter(),
-                ));
+                publish(Table::of("not measured", "GPUs | reason", [row]));
                 continue;
             }
             publish(Peers::new(common, first, second, args.ring)?.compare(args)?);
