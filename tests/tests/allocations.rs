@@ -41,7 +41,11 @@ fn count() {
             unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
             // The monitor is not on the data path. It builds a report from the counters five times per second, and
             // takes no lock that a data thread takes (`pipelines/src/runtime/monitor.rs`).
-            if name.starts_with(b"daq-") && !name.starts_with(b"daq-monitor") {
+            // The threads `daq-stream-…` connect streams, and do not handle frames.
+            if name.starts_with(b"daq-")
+                && !name.starts_with(b"daq-monitor")
+                && !name.starts_with(b"daq-stream-")
+            {
                 let mine =
                     usize::try_from(NEXT_THREAD.fetch_add(1, Ordering::Relaxed)).unwrap_or(THREADS);
                 index.set(mine + 1);
@@ -146,6 +150,29 @@ driver = "file"
 input = "raw"
 path = "out"
 buffer = "64 KiB"
+
+[sink.remote]
+driver = "stream"
+transport = "tcp"
+connections = 2
+input = "raw"
+to = "127.0.0.1:PORT"
+
+[source.link]
+driver = "stream"
+transport = "tcp"
+connections = 2
+listen = "127.0.0.1:PORT"
+ring = "copied"
+packets_per_frame = 16
+
+[ring.copied]
+slot = "16 KiB"
+slots = 32
+
+[sink.copied-out]
+driver = "null"
+input = "copied"
 "#;
 
 /// Runs the pipeline. Counts the allocations during `frames` frames, which follow the first hundred frames.
@@ -222,8 +249,10 @@ fn data_threads_when_running_allocate_nothing() {
     );
 
     for hold in ["true", "false"] {
+        let port = daq_testkit::free_tcp_port().to_string();
+        let text = PIPELINE.replace("BACKPRESSURE", hold);
         assert_eq!(
-            run(&PIPELINE.replace("BACKPRESSURE", hold), 1000),
+            run(&text.replace("PORT", &port), 1000),
             [],
             "backpressure = {hold}"
         );

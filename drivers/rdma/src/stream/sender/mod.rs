@@ -12,13 +12,15 @@
 //! - When [`Sender::send`] fails, no NIC reads the slots of the lease any more: either no request was in flight, or the
 //!   queue pairs were destroyed.
 //! - An unavailable receiver is reported as an error within the configured time. No call to the sender blocks forever.
-//! - While the sender is connected, sending a frame allocates no memory, takes no lock and makes no system call.
+//! - While the sender is connected, sending a frame allocates no memory, takes no lock and makes no system call. Over TCP, a
+//!   batch of frames needs one system call.
 //!
 //! # Not guaranteed
 //! - On unreliable services, delivery of a frame: the frame was sent, but may be lost. The receiver detects missing
 //!   frames by their numbers.
 
 mod connection;
+mod limits;
 mod memory;
 mod rail;
 #[cfg(test)]
@@ -27,7 +29,7 @@ mod tests;
 use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
 use crate::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
-use crate::verbs::{Nic, Service, Status, VerbsError};
+use crate::verbs::{Nic, Service, Status, Transport, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
@@ -36,6 +38,7 @@ use daq_core::notify::Wait;
 use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
 use daq_core::units::counted;
+use limits::{apply_limits, probe_queue_pairs};
 use memory::{Memory, Records};
 use rail::{FramePost, Rail, Source};
 use std::hash::{BuildHasher, Hasher};
@@ -51,7 +54,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a waiting thread polls before it sleeps.
 const SPIN_TIME: Duration = Duration::from_micros(20);
-/// Sleep time while the sender waits for credits, which raise no event.
+/// Sleep time while the sender waits for credits, which raise no event with RDMA.
 const IDLE_SLEEP: Duration = Duration::from_micros(50);
 /// Maximum time of one wait for a completion.
 const COMPLETION_WAIT: Duration = Duration::from_millis(1);
@@ -600,12 +603,18 @@ impl Sender {
             std::hint::spin_loop();
             return Ok(());
         }
-        let slowest = self
-            .connection
-            .as_mut()
-            .and_then(|connection| connection.rails.iter_mut().min_by_key(|rail| rail.done()));
-        let slept = match slowest {
-            Some(rail) if is_under_way => rail.wait(COMPLETION_WAIT)?,
+        // Over TCP, waiting also ends when credits arrive, which the receiver writes over the first rail.
+        let may_wait = is_under_way || self.memory.transport() == Transport::Tcp;
+        let rail = self.connection.as_mut().and_then(|connection| {
+            let rails = &mut connection.rails;
+            if is_under_way {
+                rails.iter_mut().min_by_key(|rail| rail.done())
+            } else {
+                rails.first_mut()
+            }
+        });
+        let slept = match rail {
+            Some(rail) if may_wait => rail.wait(COMPLETION_WAIT)?,
             _ => false,
         };
         if !slept {
@@ -698,104 +707,4 @@ impl Sender {
 /// Returns the identity of a frame in its ring.
 const fn frame_id(meta: &FrameMeta) -> FrameId {
     (meta.epoch, meta.sequence)
-}
-
-/// Lowers the options to the limits of all NICs.
-fn apply_limits(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
-    if matches!(
-        (options.mode, options.service),
-        (Mode::Write, Service::Ud) | (Mode::Send, Service::Uc)
-    ) {
-        return Err(SenderError::Options(format!(
-            "{} are not supported on {}: use mode = \"write\" with rc or uc, and mode = \"send\" with rc or ud",
-            match options.mode {
-                Mode::Write => "writes",
-                Mode::Send => "messages",
-            },
-            options.service.name()
-        )));
-    }
-    if options.service == Service::Ud && nics.len() > 1 {
-        return Err(SenderError::Options(format!(
-            "ud supports only one queue pair, but the stream has {}",
-            nics.len()
-        )));
-    }
-    for nic in nics {
-        let limits = nic.limits();
-        options.inline = options.inline.min(limits.max_inline);
-        options.message = options.message.min(limits.max_message);
-        if options.service == Service::Ud {
-            options.message = options.message.min(nic.port()?.mtu.into());
-        }
-        if options.service == Service::Uc && options.slot as u64 > options.message {
-            return Err(SenderError::Options(format!(
-                "{}: a frame has {} bytes, but a message can have at most {}: lower `slot`",
-                nic.name(),
-                options.slot,
-                options.message
-            )));
-        }
-        let max = usize::try_from(limits.max_message).unwrap_or(usize::MAX);
-        options.chunk = options.chunk.clamp(1, max.max(1));
-    }
-    let requests_per_frame = options.requests_per_frame();
-    for nic in nics {
-        let room = nic.limits().max_work.saturating_sub(1) / requests_per_frame;
-        if room == 0 {
-            return Err(SenderError::Options(format!(
-                "{}: a frame of {} bytes needs {requests_per_frame} writes, but the queue pairs support fewer: lower `slot`",
-                nic.name(),
-                options.slot
-            )));
-        }
-        options.depth = options.depth.clamp(1, room);
-    }
-    Ok(())
-}
-
-/// Creates a queue pair on each NIC with the stream's options. If a NIC rejects the options, lowers the options and
-/// tries again, because the limits that a NIC reports are valid only for the smallest requests.
-fn probe_queue_pairs(nics: &[Arc<dyn Nic>], options: &mut Options) -> Result<(), SenderError> {
-    let wanted = (options.depth, options.inline);
-    for (i, nic) in nics.iter().enumerate() {
-        if nics[..i].iter().any(|other| Arc::ptr_eq(other, nic)) {
-            continue;
-        }
-        let before = (options.depth, options.inline);
-        while let Err(error) = nic.create_queue_pair(&options.queue_pair_options(nics)) {
-            // Only these errors can be caused by the requested size.
-            let is_too_much = matches!(error.errno, libc::EINVAL | libc::ENOMEM | libc::ENOSPC);
-            if is_too_much && options.depth > 1 {
-                options.depth /= 2;
-            } else if is_too_much && options.inline > 0 {
-                options.inline /= 2;
-            } else {
-                return Err(error.into());
-            }
-        }
-        // If a lower inline size was the solution, the lower depth was not necessary and is raised again.
-        while options.inline < before.1 && options.depth < before.0 {
-            let depth = options.depth;
-            options.depth = (depth * 2).min(before.0);
-            if nic
-                .create_queue_pair(&options.queue_pair_options(nics))
-                .is_err()
-            {
-                options.depth = depth;
-                break;
-            }
-        }
-    }
-    if wanted != (options.depth, options.inline) {
-        tracing::warn!(
-            "{}: the NICs cannot create queue pairs for {} frames in flight with {} inline bytes; using {} frames with {} bytes",
-            options.peer,
-            wanted.0,
-            wanted.1,
-            options.depth,
-            options.inline
-        );
-    }
-    Ok(())
 }
