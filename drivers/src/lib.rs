@@ -5,6 +5,7 @@
 pub mod fpga;
 pub mod gige;
 pub mod hsb;
+mod nats;
 pub mod packet;
 mod process;
 pub mod replay;
@@ -26,6 +27,7 @@ pub const SOURCES: &[SourceEntry] = &[
     hsb::ENTRY,
     gige::ENTRY,
     stream::ENTRY,
+    nats::ENTRY,
     fpga::ENTRY,
     sim::ENTRY,
     replay::ENTRY,

@@ -8,6 +8,7 @@ pub mod file;
 mod finisher;
 mod layout;
 pub mod lock;
+mod nats;
 mod null;
 pub mod sigmf;
 mod stem;
@@ -21,12 +22,13 @@ use daq_core::entry::SinkEntry;
 ///
 /// ```
 /// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["file", "zarr", "udp", "stream", "null"]);
+/// assert_eq!(names, ["file", "zarr", "udp", "stream", "nats", "null"]);
 /// ```
 pub const SINKS: &[SinkEntry] = &[
     file::ENTRY,
     zarr::ENTRY,
     udp::ENTRY,
     stream::ENTRY,
+    nats::ENTRY,
     null::ENTRY,
 ];

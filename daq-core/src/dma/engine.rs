@@ -188,6 +188,7 @@ pub struct Completions {
     overrun: u64,
     discarded: u64,
     missing: u64,
+    expired: u64,
     faults: Vec<u64>,
     /// Number of words per frame in the bitmap of packets that arrived.
     words: usize,
@@ -211,6 +212,7 @@ impl Completions {
             overrun: 0,
             discarded: 0,
             missing: 0,
+            expired: 0,
             faults: vec![0; faults],
             words,
             present: vec![0; capacity * words],
@@ -297,6 +299,12 @@ impl Completions {
         self.missing += frames;
     }
 
+    /// Counts frames that a server deleted before the engine received them. No later frame may report these frames as
+    /// [missing](Done::missing).
+    pub fn expire(&mut self, frames: u64) {
+        self.expired += frames;
+    }
+
     /// Counts a fault after which the engine continues. `kind` is the fault's index in [`Engine::faults`].
     ///
     /// # Panics
@@ -332,6 +340,11 @@ impl Completions {
         self.missing
     }
 
+    /// Returns the number of frames that a server deleted before they were received.
+    pub const fn expired(&self) -> u64 {
+        self.expired
+    }
+
     /// Returns the number of occurrences of each fault, in the order of [`Engine::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
@@ -341,7 +354,7 @@ impl Completions {
     pub fn clear(&mut self, limit: usize) {
         self.done.clear();
         self.limit = limit.min(self.done.capacity());
-        (self.overrun, self.discarded, self.missing) = (0, 0, 0);
+        (self.overrun, self.discarded, self.missing, self.expired) = (0, 0, 0, 0);
         self.faults.fill(0);
     }
 }

@@ -38,6 +38,7 @@ mod bounce_copy;
 mod buffer;
 mod device;
 mod engine;
+mod host;
 mod running;
 mod sentinel;
 mod sequence;
@@ -50,6 +51,7 @@ pub use engine::{
     ArmError, Caps, CompletionOrder, Completions, Done, Engine, EngineError, EngineInfo, Origin,
     QuiesceTimeout, SlotLayout, SlotLimits, Slots,
 };
+pub use host::{HostMemory, SlotWriter};
 pub use running::{Refused, Running, Stopped};
 pub use sentinel::{Seen, Sentinel};
 pub use sequence::{FrameSequence, Step};

@@ -12,6 +12,7 @@
 //!         connected: bool,
 //!     }
 //!     equation frames = written + failed, pending;      // `pending` is calculated from the other terms
+//!                                                       // a ledger may have several equations
 //! }
 //! ```
 //!
@@ -36,7 +37,7 @@ macro_rules! ledger {
                 })?,
             )*
         }
-        $(equation $left:ident $(as $left_key:literal)? = $first:ident $(+ $right:ident)* $(, $pending:ident)?;)?
+        $(equation $left:ident $(as $left_key:literal)? = $first:ident $(+ $right:ident)* $(, $pending:ident)?;)*
     ) => {
         $(#[$ledger_meta])*
         #[derive(Clone, Debug, Default)]
@@ -112,24 +113,31 @@ macro_rules! ledger {
             }
         }
 
-        $(impl $crate::ledger::stored::Balanced for $report {
-            const EQUATION: Option<$crate::ledger::Equation> = Some($crate::ledger::Equation {
+        impl $crate::ledger::stored::Balanced for $report {
+            const EQUATIONS: &'static [$crate::ledger::Equation] = &[$($crate::ledger::Equation {
                 left: equation_key!($left $($left_key)?),
                 right: &[stringify!($first), $(stringify!($right),)* $(stringify!($pending))?],
-            });
+            }),*];
 
-            fn terms(&self) -> (u64, Vec<u64>) {
+            fn terms(&self) -> Vec<(u64, Vec<u64>)> {
+                #[allow(unused_imports, reason = "a ledger without equations has no terms")]
                 use $crate::ledger::stored::Total;
-                (self.$left.total(), vec![self.$first.total(), $(self.$right.total(),)* $(self.$pending)?])
+                vec![$((
+                    self.$left.total(),
+                    vec![self.$first.total(), $(self.$right.total(),)* $(self.$pending)?],
+                )),*]
             }
 
             fn settle(&mut self) {
+                #[allow(unused_variables, unused_mut, reason = "not every ledger has a calculated term")]
+                let mut terms = self.terms().into_iter();
                 $(
-                    let (left, right) = self.terms();
-                    self.$pending = left.saturating_sub(right.iter().sum());
-                )?
+                    #[allow(unused_variables, reason = "not every equation has a calculated term")]
+                    let (left, right) = terms.next().unwrap_or_default();
+                    $(self.$pending = left.saturating_sub(right.iter().sum());)?
+                )*
             }
-        })?
+        }
     };
 }
 

@@ -67,8 +67,8 @@ pub struct Table {
     pub name: &'static str,
     /// What a component of the table is called, such as `source`.
     pub component: &'static str,
-    /// The equation that every component keeps.
-    pub equation: Option<Equation>,
+    /// The equations that every component keeps.
+    pub equations: &'static [Equation],
     /// The names of the numbers of a component in JSON.
     pub numbers: Vec<String>,
 }
@@ -81,7 +81,7 @@ impl Table {
         Self {
             name,
             component,
-            equation: R::EQUATION,
+            equations: R::EQUATIONS,
             numbers: numbers.map(|(name, _)| name.clone()).collect(),
         }
     }
@@ -136,14 +136,13 @@ impl Report {
 
 fn check<R: Balanced>(component: &str, reports: &BTreeMap<String, R>, found: &mut Vec<Violation>) {
     for (name, report) in reports {
-        let (left, right) = report.terms();
-        if let Some(equation) = R::EQUATION
-            && left != right.iter().sum::<u64>()
-        {
-            found.push(Violation {
-                ledger: format!("{component} {name}"),
-                equation: format!("{equation}: {left} is not the sum of {right:?}"),
-            });
+        for (equation, (left, right)) in R::EQUATIONS.iter().zip(report.terms()) {
+            if left != right.iter().sum::<u64>() {
+                found.push(Violation {
+                    ledger: format!("{component} {name}"),
+                    equation: format!("{equation}: {left} is not the sum of {right:?}"),
+                });
+            }
         }
     }
 }

@@ -39,6 +39,11 @@ causes! {
         cause: "the device overwrote the packet.",
         remedy: "see daq_ring_full_frames_total.",
     },
+    /// The server that stored the packet deleted it before this host received it.
+    Expired "expired" {
+        cause: "a limit of the server's stream, such as its maximum age or size, deleted the packet.",
+        remedy: "raise the limits of the stream, or receive faster.",
+    },
 }
 
 impl fmt::Display for Cause {

@@ -108,16 +108,14 @@ impl<T: Word> Total for T {
     }
 }
 
-/// A report that may have an equation.
+/// A report that may have equations.
 pub(super) trait Balanced {
-    /// The equation.
-    const EQUATION: Option<Equation> = None;
+    /// The equations.
+    const EQUATIONS: &'static [Equation];
 
-    /// Returns the value of the left side and those of the terms of the right side.
-    fn terms(&self) -> (u64, Vec<u64>) {
-        (0, Vec::new())
-    }
+    /// Returns, for each equation, the value of the left side and those of the terms of the right side.
+    fn terms(&self) -> Vec<(u64, Vec<u64>)>;
 
-    /// Calculates the term `pending`, which must be 0 before the call.
-    fn settle(&mut self) {}
+    /// Calculates the terms that no counter stores.
+    fn settle(&mut self);
 }

@@ -137,6 +137,7 @@ fn in_words(cause: &str, blocked: &BTreeMap<String, u64>) -> String {
         "late" => "too late for their frame".to_owned(),
         "bad_packet" => "damaged".to_owned(),
         "overrun" => "overwritten by the device".to_owned(),
+        "expired" => "deleted by the server before they were received".to_owned(),
         "ring_full" if !blocked.is_empty() => {
             let readers: Vec<_> = blocked.keys().map(|name| format!("`{name}`")).collect();
             format!("lost because {} blocked the full ring", joined(&readers))

@@ -8,12 +8,12 @@ use std::fmt::Write as _;
 pub fn reference() -> String {
     let causes = Cause::ALL.map(|cause| format!("`{cause}`"));
     let tables = Report::tables();
-    let equations = tables.iter().filter_map(|table| {
-        let equation = table.equation?;
+    let equations = tables.iter().flat_map(|table| {
         // The component of a copy is `copy to`, and of clients `clients of`, which the name of the ring follows in other
         // texts.
         let component = table.component.split(' ').next().unwrap_or_default();
-        Some(format!("{component:<9}{equation}\n"))
+        let equations = table.equations.iter();
+        equations.map(move |equation| format!("{component:<9}{equation}\n"))
     });
     let mut page = format!(
         "# Metrics\n\n\

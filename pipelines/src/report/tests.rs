@@ -170,6 +170,12 @@ pub(crate) fn sample_report() -> Report {
         pending_packets: 2,
         control_packets: 21,
         undeliverable: 22,
+        published: 60,
+        acknowledged: 40,
+        refused: 13,
+        unacknowledged: 7,
+        repeated: 23,
+        deduplicated: 24,
     };
     report.sinks.insert("di\"sk".to_owned(), sink);
     assert_eq!(report.violations(), []);
@@ -200,7 +206,7 @@ fn ledger_shows_every_counter() {
              unread 51, pending 42",
             "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19, packets 50, \
              sent packets 20, absent packets 9, refused queue full 8, refused unreachable 7, refused other 4, \
-             control packets 21, undeliverable 22",
+             control packets 21, undeliverable 22, published 60, acknowledged 40, refused 13, repeated 23, deduplicated 24",
             "12.500 seconds",
         ]
     );

@@ -64,10 +64,10 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
             for key in &table.numbers {
                 n(key);
             }
-            if let Some(equation) = table.equation
-                && n(equation.left) != equation.right.iter().map(|key| n(key)).sum::<u64>()
-            {
-                wrong.push(format!("{name}: {equation} does not hold: {component}"));
+            for equation in table.equations {
+                if n(equation.left) != equation.right.iter().map(|key| n(key)).sum::<u64>() {
+                    wrong.push(format!("{name}: {equation} does not hold: {component}"));
+                }
             }
         }
     }
@@ -191,6 +191,12 @@ pub fn open(report: &Value) -> Vec<String> {
         if pending > 0 {
             open.push(format!("sinks.{name}: {pending} packets pending"));
         }
+        let unacknowledged = count(sink, "unacknowledged");
+        if unacknowledged > 0 {
+            open.push(format!(
+                "sinks.{name}: {unacknowledged} frames unacknowledged"
+            ));
+        }
     }
     open
 }
@@ -219,7 +225,8 @@ mod tests {
                                 "device": { "dispatch": "launch", "launches": 1, "busy_ns": 1, "gap_ns": 1, "occupancy_ppm": 1 } } },
             "sinks": { "d": { "frames": 1, "bytes": 1, "files": 0, "dropped": 1, "lost": 1, "connections": 0, "stalls": 0,
                                "packets": 9, "sent_packets": 4, "absent_packets": 1, "refused_queue_full": 1, "refused_unreachable": 1,
-                               "refused_other": 1, "pending_packets": 1, "control_packets": 2, "undeliverable": 3 } },
+                               "refused_other": 1, "pending_packets": 1, "control_packets": 2, "undeliverable": 3,
+                               "published": 6, "acknowledged": 3, "refused": 1, "unacknowledged": 2, "repeated": 1, "deduplicated": 1 } },
             "seconds": 1.0,
         })
     }
@@ -233,7 +240,8 @@ mod tests {
                 "sources.s: 1 pending",
                 "readers.copy to r: 1 pending",
                 "copies.r: 1 pending",
-                "sinks.d: 1 packets pending"
+                "sinks.d: 1 packets pending",
+                "sinks.d: 2 frames unacknowledged"
             ]
         );
         for (table, name, keys) in [
@@ -261,7 +269,15 @@ mod tests {
             (
                 "sinks",
                 "d",
-                &["frames", "dropped", "lost", "packets", "absent_packets"],
+                &[
+                    "frames",
+                    "dropped",
+                    "lost",
+                    "packets",
+                    "absent_packets",
+                    "published",
+                    "refused",
+                ],
             ),
         ] {
             for key in keys {
@@ -341,7 +357,14 @@ impl SourceCounts {
     /// Returns the counts of `source`; panics if the report has an unknown cause of loss.
     pub fn of(outcome: &Outcome, source: &str) -> Self {
         let n = |key: &str| outcome.count(&format!("sources.{source}.{key}"));
-        let lost = ["wire_gap", "late", "kernel_drop", "bad_packet", "ring_full"];
+        let lost = [
+            "wire_gap",
+            "late",
+            "kernel_drop",
+            "bad_packet",
+            "ring_full",
+            "expired",
+        ];
         let counts = Self {
             expected: n("expected"),
             delivered: n("delivered"),

@@ -31,7 +31,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 /// Returns the language and the text of each code block of a page.
-fn blocks(page: &Path) -> Vec<(String, String)> {
+pub(crate) fn blocks(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let mut blocks = Vec::new();
     let mut open: Option<(String, String)> = None;
@@ -47,14 +47,14 @@ fn blocks(page: &Path) -> Vec<(String, String)> {
 }
 
 /// Returns the file name in the first line of a block, such as `# send.py` or `// clip.cu`.
-fn file_name(block: &str) -> Option<&str> {
+pub(crate) fn file_name(block: &str) -> Option<&str> {
     let line = block.lines().next()?;
     let name = line.strip_prefix("# ").or(line.strip_prefix("// "))?;
     (name.contains('.') && !name.contains(' ') && !name.ends_with('.')).then_some(name)
 }
 
 /// Creates a directory with all files that a page contains, and the kernels of the examples.
-fn directory(page: &Path) -> Daq {
+pub(crate) fn directory(page: &Path) -> Daq {
     let daq = Daq::new("");
     for code in daq_testkit::files(&repository().join("configs/kernels"), ".cu") {
         let name = format!("configs/kernels/{}", code.file_name().unwrap().display());

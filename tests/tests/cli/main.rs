@@ -9,4 +9,6 @@ mod examples;
 mod inspect;
 mod own_instrument;
 mod python;
+mod ten_hosts;
 mod topology;
+mod zeromq;

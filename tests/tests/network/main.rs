@@ -6,6 +6,7 @@ mod gige;
 mod hostile;
 mod hsb;
 mod kept;
+mod nats;
 mod numbered_by_time;
 mod rdma;
 mod senders;

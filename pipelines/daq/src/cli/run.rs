@@ -253,7 +253,12 @@ pub(super) fn log() {
     console::start();
     let on_terminal = console::is_interactive();
     let wanted = std::env::var("DAQ_LOG").unwrap_or_default();
-    let levels = if wanted.is_empty() { "info" } else { &wanted };
+    // The NATS client logs each connection, as daq does.
+    let levels = if wanted.is_empty() {
+        "info,async_nats=warn"
+    } else {
+        &wanted
+    };
     let filter = levels_of(levels).unwrap_or_else(|why| {
         print_error!("cannot parse DAQ_LOG={wanted}: {why}; using DAQ_LOG=info");
         Targets::new().with_default(LevelFilter::INFO)

@@ -263,6 +263,7 @@ impl Runner {
             &self.ledger,
         );
         FrameNumbering::lose_reported(0, self.completions.missing(), Cause::WireGap, &self.ledger);
+        FrameNumbering::lose_reported(self.completions.expired(), 0, Cause::Expired, &self.ledger);
         overrun
     }
 

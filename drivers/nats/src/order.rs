@@ -1,0 +1,291 @@
+//! Puts frames into the order of their numbers, drops repeated frames, and finds missing frames.
+//!
+//! A publisher numbers the frames of a run without gaps, and publishes frame `n + window` only after frame `n` was stored or
+//! refused. Messages of a stream are received in the order in which the server stored them. So when frame `m` arrives, all
+//! frames up to `m - window` that the stream contains have arrived before. A frame that has not is missing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Number of runs whose position is remembered.
+const MAX_RUNS: usize = 64;
+/// Number of missing frames that are remembered, to recognise them if they arrive late.
+const MAX_MISSED: usize = 4096;
+
+/// What became of an inserted frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    /// The frame is new.
+    New,
+    /// The frame arrived before and is not delivered yet.
+    Waiting,
+    /// The frame was delivered before.
+    Delivered,
+    /// The frame was counted as missing.
+    Late,
+}
+
+/// A frame in its order.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ordered<T> {
+    /// The frame.
+    pub item: T,
+    /// Number of frames that are missing before it.
+    pub missing: u64,
+}
+
+#[derive(Debug)]
+struct Run<T> {
+    name: String,
+    /// All frames below this number are delivered or missing.
+    next: u64,
+    /// Highest number that proves frames below it as missing: of all received frames the maximum of `number - window`.
+    proven: Option<u64>,
+    waiting: BTreeMap<u64, T>,
+    /// When the oldest gap appeared.
+    gap_since: Option<Instant>,
+    missed: BTreeSet<u64>,
+}
+
+/// The runs of one consumer.
+#[derive(Debug)]
+pub struct Runs<T> {
+    runs: VecDeque<Run<T>>,
+    /// Time after which a gap counts as missing if no further frame proves it.
+    timeout: Duration,
+}
+
+impl<T> Runs<T> {
+    /// Creates an empty list. A frame counts as missing at the latest `timeout` after a later frame arrived.
+    pub const fn new(timeout: Duration) -> Self {
+        Self {
+            runs: VecDeque::new(),
+            timeout,
+        }
+    }
+
+    /// Declares that all frames of `run` below `next` were delivered by an earlier process.
+    pub fn resume(&mut self, run: &str, next: u64) {
+        let run = self.run(run, next);
+        run.next = run.next.max(next);
+        let next = run.next;
+        run.waiting.retain(|number, _| *number >= next);
+    }
+
+    fn run(&mut self, name: &str, next: u64) -> &mut Run<T> {
+        let at = self.runs.iter().position(|run| run.name == name);
+        let at = at.unwrap_or_else(|| {
+            if self.runs.len() == MAX_RUNS
+                && let Some(idle) = self.runs.iter().position(|run| run.waiting.is_empty())
+            {
+                self.runs.remove(idle);
+            }
+            self.runs.push_back(Run {
+                name: name.to_owned(),
+                next,
+                proven: None,
+                waiting: BTreeMap::new(),
+                gap_since: None,
+                missed: BTreeSet::new(),
+            });
+            self.runs.len() - 1
+        });
+        &mut self.runs[at]
+    }
+
+    /// Returns the state of frame `number` of `run` without inserting it.
+    pub fn state(&self, run: &str, number: u64) -> Inserted {
+        let run = self.runs.iter().find(|known| known.name == run);
+        match run {
+            Some(run) if run.waiting.contains_key(&number) => Inserted::Waiting,
+            Some(run) if number < run.next && run.missed.contains(&number) => Inserted::Late,
+            Some(run) if number < run.next => Inserted::Delivered,
+            _ => Inserted::New,
+        }
+    }
+
+    /// Inserts frame `number` of `run`, whose sender has the window `window`.
+    pub fn insert(&mut self, run: &str, number: u64, window: u64, item: T) -> Inserted {
+        let state = self.state(run, number);
+        if state != Inserted::New {
+            return state;
+        }
+        let run = self.run(run, number);
+        run.waiting.insert(number, item);
+        run.prove(number, window);
+        Inserted::New
+    }
+
+    /// Records that a message of frame `number` of `run` has arrived, although the frame is not complete.
+    pub fn saw(&mut self, run: &str, number: u64, window: u64) {
+        self.run(run, number).prove(number, window);
+    }
+
+    /// Declares that the frames before frame `number` of `run` are missing, if they are not more than `deleted`: the server has
+    /// deleted that many messages before this frame.
+    pub fn explain(&mut self, run: &str, number: u64, deleted: u64) {
+        let run = self.run(run, number);
+        if (1..=deleted).contains(&number.saturating_sub(run.next)) {
+            run.proven = run.proven.max(Some(number - 1));
+        }
+    }
+
+    /// Returns the next frame that is in order.
+    pub fn pop(&mut self, now: Instant) -> Option<Ordered<T>> {
+        let timeout = self.timeout;
+        self.runs.iter_mut().find_map(|run| run.pop(now, timeout))
+    }
+
+    /// Returns the number of frames that wait for frames before them.
+    pub fn waiting(&self) -> usize {
+        self.runs.iter().map(|run| run.waiting.len()).sum()
+    }
+}
+
+impl<T> Run<T> {
+    fn prove(&mut self, number: u64, window: u64) {
+        let below = number.checked_sub(window);
+        self.proven = self.proven.max(below);
+    }
+
+    fn pop(&mut self, now: Instant, timeout: Duration) -> Option<Ordered<T>> {
+        let (&first, _) = self.waiting.first_key_value()?;
+        let is_proven = self.proven.is_some_and(|proven| proven + 1 >= first);
+        let is_next = first == self.next;
+        let gap_since = *self.gap_since.get_or_insert(now);
+        if !is_next && !is_proven && now.duration_since(gap_since) < timeout {
+            return None;
+        }
+        self.gap_since = None;
+        let missing = first - self.next;
+        self.missed
+            .extend(self.next.max(first.saturating_sub(MAX_MISSED as u64))..first);
+        while self.missed.len() > MAX_MISSED {
+            self.missed.pop_first();
+        }
+        self.next = first + 1;
+        let (_, item) = self.waiting.pop_first()?;
+        Some(Ordered { item, missing })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// Returns the numbers that can be delivered, each with the number of missing frames before it.
+    fn popped(runs: &mut Runs<u64>, now: Instant) -> Vec<(u64, u64)> {
+        std::iter::from_fn(|| runs.pop(now))
+            .map(|found| (found.item, found.missing))
+            .collect()
+    }
+
+    #[test]
+    fn gaps_are_missing_once_the_window_has_passed() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        for number in [10, 12] {
+            assert_eq!(runs.insert("r", number, 4, number), Inserted::New);
+        }
+        assert_eq!(popped(&mut runs, now), [(10, 0)]);
+        assert_eq!(runs.insert("r", 12, 4, 12), Inserted::Waiting);
+        assert_eq!(runs.insert("r", 10, 4, 10), Inserted::Delivered);
+        runs.insert("r", 14, 4, 14);
+        assert_eq!(popped(&mut runs, now), [], "frame 11 may still arrive");
+        runs.insert("r", 15, 4, 15);
+        assert_eq!(
+            popped(&mut runs, now),
+            [(12, 1)],
+            "frame 15 proves that 11 is missing"
+        );
+        runs.insert("r", 13, 4, 13);
+        assert_eq!(popped(&mut runs, now), [(13, 0), (14, 0), (15, 0)]);
+        assert_eq!(runs.insert("r", 11, 4, 11), Inserted::Late);
+    }
+
+    #[test]
+    fn gap_at_the_end_is_missing_after_timeout() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.insert("r", 0, 100, 0);
+        runs.insert("r", 3, 100, 3);
+        assert_eq!(popped(&mut runs, now), [(0, 0)]);
+        assert_eq!(
+            (popped(&mut runs, now + TIMEOUT / 2), runs.waiting()),
+            (vec![], 1)
+        );
+        assert_eq!(popped(&mut runs, now + TIMEOUT), [(3, 2)]);
+    }
+
+    #[test]
+    fn deleted_frames_are_missing_at_once() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.resume("r", 5);
+        runs.insert("r", 9, 100, 9);
+        runs.explain("r", 9, 3);
+        assert_eq!(popped(&mut runs, now), [], "four frames are missing");
+        runs.explain("r", 9, 4);
+        assert_eq!(popped(&mut runs, now), [(9, 4)]);
+    }
+
+    #[test]
+    fn frames_of_an_earlier_process_are_not_delivered_again() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.resume("r", 8);
+        assert_eq!(runs.insert("r", 7, 4, 7), Inserted::Delivered);
+        assert_eq!(runs.insert("r", 12, 4, 12), Inserted::New);
+        runs.insert("r", 13, 4, 13);
+        assert_eq!(popped(&mut runs, now + TIMEOUT), [] as [(u64, u64); 0]);
+        assert_eq!(popped(&mut runs, now + 3 * TIMEOUT), [(12, 4), (13, 0)]);
+    }
+
+    proptest! {
+        /// Frames of a window arrive in any order, some of them twice and some not at all.
+        #[test]
+        fn frames_are_delivered_once_and_in_order(
+            window in 1_u64..20, copies in prop::collection::vec(0_u8..4, 1..200), seed: u64,
+        ) {
+            let mut sent = Vec::new();
+            for (number, kind) in (0_u64..).zip(&copies) {
+                for _ in 0..match kind { 0 => 0, 1 => 2, _ => 1 } {
+                    sent.push(number);
+                }
+            }
+            // A deterministic shuffle that moves no frame behind one that is `window` later.
+            let mut order = sent.clone();
+            let mut random = seed | 1;
+            for i in 1..order.len() {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let back = usize::try_from(random >> 33).unwrap() % usize::try_from(window).unwrap();
+                let to = i.saturating_sub(back);
+                if order[to..i].iter().all(|earlier| earlier.abs_diff(order[i]) < window) {
+                    let moved = order.remove(i);
+                    order.insert(to, moved);
+                }
+            }
+            let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+            runs.resume("r", 0);
+            let mut found = Vec::new();
+            for number in order {
+                runs.insert("r", number, window, number);
+                found.extend(popped(&mut runs, now));
+            }
+            // Each gap at the end waits for its timeout.
+            let mut later = now;
+            for _ in 0..2 * window {
+                later += TIMEOUT;
+                found.extend(popped(&mut runs, later));
+            }
+            prop_assert_eq!(runs.waiting(), 0);
+            sent.dedup();
+            let delivered: Vec<_> = found.iter().map(|(number, _)| *number).collect();
+            prop_assert_eq!(&delivered, &sent);
+            let mut next = 0;
+            for (number, missing) in found {
+                prop_assert_eq!(number, next + missing);
+                next = number + 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! `nats` publishes frames as messages of a NATS server with JetStream, which stores them.
+//!
+//! ```text
+//!   frame ──copy──▶ window ── messages ══▶ server: stream ──▶ source `nats` of other hosts, other programs
+//!                     ◀══ acknowledgements ══
+//! ```
+//! For reduced data: spectra, decisions of a trigger, state. Each frame is one message, or several messages if it is larger
+//! than the server accepts. The headers of a message contain the metadata of the frame ([`daq_nats::wire`]).
+//!
+//! # Server failures
+//! A frame leaves the window when the server has acknowledged its messages. After an interruption, daq publishes the other
+//! messages again, with the same `Nats-Msg-Id`; the server stores each id once. So a restarted server loses no
+//! acknowledged frame and stores none twice, unless the interruption is longer than `duplicate_window`.
+//!
+//! While no server is available or the stream is full, the window fills. Then `guarantee` determines what happens to the
+//! frames: they wait in the ring, or they are dropped and counted.
+//!
+//! # Ledger
+//! `published = acknowledged + refused + unacknowledged`, in frames. `refused` frames also count as `lost`: the server refused
+//! them, or did not acknowledge them before the end of the run.
+
+mod keys;
+mod publish;
+
+use daq_core::check::NamedFile;
+use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::entry::{Registry, SinkEntry};
+use daq_core::layout::Layout;
+use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::units::ByteSize;
+use daq_nats::NatsError;
+use daq_nats::keys::{self as server, Connection};
+use daq_nats::options::{PublisherCounters, PublisherOptions, StreamOptions};
+use daq_nats::subject::{Names, expand, pattern};
+use daq_nats::wire::MAX_PACKETS_PER_FRAME;
+use daq_nats::{Publisher, run_name};
+use keys::NatsKeys;
+use publish::NatsSink;
+
+/// Registry entry of `nats`.
+pub(crate) const ENTRY: SinkEntry = SinkEntry {
+    name: "nats",
+    summary: "Publishes frames as messages that a NATS server stores (JetStream)",
+    example: "\
+[sink.NAME]
+driver = \"nats\"
+input = \"INPUT\"
+# The subject of the messages. Placeholders: {run} (start time and a random number), {pipeline}, {ring}, {sink}.
+subject = \"obs.{run}.decisions\"
+# The stream that stores the messages; created with the limits below if it does not exist.
+stream = \"OBS\"
+# Subjects that the stream stores; default: those of this sink.
+# subjects = [\"obs.>\"]
+# \"file\" survives a restart of the server; \"memory\" does not.
+# storage = \"file\"
+# Number of servers of a cluster that store each message.
+# replicas = 3
+# The server deletes older messages, or refuses new ones (discard = \"new\"), beyond these limits.
+# max_age = \"7 d\"
+# max_bytes = \"10 GiB\"
+# max_messages = 1000000
+# discard = \"old\"
+# Time in which the server recognises messages that are published again.
+# duplicate_window = \"2 min\"
+# One or several servers of a cluster.
+# servers = [\"127.0.0.1:4222\"]
+# Secrets are in files: user and password_file, or token_file, or credentials_file.
+# login = { user = \"daq\", password_file = \"nats.password\" }
+# Encrypts the connection.
+# tls = { ca_file = \"ca.pem\" }
+# Maximum number of frames that the server has not acknowledged.
+# window = 256
+# Maximum payload of a message; default: as much as the server accepts.
+# chunk = \"512 KiB\"
+# Time without an acknowledgement after which messages are published again.
+# timeout = \"5 s\"
+",
+    schema: |_| schemars::schema_for!(NatsKeys),
+    parse,
+};
+
+/// Maximum memory of the default window in bytes.
+const DEFAULT_WINDOW_BYTES: usize = 64 << 20;
+/// Maximum number of frames of the default window.
+const DEFAULT_WINDOW: usize = 256;
+
+fn parse(
+    section: &mut Section,
+    _: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SinkSpec>> {
+    let keys = section.finish_checked(&[], diagnostics, NatsKeys::problems)?;
+    Some(Box::new(keys))
+}
+
+impl NatsKeys {
+    /// Returns the number of frames of the window.
+    fn frames(&self, slot_bytes: usize) -> usize {
+        let default = (DEFAULT_WINDOW_BYTES / slot_bytes.max(1)).clamp(4, DEFAULT_WINDOW);
+        self.window.map_or(default, |window| window as usize)
+    }
+
+    fn stream_options(&self) -> StreamOptions {
+        let own = vec![pattern(&self.subject)];
+        StreamOptions {
+            name: self.stream.clone(),
+            subjects: self.subjects.clone().unwrap_or(own),
+            has_subjects: self.subjects.is_some(),
+            storage: self.storage,
+            replicas: self.replicas,
+            max_age: self.max_age.map(|age| age.0),
+            max_bytes: self.max_bytes.map(|bytes| bytes.0),
+            max_messages: self.max_messages,
+            discard: self.discard,
+            duplicate_window: self.duplicate_window.map(|window| window.0),
+        }
+    }
+}
+
+impl SinkSpec for NatsKeys {
+    fn files(&self) -> Vec<NamedFile> {
+        server::files(&self.login, self.tls.as_ref())
+    }
+
+    fn check(&self, _: &Layout) -> Result<(), Problem> {
+        Ok(())
+    }
+
+    fn needs(&self, slot_bytes: usize, _: u32) -> Option<String> {
+        let mut needs = vec![format!(
+            "a NATS server with JetStream at {}; up to {} frames of {} wait for its acknowledgements",
+            self.server_names(),
+            self.frames(slot_bytes),
+            ByteSize(slot_bytes as u64)
+        )];
+        needs.extend(server::notes(&self.servers, &self.login, self.tls.as_ref()));
+        Some(needs.join("; "))
+    }
+
+    fn memory(&self, slot_bytes: usize, _: &[String]) -> usize {
+        self.frames(slot_bytes) * slot_bytes
+    }
+
+    fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
+        if context.packets_per_frame > MAX_PACKETS_PER_FRAME {
+            return Err(SinkError::Failed {
+                what: format!("frames with {} packets", context.packets_per_frame),
+                why: format!(
+                    "the sink supports at most {MAX_PACKETS_PER_FRAME} packets per frame; use larger packets or shorter frames"
+                ),
+            });
+        }
+        let run = run_name();
+        let names = Names {
+            run: run.clone(),
+            pipeline: context.pipeline.clone(),
+            ring: context.ring.clone(),
+            sink: context.name.clone(),
+        };
+        let options = PublisherOptions {
+            name: format!("sink {}", context.name),
+            connection: Connection {
+                servers: self.servers.0.clone(),
+                login: self.login.clone(),
+                tls: self.tls.clone(),
+                directory: context.directory.clone(),
+            },
+            subject: expand(&self.subject, &names),
+            stream: self.stream_options(),
+            run: expand("{run}.{sink}", &names),
+            layout: publish::layout_header(&context.layout),
+            kept: context.kept.clone(),
+            window: self.frames(context.slot_bytes),
+            chunk: self.chunk.and_then(ByteSize::bytes),
+            slot_bytes: context.slot_bytes,
+            packets_per_frame: context.packets_per_frame,
+            timeout: self.timeout.0,
+        };
+        let ledger = context.ledger;
+        let counters = PublisherCounters {
+            published: ledger.published.clone(),
+            acknowledged: ledger.acknowledged.clone(),
+            refused: ledger.refused.clone(),
+            lost: ledger.lost.clone(),
+            repeated: ledger.repeated.clone(),
+            deduplicated: ledger.deduplicated.clone(),
+            connections: ledger.connections.clone(),
+        };
+        let (subject, stream) = (options.subject.clone(), self.stream.clone());
+        let publisher = Publisher::start(options, counters).map_err(failed)?;
+        tracing::info!(
+            "sink {}: publishes to \"{subject}\", stored in the stream {stream}",
+            context.name
+        );
+        Ok(Box::new(NatsSink::new(
+            publisher,
+            ledger,
+            context.wait,
+            context.name,
+        )))
+    }
+}
+
+fn failed(NatsError { what, why }: NatsError) -> SinkError {
+    SinkError::Failed { what, why }
+}

@@ -1,0 +1,96 @@
+//! Passes frames to the client's window.
+
+use crate::layout::{axis, order};
+use daq_core::layout::Layout;
+use daq_core::ledger::SinkLedger;
+use daq_core::notify::Wait;
+use daq_core::ring::Lease;
+use daq_core::sink::{Sink, SinkError};
+use daq_nats::Publisher;
+use serde_json::json;
+use std::time::Duration;
+
+/// Maximum time that a call waits for room in the window.
+const WAIT: Duration = Duration::from_millis(5);
+
+/// Describes the bytes of a frame as JSON on one line.
+pub(super) fn layout_header(layout: &Layout) -> String {
+    let mut described = json!({
+        "type": layout.scalar.name(),
+        "complex": layout.complex,
+        "channels": layout.channels,
+        "points": layout.points,
+        "order": order(layout.order),
+        "axis": axis(&layout.axis),
+    });
+    if let Some(rate) = layout.frame_rate {
+        described["frame_rate"] = rate.into();
+    }
+    described.to_string()
+}
+
+/// The sink.
+pub(super) struct NatsSink {
+    publisher: Publisher,
+    ledger: SinkLedger,
+    wait: Wait,
+    name: String,
+}
+
+impl NatsSink {
+    pub(super) const fn new(
+        publisher: Publisher,
+        ledger: SinkLedger,
+        wait: Wait,
+        name: String,
+    ) -> Self {
+        Self {
+            publisher,
+            ledger,
+            wait,
+            name,
+        }
+    }
+}
+
+impl Sink for NatsSink {
+    fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+        let mut taken = 0;
+        let mut bytes = 0;
+        while from + taken < lease.len() && self.publisher.offer(&lease.frame(from + taken)) {
+            bytes += lease.length(from + taken) as u64;
+            taken += 1;
+        }
+        if taken > 0 {
+            self.publisher.commit();
+            self.ledger.frames.add(taken as u64);
+            self.ledger.bytes.add(bytes);
+            return Ok(taken);
+        }
+        self.ledger.stalls.add(1);
+        if self.publisher.wait(self.wait, WAIT) {
+            return Ok(0);
+        }
+        match self.publisher.obstacle() {
+            None => Ok(0),
+            Some((true, what, why)) => Err(SinkError::Full {
+                what,
+                remedy: format!(
+                    "{why}; raise `max_bytes`, `max_messages` or `max_age` of the stream, or delete messages"
+                ),
+            }),
+            Some((false, what, why)) => Err(SinkError::Away { what, why }),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(), SinkError> {
+        let left = self.publisher.finish();
+        if left > 0 {
+            tracing::error!(
+                "sink {}: the server did not acknowledge {left} frames before the end of the run; they count as lost",
+                self.name
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! Errors name the server, the stream and the fix.
+
+use super::server::{Server, nats, sink_config, source_config};
+use daq_testkit::{Daq, assert_contains, assert_counts, free_tcp_port};
+
+/// Runs a configuration that cannot start, and returns its log.
+fn failure(config: &str, files: &[(&str, &str)]) -> String {
+    let daq = Daq::new(config);
+    for (name, text) in files {
+        daq.write(name, text);
+    }
+    let outcome = daq.run(&["--for", "5 s"]);
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    outcome.stderr
+}
+
+#[test]
+fn missing_server_is_reported() {
+    nats!();
+    let port = free_tcp_port();
+    for config in [sink_config(port, "events", ""), source_config(port, "")] {
+        let log = failure(&config, &[]);
+        assert_contains!(
+            log =>
+            format!("NATS server 127.0.0.1:{port}"),
+            "start the server",
+            "servers"
+        );
+    }
+}
+
+#[test]
+fn wrong_login_is_reported() {
+    nats!();
+    let server = Server::new("authorization { user: daq, password: right }");
+    let login = "login = { user = \"daq\", password_file = \"password\" }";
+    let log = failure(&sink_config(server.port, "events", ""), &[]);
+    assert_contains!(log => "authorization violation", "set `login`");
+    let config = sink_config(server.port, "events", login);
+    let log = failure(&config, &[("password", "wrong\n")]);
+    assert_contains!(log => "correct `login`");
+    assert!(!log.contains("wrong\n") && !log.contains("right"), "{log}");
+    let log = failure(&config, &[]);
+    assert_contains!(log => "password");
+    let daq = Daq::new(&config);
+    daq.write("password", "right\n");
+    let outcome = daq.run(&["--set", "source.adc.frames=3"]).ok();
+    assert_counts!(outcome, "sinks.tx" => acknowledged: 3, connections: 1);
+}
+
+#[test]
+fn differing_stream_is_reported() {
+    nats!();
+    let server = Server::new("");
+    let run = |keys: &str| {
+        Daq::new(&sink_config(server.port, "events", keys)).run(&["--set", "source.adc.frames=1"])
+    };
+    let _ = run("storage = \"file\"\nmax_messages = 100").ok();
+    let _ = run("").ok();
+    let log = run("storage = \"memory\"\nmax_messages = 200").stderr;
+    assert_contains!(
+        log =>
+        "NATS stream OBS: the stream exists with other settings",
+        "`storage` is file in the server, but memory is configured",
+        "`max_messages` is 100 in the server, but 200 is configured",
+        "nats stream edit OBS"
+    );
+    let config = sink_config(server.port, "events", "").replace("obs.decisions", "other.decisions");
+    assert_contains!(
+        failure(&config, &[]) =>
+        "but not the subject \"other.decisions\""
+    );
+    let config = source_config(server.port, "").replace("\"OBS\"", "\"NONE\"");
+    assert_contains!(
+        failure(&config, &[]) =>
+        "NATS stream NONE",
+        "start its sink first"
+    );
+}
+
+#[test]
+fn server_without_jetstream_is_reported() {
+    nats!();
+    let server = Server::new("");
+    // The account of the user has no JetStream.
+    drop(server);
+    let server = Server::new("accounts { A { users: [ { user: daq, password: x } ] } }");
+    let login = "login = { user = \"daq\", password_file = \"password\" }";
+    let log = failure(
+        &sink_config(server.port, "events", login),
+        &[("password", "x")],
+    );
+    assert_contains!(log => "NATS stream OBS", "enable JetStream");
+}
+
+#[test]
+fn too_large_messages_are_reported() {
+    nats!();
+    let server = Server::new("");
+    let log = failure(
+        &sink_config(server.port, "events", "chunk = \"2 MiB\""),
+        &[],
+    );
+    assert_contains!(
+        log =>
+        "`chunk` of sink tx",
+        "max_payload",
+        "set chunk to at most"
+    );
+}
+
+#[test]
+fn full_stream_drops_or_blocks_as_declared() {
+    nats!();
+    let server = Server::new("");
+    let limits = "discard = \"new\"\nmax_messages = 50\nwindow = 20\ntimeout = \"300 ms\"";
+    let config =
+        sink_config(server.port, "events", limits).replace("guarantee = true", "guarantee = false");
+    let daq = Daq::new(&config);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sinks.tx.dropped", 100);
+    assert_contains!(
+        live.stderr() =>
+        "has no space left",
+        "the stream OBS does not store messages",
+        "maximum"
+    );
+    let outcome = live.stop();
+    assert_counts!(outcome, "sinks.tx" => acknowledged: 50, refused: 20, published: 70, lost: 20);
+}

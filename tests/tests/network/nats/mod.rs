@@ -1,0 +1,8 @@
+//! Tests the sink and the source `nats` with real servers and with the client nats-py.
+
+mod cluster;
+mod errors;
+mod kills;
+mod server;
+mod source;
+mod stored;
