@@ -12,7 +12,9 @@
 constexpr u32 TILE = 64;
 constexpr u32 THREADS = 128;
 // Number of bytes of a row that a step processes, and number of 16-byte words.
-constexpr u32 STEP = 64, CHUNKS = STEP / 16;
+constexpr u32 STEP = 128, CHUNKS = STEP / 16;
+// Number of bytes of a row that the threads of a warp need for one product.
+constexpr u32 PART = 64;
 
 struct alignas(16) Words {
     u32 w[4];
@@ -46,6 +48,9 @@ template <u32 BYTES> __device__ __forceinline__ Words load(const u8* from, int l
     }
     return words;
 }
+
+// Returns the place of a word in a row in shared memory. Threads of a warp that read two rows read from different banks.
+__device__ __forceinline__ u32 place(u32 row, u32 chunk) { return chunk ^ row % 2 * (CHUNKS / 2); }
 
 // BYTES is the size of a complex sample, SUM the type of the sums.
 // blocks: x is (channel, tile), the tile varies fastest, y is the output; 4 warps of 32 x 32 baselines each
@@ -81,7 +86,7 @@ template <u32 BYTES, class SUM> __device__ __forceinline__ void correlate(const 
 #pragma unroll
         for (u32 r = 0; r < LOADS; r++) {
             if (is_diagonal && first + r * ROWS >= TILE) break;
-            rows[buffer][first + r * ROWS][chunk] = next[r];
+            rows[buffer][first + r * ROWS][place(first + r * ROWS, chunk)] = next[r];
         }
     };
 
@@ -95,12 +100,15 @@ template <u32 BYTES, class SUM> __device__ __forceinline__ void correlate(const 
     for (u32 buffer = 0; more; buffer ^= 1) {
         more = items.more();
         if (more) fetch();
-        if (is_used) {
+#pragma unroll
+        for (u32 part = 0; part < STEP / PART; part++) {
+            if (!is_used) break;
+            const u32 at = place(g, part * PART / 16 + q);
             u32 re[2][4], im[2][4];
 #pragma unroll
             for (u32 m = 0; m < 2; m++) {
-                Parts low = Parts::of<BYTES>(rows[buffer][row + 16 * m + g][q]);
-                Parts high = Parts::of<BYTES>(rows[buffer][row + 16 * m + g + 8][q]);
+                Parts low = Parts::of<BYTES>(rows[buffer][row + 16 * m + g][at]);
+                Parts high = Parts::of<BYTES>(rows[buffer][row + 16 * m + g + 8][at]);
 #pragma unroll
                 for (u32 k = 0; k < 2; k++) {
                     re[m][2 * k] = low.re[k];
@@ -111,7 +119,7 @@ template <u32 BYTES, class SUM> __device__ __forceinline__ void correlate(const 
             }
 #pragma unroll
             for (u32 n = 0; n < 4; n++) {
-                Parts other = Parts::of<BYTES>(rows[buffer][columns + column + 8 * n + g][q]);
+                Parts other = Parts::of<BYTES>(rows[buffer][columns + column + 8 * n + g][at]);
 #pragma unroll
                 for (u32 m = 0; m < 2; m++) {
                     multiply_add(real[m][n], re[m], other.re);

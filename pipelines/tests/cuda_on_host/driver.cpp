@@ -148,6 +148,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return SUCCESS;
 }
+Result cuDeviceCanAccessPeer(int* can_access, int, int) { return *can_access = 0, SUCCESS; }
 Result cuDevicePrimaryCtxRetain(void** context, int) { return *context = &allocations, SUCCESS; }
 Result cuCtxSetCurrent(void*) { return SUCCESS; }
 Result cuCtxSynchronize() { return SUCCESS; }
@@ -258,6 +259,10 @@ UNSUPPORTED(cuMemcpyHtoDAsync_v2)
 UNSUPPORTED(cuMemcpyDtoHAsync_v2)
 UNSUPPORTED(cuMemcpyDtoDAsync_v2)
 UNSUPPORTED(cuMemcpy2DAsync_v2)
+UNSUPPORTED(cuDeviceGetP2PAttribute)
+UNSUPPORTED(cuMemcpy3DAsync_v2)
+UNSUPPORTED(cuMemsetD2D8Async)
+UNSUPPORTED(cuMemsetD2D32Async)
 UNSUPPORTED(cuStreamBeginCapture_v2)
 UNSUPPORTED(cuStreamEndCapture)
 UNSUPPORTED(cuGraphInstantiateWithFlags)

@@ -13,6 +13,7 @@ inline unsigned short half_of(float x) {
     unsigned sign = __float_as_uint(x) >> 16 & 0x8000;
     float magnitude = fabsf(x);
     if (!(magnitude < 65520.0f)) return (unsigned short)(sign | (x == x ? 0x7c00 : 0x7e00));
+    if (magnitude == 0.0f) return (unsigned short)sign;
     // The step of float16 numbers of this magnitude. Adding and subtracting a large number rounds to it.
     int exponent = 0;
     frexpf(magnitude, &exponent);

@@ -81,7 +81,7 @@ fn delays_point_a_beam_at_a_wave() {
         assert!((z[0] - 1.0).abs() < 1e-5 && z[1].abs() < 1e-5, "{z:?}");
     }
     let phase = TAU * 1.4e9 * delay;
-    let want = ((1.0 + phase.cos()) / 2.0, phase.sin() / 2.0);
+    let want = (f64::midpoint(1.0, phase.cos()), phase.sin() / 2.0);
     assert!((made[30] - want.0).abs() < 1e-5 && (made[31] - want.1).abs() < 1e-5);
 }
 

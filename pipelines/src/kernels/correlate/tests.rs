@@ -25,7 +25,7 @@ fn voltages(scalar: Scalar, channels: u32, times: usize) -> Layout {
 
 /// Sample (antenna, channel, time) of the tests.
 fn sample(antenna: usize, channel: usize, time: usize) -> (i64, i64) {
-    let mix = |x: usize| (x * 2_654_435_761 >> 7) as i64 % 256 - 128;
+    let mix = |x: usize| i64::try_from(((x * 2_654_435_761) >> 7) % 256).unwrap() - 128;
     let n = (antenna * 101 + channel) * 1009 + time;
     (mix(n), mix(n + 77_777))
 }
@@ -33,8 +33,11 @@ fn sample(antenna: usize, channel: usize, time: usize) -> (i64, i64) {
 /// Returns the sum of the products of two antennas over `times`.
 fn visibility(i: usize, j: usize, channel: usize, times: std::ops::Range<usize>) -> (i64, i64) {
     times.fold((0, 0), |(re, im), time| {
-        let ((a, b), (c, d)) = (sample(i, channel, time), sample(j, channel, time));
-        (re + a * c + b * d, im + b * c - a * d)
+        let (one, other) = (sample(i, channel, time), sample(j, channel, time));
+        (
+            re + one.0 * other.0 + one.1 * other.1,
+            im + one.1 * other.0 - one.0 * other.1,
+        )
     })
 }
 
