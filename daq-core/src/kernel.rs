@@ -304,6 +304,12 @@ pub trait KernelSpec: Send + Sync {
         side == Side::Cpu
     }
 
+    /// Whether the kernel needs all frames of a stream in order, because its results depend on earlier frames. Such a kernel
+    /// cannot read a ring that is spread by frames.
+    fn needs_consecutive_frames(&self) -> bool {
+        false
+    }
+
     /// Checks that the kernel can be persistent ([`Dispatch::Persistent`]). The error is the reason why not, as a
     /// clause.
     fn supports_persistent(&self) -> Result<(), String> {

@@ -3,7 +3,7 @@
 use super::config::{Component, SourceKeys, at};
 use super::resolve::PlanContext;
 use super::wiring::{Filler, Wiring};
-use super::{Config, DoorbellInitiator, RingSection};
+use super::{Config, DoorbellInitiator, Memory, RingSection};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::entry::{EngineRequirements, SourceSpec};
@@ -367,5 +367,24 @@ pub(super) fn engine(
                 .also(source.header(), "this source's engine")
                 .help(format!("write slots = {max} or less")),
         );
+    }
+}
+
+/// Reports rings with several memories without `spread`, and rings with `spread` but one memory.
+pub(super) fn spreads(config: &Config, diagnostics: &mut Diagnostics) {
+    for ring in config.rings.iter().filter(|ring| ring.is_whole) {
+        let is_list = matches!(ring.keys.memory, Memory::Gpus(_));
+        let name = ring.section.name();
+        if is_list && ring.keys.spread.is_none() {
+            let message = format!("ring `{name}` has several memories, but no `spread`");
+            diagnostics.push(at(&ring.section, "memory", message).help(
+                "set spread = \"frames\" (whole frames in turn), or \"channels\", \"points\" or \"parts\" (a part of each frame)",
+            ));
+        } else if ring.keys.spread.is_some() && !is_list {
+            let message = format!("ring `{name}` has one memory, so `spread` has no effect");
+            diagnostics.push(at(&ring.section, "spread", message).help(
+                "list several GPUs, such as memory = [\"cuda:0\", \"cuda:1\"], or remove `spread`",
+            ));
+        }
     }
 }

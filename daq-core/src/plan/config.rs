@@ -3,7 +3,7 @@
 //! References between sections, such as the ring that a source fills, are checked later by
 //! [`resolve`](super::resolve()).
 
-use super::{AttachKey, DeviceKey, KnownKeys};
+use super::{AttachKey, DeviceKey, KnownKeys, SpreadKey};
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
@@ -17,7 +17,7 @@ use crate::ring::Fill;
 use crate::sink::SinkSpec;
 use crate::units::{ByteSize, Span};
 use schemars::JsonSchema;
-use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt;
@@ -30,31 +30,68 @@ const MIN_SILENCE: Duration = Duration::from_secs(1);
 pub const FILE_KERNEL: &str = "file";
 
 /// The value of a ring's `memory` key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
     /// The first GPU, or host memory on a machine without a GPU.
     #[default]
     Auto,
     /// The given memory.
     At(Placement),
+    /// Several GPUs, by CUDA ordinal, over which the ring is spread.
+    Gpus(Vec<u32>),
+}
+
+/// Returns the CUDA ordinal in a name such as `cuda:0`.
+fn gpu(name: &str) -> Option<u32> {
+    name.strip_prefix("cuda:")?.parse().ok()
 }
 
 impl<'de> Deserialize<'de> for Memory {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        match text.as_str() {
-            "auto" => Ok(Self::Auto),
-            "host" => Ok(Self::At(Placement::Host)),
-            other => other
-                .strip_prefix("cuda:")
-                .and_then(|ordinal| ordinal.parse().ok())
-                .map(|ordinal| Self::At(Placement::Cuda(ordinal)))
-                .ok_or_else(|| {
-                    D::Error::custom(format!(
-                        "unknown memory \"{text}\"; write \"auto\", \"host\" or a GPU such as \"cuda:0\""
-                    ))
-                }),
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Memory;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"auto\", \"host\", a GPU such as \"cuda:0\", or a list of GPUs")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Memory, E> {
+                match text {
+                    "auto" => Ok(Memory::Auto),
+                    "host" => Ok(Memory::At(Placement::Host)),
+                    other => gpu(other)
+                        .map(|ordinal| Memory::At(Placement::Cuda(ordinal)))
+                        .ok_or_else(|| {
+                            E::custom(format!(
+                                "unknown memory \"{text}\"; write \"auto\", \"host\" or a GPU such as \"cuda:0\""
+                            ))
+                        }),
+                }
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Memory, A::Error> {
+                let mut gpus = Vec::new();
+                while let Some(name) = names.next_element::<String>()? {
+                    let Some(ordinal) = gpu(&name) else {
+                        return Err(A::Error::custom(format!(
+                            "unknown GPU \"{name}\"; a list of memories contains only GPUs such as \"cuda:0\""
+                        )));
+                    };
+                    if gpus.contains(&ordinal) {
+                        return Err(A::Error::custom(format!("\"{name}\" is listed twice")));
+                    }
+                    gpus.push(ordinal);
+                }
+                if gpus.len() < 2 {
+                    return Err(A::Error::custom(
+                        "a list of memories needs at least two GPUs; write one GPU as memory = \"cuda:0\"",
+                    ));
+                }
+                Ok(Memory::Gpus(gpus))
+            }
         }
+        deserializer.deserialize_any(Reader)
     }
 }
 
@@ -64,7 +101,17 @@ impl JsonSchema for Memory {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({ "type": "string", "pattern": "^(auto|host|cuda:[0-9]+)$" })
+        schemars::json_schema!({
+            "anyOf": [
+                { "type": "string", "pattern": "^(auto|host|cuda:[0-9]+)$" },
+                {
+                    "type": "array",
+                    "items": { "type": "string", "pattern": "^cuda:[0-9]+$" },
+                    "minItems": 2,
+                    "uniqueItems": true
+                }
+            ]
+        })
     }
 }
 
@@ -140,9 +187,13 @@ pub enum DoorbellInitiator {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RingKeys {
-    /// Memory that holds the ring: `"auto"` (the first GPU, or host memory without a GPU), `"host"`, or a GPU such as
-    /// `"cuda:0"`.
+    /// Memory that holds the ring: `"auto"` (the first GPU, or host memory without a GPU), `"host"`, a GPU such as
+    /// `"cuda:0"`, or a list of GPUs such as `["cuda:0", "cuda:1"]` with `spread`.
     pub memory: Memory,
+    /// How the frames are spread over the GPUs in `memory`: `"frames"` (whole frames, in turn), `"channels"`, `"points"` or
+    /// `"parts"` (each GPU gets its part of each frame). A table such as `{ by = "frames", guarantee = false }` also sets
+    /// that a slow or failed GPU loses only its own share.
+    pub spread: Option<SpreadKey>,
     /// Payload bytes per slot. Default: the size of the producer's frames.
     pub slot: Option<ByteSize>,
     /// Number of slots, at least 2.
@@ -164,6 +215,7 @@ impl Default for RingKeys {
     fn default() -> Self {
         Self {
             memory: Memory::Auto,
+            spread: None,
             slot: None,
             slots: 64,
             fill: FillKey::default(),

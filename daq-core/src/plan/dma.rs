@@ -61,7 +61,8 @@ fn copy_to_gpu(plan: &Plan, i: usize) -> Option<PlannedCopy> {
         .is_some_and(|ring| ring.inserted.is_some());
     let mut copies = plan.copies.iter();
     let found = copies.find(|copy| copy.from == *written && copy.route.staged_to().is_some());
-    found.filter(|_| is_inserted).cloned()
+    let is_share = |copy: &PlannedCopy| plan.ring(&copy.to).is_some_and(|to| to.share.is_some());
+    found.filter(|copy| is_inserted && !is_share(copy)).cloned()
 }
 
 /// Returns what writes to the memory: the device, or the CPU for an emulated NIC.

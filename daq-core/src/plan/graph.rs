@@ -67,6 +67,13 @@ impl Plan {
             edges.push((ring_id(&copy.from), id.clone()));
             edges.push((id, ring_id(&copy.to)));
         }
+        for (i, gather) in self.gathers.iter().enumerate() {
+            let id = format!("join_{i}");
+            nodes.push((id.clone(), "join".to_owned(), Shape::Copy));
+            let from = gather.from.iter();
+            edges.extend(from.map(|from| (ring_id(from), id.clone())));
+            edges.push((id, ring_id(&gather.to)));
+        }
         for kernel in &self.kernels {
             let id = format!("kernel_{}", kernel.name);
             let suffix = match kernel.dispatch {

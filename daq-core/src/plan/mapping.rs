@@ -89,6 +89,10 @@ fn ring(
     let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == copy.to) else {
         return;
     };
+    if ring.share.is_some() {
+        "none, because the copy engine divides the frames".clone_into(&mut ring.mapping_reason);
+        return;
+    }
     let kernel = ring
         .readers
         .iter()

@@ -13,12 +13,13 @@ mod mapping;
 mod nics;
 mod render;
 mod resolve;
+mod spread;
 mod totals;
 mod wiring;
 
 use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
-use crate::staging::Route;
+use crate::staging::{Matrix, Route};
 use crate::topology::DataPath;
 pub use attach::{Attach, AttachKey, MAX_GUARANTEED_PROCESSES};
 pub use config::{
@@ -29,6 +30,7 @@ pub use device_key::DeviceKey;
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;
 pub use resolve::{PlanContext, resolve};
+pub use spread::{PlannedShare, Spread, SpreadKey};
 
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
@@ -154,6 +156,9 @@ pub struct PlannedRing {
     pub lock: bool,
     /// Whether to use huge pages.
     pub huge: bool,
+    /// The share of a spread ring that the ring holds; `None` for other rings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<PlannedShare>,
     /// How other processes may attach to the ring; `None` if they cannot.
     #[serde(skip)]
     pub attach: Option<Attach>,
@@ -204,8 +209,11 @@ impl PlannedRing {
 /// A kernel of the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlannedKernel {
-    /// The component's name.
+    /// The component's name; `KERNEL@GPU` for a kernel that runs on each GPU of a spread ring.
     pub name: String,
+    /// The name of the kernel's section.
+    #[serde(skip)]
+    pub component: String,
     /// The kernel that the key `use` names.
     #[serde(rename = "use")]
     pub driver: String,
@@ -322,6 +330,33 @@ pub struct PlannedCopy {
     pub reason: String,
 }
 
+/// A copy that joins the frames of several rings, which are shares of a spread ring, in one ring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlannedGather {
+    /// Name of the copy as the producer of `to`.
+    pub name: String,
+    /// The rings that the copy reads.
+    pub from: Vec<String>,
+    /// Names of the copy as a reader of each ring in `from`.
+    pub readers: Vec<String>,
+    /// The ring that the copy fills.
+    pub to: String,
+    /// Whether the rings in `from` have parts of frames; otherwise they have whole frames.
+    pub is_divided: bool,
+    /// Whether a GPU that is slow or has failed blocks the others.
+    pub guarantee: bool,
+    /// The rows and columns of the whole frame.
+    #[serde(skip)]
+    pub matrix: Option<Matrix>,
+}
+
+impl PlannedGather {
+    /// Returns the names of the rings that the copy reads.
+    pub fn sources(&self) -> String {
+        self.from.join(", ")
+    }
+}
+
 /// A configuration resolved for a topology.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -333,6 +368,9 @@ pub struct Plan {
     pub rings: Vec<PlannedRing>,
     /// Copies between rings.
     pub copies: Vec<PlannedCopy>,
+    /// Copies that join the shares of spread rings.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gathers: Vec<PlannedGather>,
     /// Kernels, in the order of the data flow.
     pub kernels: Vec<PlannedKernel>,
     /// Sinks, in file order.

@@ -120,6 +120,28 @@ impl Display for Plan {
                 writeln!(f, "    path     {}", copy.reason)?;
             }
         }
+        for gather in &self.gathers {
+            writeln!(f, "\njoin {} → {}", gather.sources(), gather.to)?;
+            writeln!(
+                f,
+                "    runs on  a thread of its own, with a stream on each GPU"
+            )?;
+            let (what, without) = if gather.is_divided {
+                (
+                    "parts of frames",
+                    "missing parts of a failed GPU are filled and marked",
+                )
+            } else {
+                (
+                    "frames, in the order of their numbers",
+                    "frames of a failed GPU are missing",
+                )
+            };
+            writeln!(f, "    joins    {what}")?;
+            if !gather.guarantee {
+                writeln!(f, "    failures {without}; late frames are discarded")?;
+            }
+        }
         for kernel in &self.kernels {
             writeln!(
                 f,

@@ -3,6 +3,7 @@
 mod gpus;
 mod rings;
 mod sinks;
+mod spread;
 
 use super::check;
 use super::config::{FILE_KERNEL, at};
@@ -22,6 +23,8 @@ use crate::reorder::WindowSize;
 use crate::staging::Profile;
 use crate::topology::Topology;
 use crate::units::counted;
+use rings::Declared;
+use spread::SpreadRing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -52,6 +55,7 @@ pub fn resolve(
     check::cores(config, topology, diagnostics);
     check::names(config, diagnostics);
     check::bursts(config, diagnostics);
+    check::spreads(config, diagnostics);
     let wiring = Wiring::of(config, diagnostics);
     check::dispatches(config, &wiring, diagnostics);
     let mut resolver = Resolver {
@@ -61,11 +65,13 @@ pub fn resolve(
         wiring,
         layouts: BTreeMap::new(),
         kept: BTreeMap::new(),
+        spreads: BTreeMap::new(),
         plan: Plan {
             name: config.name.clone(),
             sources: Vec::new(),
             rings: Vec::new(),
             copies: Vec::new(),
+            gathers: Vec::new(),
             kernels: Vec::new(),
             sinks: Vec::new(),
             others: Vec::new(),
@@ -108,17 +114,19 @@ struct Resolver<'a> {
     layouts: BTreeMap<String, Layout>,
     /// The names of the kept fields of each resolved ring.
     kept: BTreeMap<String, Vec<String>>,
+    /// The resolved spread rings.
+    spreads: BTreeMap<String, SpreadRing>,
     plan: Plan,
 }
 
-impl Resolver<'_> {
-    fn section(&self, name: &str) -> Option<&RingSection> {
-        self.config
-            .rings
-            .iter()
-            .find(|ring| ring.section.name() == name)
+impl<'a> Resolver<'a> {
+    fn section(&self, name: &str) -> Option<&'a RingSection> {
+        let mut rings = self.config.rings.iter();
+        rings.find(|ring| ring.section.name() == name)
     }
+}
 
+impl Resolver<'_> {
     fn sources(&mut self, diagnostics: &mut Diagnostics) {
         for (i, source) in self.config.sources.iter().enumerate() {
             let name = &source.keys.ring;
@@ -166,14 +174,16 @@ impl Resolver<'_> {
             }
             self.kept.insert(name.to_owned(), source.spec.kept());
             let supports_backpressure = source.spec.supports_backpressure();
-            let (ring_name, path, reason) = self.add_ring(
-                name,
+            let declared = Declared {
                 slot,
-                Some((&geometry, source.spec.as_ref())),
+                geometry: Some((&geometry, source.spec.as_ref())),
                 supports_backpressure,
-                &layout,
-                source.name(),
-            );
+                layout: &layout,
+                producer: source.name(),
+            };
+            let Some((ring_name, path, reason)) = self.add_ring(name, declared, diagnostics) else {
+                continue;
+            };
             self.plan.threads += source.spec.threads();
             let memory = source.spec.memory(&geometry);
             let engine = source.spec.engine().map(|needs| PlannedEngine {
@@ -302,6 +312,12 @@ impl Resolver<'_> {
         if !check::output_slots(ring, kernel.name(), per_frame, diagnostics) {
             return false;
         }
+        if self.runs_on_shares(i) {
+            let kept = self.kept.get(input).cloned().unwrap_or_default();
+            self.kept.insert(output.clone(), kept);
+            let declared = Declared::by_kernel(slot, &layout, kernel.name());
+            return self.kernel_on_shares(i, declared, diagnostics);
+        }
         let Some(side) = self.side(i, diagnostics) else {
             return false;
         };
@@ -355,19 +371,36 @@ impl Resolver<'_> {
             );
             return false;
         }
-        let memory = match side {
-            Side::Cpu => kernel.spec.memory(&self.layouts[input]),
-            Side::Cuda(_) => kernel.spec.device_memory(&self.layouts[input]),
-        };
         let kept = self.kept.get(input).cloned().unwrap_or_default();
         self.kept.insert(output.clone(), kept);
-        let writes = self.add_output(i, side, slot, &layout);
+        let Some(writes) = self.add_output(i, side, slot, &layout, diagnostics) else {
+            return false;
+        };
         self.plan.threads += 1;
-        self.plan.kernels.push(PlannedKernel {
-            name: kernel.name().to_owned(),
-            driver: kernel.driver.clone(),
+        let planned = PlannedKernel {
             input: reads,
             output: writes,
+            ..self.planned_kernel(i, side, &self.layouts[input])
+        };
+        self.plan.kernels.push(planned);
+        true
+    }
+
+    /// Returns kernel `i` for frames of `input` on `side`, without its rings.
+    fn planned_kernel(&self, i: usize, side: Side, input: &Layout) -> PlannedKernel {
+        let kernel = &self.config.kernels[i];
+        let dispatch = kernel.keys.dispatch.unwrap_or_default();
+        let is_persistent = dispatch == Dispatch::Persistent;
+        let memory = match side {
+            Side::Cpu => kernel.spec.memory(input),
+            Side::Cuda(_) => kernel.spec.device_memory(input),
+        };
+        PlannedKernel {
+            name: kernel.name().to_owned(),
+            component: kernel.name().to_owned(),
+            driver: kernel.driver.clone(),
+            input: String::new(),
+            output: String::new(),
             side,
             guarantee: kernel.keys.reader.guarantee,
             incomplete: kernel.keys.reader.incomplete,
@@ -381,8 +414,7 @@ impl Resolver<'_> {
             core: kernel.keys.reader.core,
             wait: kernel.keys.reader.wait,
             memory,
-        });
-        true
+        }
     }
 
     /// Returns where a kernel runs: on the declared processor, otherwise on the GPU that contains its input ring if

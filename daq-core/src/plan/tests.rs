@@ -7,6 +7,7 @@ mod gpus;
 mod nics;
 mod nodes;
 mod persistent;
+mod spread;
 
 use super::*;
 use crate::assert_contains;
@@ -98,6 +99,8 @@ struct FakeSource {
     port: Option<u16>,
     #[serde(default)]
     cores: Vec<usize>,
+    #[serde(default)]
+    channels: Option<u32>,
 }
 
 impl SourceSpec for FakeSource {
@@ -123,7 +126,15 @@ impl SourceSpec for FakeSource {
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        layout_of(geometry)
+        let layout = layout_of(geometry)?;
+        let channels = self.channels.unwrap_or(layout.channels);
+        let planar = self.channels.map(|_| crate::layout::Order::Planar);
+        Ok(Layout {
+            channels,
+            points: layout.points * layout.channels as usize / channels as usize,
+            order: planar.unwrap_or(layout.order),
+            ..layout
+        })
     }
 
     fn supports_backpressure(&self) -> bool {

@@ -64,5 +64,5 @@ pub(super) fn add(plan: &mut Plan) {
         .filter(|copy| copy.kernel_thread.is_none())
         .map(|copy| copy.route)
         .collect();
-    plan.threads += staging.len();
+    plan.threads += staging.len() + plan.gathers.len();
 }

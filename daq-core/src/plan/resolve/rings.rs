@@ -1,6 +1,7 @@
 //! Adds the rings of a plan: declared rings, rings that are inserted before or after them, and the copies between them.
 
 use super::Resolver;
+use crate::config::Diagnostics;
 use crate::entry::SourceSpec;
 use crate::frame::PacketSizes;
 use crate::kernel::Side;
@@ -19,79 +20,85 @@ pub(super) fn host_name(ring: &str) -> String {
 impl Resolver<'_> {
     /// Returns the memory of a declared ring with frames of `layout`, and the reason.
     pub(super) fn placement(&mut self, ring: &RingSection, layout: &Layout) -> (Placement, String) {
-        match ring.keys.memory {
+        match &ring.keys.memory {
             Memory::Auto => match self.auto_gpu(ring.section.name(), layout) {
                 Some((gpu, reason)) => (Placement::Cuda(gpu), reason),
                 None => (Placement::Host, self.topology.no_gpu.clone()),
             },
-            Memory::At(Placement::Host) => (Placement::Host, "declared".to_owned()),
             Memory::At(Placement::Cuda(ordinal)) => {
                 let subject = format!("ring `{}`", ring.section.name());
-                self.require_gpu(ordinal, &subject, "set memory = \"auto\" or \"host\"");
-                (Placement::Cuda(ordinal), "declared".to_owned())
+                self.require_gpu(*ordinal, &subject, "set memory = \"auto\" or \"host\"");
+                (Placement::Cuda(*ordinal), "declared".to_owned())
+            }
+            Memory::At(Placement::Host) | Memory::Gpus(_) => {
+                (Placement::Host, "declared".to_owned())
             }
         }
     }
 
-    /// Adds a declared ring, and a host ring before it if the ring is on a GPU and its source writes host memory.
-    ///
-    /// Returns the ring that the producer writes, the data path to the declared ring, and the reason.
-    pub(super) fn add_ring(
-        &mut self,
-        name: &str,
-        slot: usize,
-        geometry: Option<(&Geometry, &dyn SourceSpec)>,
-        supports_backpressure: bool,
-        layout: &Layout,
-        producer: &str,
-    ) -> (String, DataPath, String) {
-        let Some(index) = self
-            .config
-            .rings
-            .iter()
-            .position(|ring| ring.section.name() == name)
-        else {
-            return (name.to_owned(), DataPath::Cpu, String::new());
-        };
-        let ring = &self.config.rings[index];
-        let (placement, reason) = self.placement(ring, layout);
+    /// Returns the declared ring `ring` as `declared` fills it, in host memory.
+    pub(super) fn declared_ring(&self, ring: &RingSection, declared: &Declared<'_>) -> PlannedRing {
+        let name = ring.section.name();
+        let geometry = declared.geometry;
         let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
-        let planned = PlannedRing {
+        PlannedRing {
             name: name.to_owned(),
-            placement,
-            reason,
+            placement: Placement::Host,
+            reason: String::new(),
             writer: None,
             mapping: None,
             mapping_reason: String::new(),
             inserted: None,
             slots: ring.keys.slots as usize,
-            slot_bytes: slot,
+            slot_bytes: declared.slot,
             packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
             packet_sizes: exact.map_or_else(PacketSizes::default, |(geometry, _)| {
                 geometry.packet_sizes()
             }),
             kept: self.kept.get(name).cloned().unwrap_or_default(),
-            supports_backpressure,
+            supports_backpressure: declared.supports_backpressure,
             fill: ring.keys.fill.0,
             node: ring.keys.node,
             lock: ring.keys.lock,
             huge: ring.keys.huge,
+            share: None,
             attach: ring.keys.attach.unwrap_or_default().0,
-            layout: layout.clone(),
+            layout: declared.layout.clone(),
             is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
-            producer: producer.to_owned(),
+            producer: declared.producer.to_owned(),
             readers: Vec::new(),
             region_bytes: 0,
             metadata_bytes: 0,
-        };
+        }
+    }
+
+    /// Adds a declared ring. Adds a host ring before it if the ring is on a GPU, or spread over several GPUs, and its source
+    /// writes host memory.
+    ///
+    /// Returns the ring that the producer writes, the data path to the declared ring, and the reason; `None` after an error.
+    pub(super) fn add_ring(
+        &mut self,
+        name: &str,
+        declared: Declared<'_>,
+        diagnostics: &mut Diagnostics,
+    ) -> Option<(String, DataPath, String)> {
+        let ring = self.section(name)?;
+        let (geometry, layout) = (declared.geometry, declared.layout);
+        let mut planned = self.declared_ring(ring, &declared);
+        if self.is_spread(name) {
+            self.layouts.insert(name.to_owned(), layout.clone());
+            return self.add_spread_ring(ring, planned, diagnostics);
+        }
+        let (placement, reason) = self.placement(ring, layout);
+        (planned.placement, planned.reason) = (placement, reason);
         self.layouts.insert(name.to_owned(), layout.clone());
         if geometry.is_none() || placement == Placement::Host {
             self.plan.rings.push(planned);
-            return (
+            return Some((
                 name.to_owned(),
                 DataPath::Cpu,
                 "the CPU writes packets to host memory".to_owned(),
-            );
+            ));
         }
         let staged = host_name(name);
         let copier = self.add_copy((&staged, Placement::Host), (name, placement), "");
@@ -109,11 +116,11 @@ impl Resolver<'_> {
             supports_backpressure: true,
             ..planned
         });
-        (
+        Some((
             staged,
             DataPath::Staged,
             format!("the driver writes to host memory, but the ring is on {placement}"),
-        )
+        ))
     }
 
     /// Adds a copy between two memories, with the `reason` for its path, and returns the copy's name.
@@ -172,36 +179,47 @@ impl Resolver<'_> {
 
     /// Adds the output ring of kernel `i`, and a ring before it if the kernel cannot write the declared memory.
     ///
-    /// Returns the name of the ring that the kernel writes.
+    /// Returns the name of the ring that the kernel writes; `None` after an error.
     pub(super) fn add_output(
         &mut self,
         i: usize,
         side: Side,
         slot: usize,
         layout: &Layout,
-    ) -> String {
-        let kernel = &self.config.kernels[i];
+        diagnostics: &mut Diagnostics,
+    ) -> Option<String> {
+        let config = self.config;
+        let kernel = &config.kernels[i];
         let output = &kernel.keys.output;
-        self.add_ring(output, slot, None, true, layout, kernel.name());
         let (memory, place) = match side {
             Side::Cpu => (Placement::Host, "the CPU".to_owned()),
             Side::Cuda(ordinal) => (Placement::Cuda(ordinal), format!("cuda:{ordinal}")),
         };
+        let declared = Declared::by_kernel(slot, layout, kernel.name());
+        if let Some(ring) = self.section(output).filter(|_| self.is_spread(output)) {
+            self.layouts.insert(output.clone(), layout.clone());
+            let written = PlannedRing {
+                name: format!("{output}@{}", kernel.name()),
+                placement: memory,
+                reason: format!("kernel `{}` runs on {place}", kernel.name()),
+                ..self.declared_ring(ring, &declared)
+            };
+            return self.add_divided(ring, written, diagnostics);
+        }
+        self.add_ring(output, declared, diagnostics)?;
         let is_auto = self
             .section(output)
             .is_some_and(|ring| ring.keys.memory == Memory::Auto);
-        let Some(ring) = self.plan.rings.last_mut() else {
-            return output.clone();
-        };
+        let ring = self.plan.rings.last_mut()?;
         if ring.placement == memory {
-            return output.clone();
+            return Some(output.clone());
         }
         let why = format!("kernel `{}` runs on {place}", kernel.name());
         if is_auto {
             (ring.placement, ring.reason) = (memory, why);
-            return output.clone();
+            return Some(output.clone());
         }
-        self.write_elsewhere(output, memory, &why)
+        Some(self.write_elsewhere(output, memory, &why))
     }
 
     /// Inserts a ring on `memory` before the last ring, the output ring `output`, and the copies to the output ring. Two GPUs
@@ -254,6 +272,9 @@ impl Resolver<'_> {
     /// Returns the host ring with the same frames as `ring`: the ring itself, the host ring from which it is copied, or
     /// a new host ring to which it is copied.
     pub(super) fn host_side(&mut self, ring: &str, why: &str) -> String {
+        if self.spreads.contains_key(ring) {
+            return self.joined_on_host(ring, why);
+        }
         let host = host_name(ring);
         match self.plan.ring(ring).map(|planned| planned.placement) {
             None | Some(Placement::Host) => ring.to_owned(),
@@ -327,9 +348,37 @@ impl Resolver<'_> {
     }
 }
 
+/// How a component fills a declared ring.
+#[derive(Clone, Copy)]
+pub(super) struct Declared<'a> {
+    /// Number of payload bytes per slot.
+    pub(super) slot: usize,
+    /// The packets of the frames, and the source; `None` if a kernel fills the ring.
+    pub(super) geometry: Option<(&'a Geometry, &'a dyn SourceSpec)>,
+    /// Whether the producer waits for free slots.
+    pub(super) supports_backpressure: bool,
+    /// The layout of a frame.
+    pub(super) layout: &'a Layout,
+    /// The name of the component.
+    pub(super) producer: &'a str,
+}
+
+impl<'a> Declared<'a> {
+    /// Returns how the kernel `producer` fills a ring.
+    pub(super) const fn by_kernel(slot: usize, layout: &'a Layout, producer: &'a str) -> Self {
+        Self {
+            slot,
+            geometry: None,
+            supports_backpressure: true,
+            layout,
+            producer,
+        }
+    }
+}
+
 /// Returns the NUMA node for a host ring whose frames are copied to or from `gpu`: the declared node, or the GPU's
 /// node.
-fn host_node(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
+pub(super) fn host_node(topology: &Topology, declared: Option<u32>, gpu: Placement) -> Option<u32> {
     let is_same = |other: &&Gpu| Placement::Cuda(other.ordinal) == gpu;
     declared.or_else(|| topology.gpus.iter().find(is_same)?.node)
 }

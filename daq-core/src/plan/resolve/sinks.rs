@@ -43,7 +43,8 @@ impl Resolver<'_> {
             (Placements::Measured, Some(ring)) if !is_copied => {
                 nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
             }
-            (Placements::Host | Placements::Measured, _) => Err(String::new()),
+            // The sink reads the joined frames of a spread ring.
+            (_, None) | (Placements::Host | Placements::Measured, _) => Err(String::new()),
             (Placements::Any, _) => Ok(None),
         };
         let (reads, note) = match chosen {
