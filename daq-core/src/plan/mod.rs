@@ -398,6 +398,32 @@ impl Plan {
         self.rings.iter().find(|ring| ring.name == name)
     }
 
+    /// Returns the memories between which GPUs copy frames: of all copies and gathers.
+    pub fn routes(&self) -> impl Iterator<Item = Route> {
+        let copies = self.copies.iter().map(|copy| copy.route);
+        let gathers = self.gathers.iter();
+        copies.chain(gathers.flat_map(|gather| self.routes_into(gather)))
+    }
+
+    /// Returns the memories between which GPUs copy frames from or to the ring `name`.
+    pub fn routes_of(&self, name: &str) -> impl Iterator<Item = Route> {
+        let copies = self.copies.iter();
+        let copies = copies.filter(move |copy| copy.from == name || copy.to == name);
+        let gathers = self.gathers.iter();
+        let gathers = gathers
+            .filter(move |gather| gather.to == name || gather.from.iter().any(|from| from == name));
+        copies
+            .map(|copy| copy.route)
+            .chain(gathers.flat_map(|gather| self.routes_into(gather)))
+    }
+
+    /// Returns the memories of each ring that `gather` reads and of its target.
+    pub fn routes_into(&self, gather: &PlannedGather) -> impl Iterator<Item = Route> {
+        let to = self.ring(&gather.to).map(|ring| ring.placement);
+        let from = gather.from.iter().filter_map(|from| self.ring(from));
+        from.filter_map(move |from| Route::between(from.placement, to?))
+    }
+
     /// Returns the source whose frames the ring `name` contains, directly or copied.
     pub fn source_of(&self, name: &str) -> Option<&PlannedSource> {
         let filled = self.origin(name);

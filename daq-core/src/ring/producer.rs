@@ -126,7 +126,7 @@ impl Producer {
     }
 
     /// Closes the ring: readers read the published frames and then finish. No more frames may be published.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.shared.state.closed.store(1, Ordering::Release);
         self.shared.notify_filled();
     }

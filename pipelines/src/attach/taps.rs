@@ -395,6 +395,7 @@ mod tests {
     /// Returns the offer of the ring of `fixture` with slots of 8 bytes.
     fn offered(fixture: &RingFixture) -> OfferedRing {
         let planned = PlannedRing {
+            share: None,
             name: "raw".to_owned(),
             placement: Placement::Host,
             reason: String::new(),

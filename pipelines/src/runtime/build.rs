@@ -1,6 +1,7 @@
 //! Builds a running pipeline from a plan: it first allocates memory, then loads code, then starts threads.
 
 mod copies;
+mod gathers;
 
 use super::control::{Heartbeat, Role};
 use super::monitor::{Monitor, MonitoredSource};
@@ -31,6 +32,8 @@ enum Copier {
     Engine(Route),
     /// The thread of the kernel with this name.
     Kernel(String),
+    /// The thread that joins shares in the ring with this name.
+    Gather(String),
 }
 
 /// Notifiers of the threads that perform copies. Both rings of a copy notify the thread of the copy.
@@ -136,11 +139,9 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
                         .any(|source| source.engine.is_some() && source.ring == planned.name),
             };
             let region = Region::host(bytes, host)?;
-            let copies = &mut plan.copies.iter();
-            if let Some(copy) =
-                copies.find(|copy| copy.from == planned.name || copy.to == planned.name)
-            {
-                region.pin(Device::open(copy.route.device())?)?;
+            // Memory pinned for one GPU is pinned for all.
+            if let Some(route) = plan.routes_of(&planned.name).next() {
+                region.pin(Device::open(route.device())?)?;
             }
             return Ok(region);
         };
@@ -161,8 +162,8 @@ fn region(config: &Config, plan: &Plan, planned: &PlannedRing) -> Result<Arc<Reg
             }
         }
         let region = Region::cuda(device, bytes)?;
-        for copy in plan.copies.iter().filter(|copy| copy.to == planned.name) {
-            if let Some((from, _)) = copy.route.peers() {
+        for (from, to) in plan.routes_of(&planned.name).filter_map(Route::peers) {
+            if to == ordinal {
                 region.grant(Device::open(from)?)?;
             }
         }
@@ -231,6 +232,10 @@ impl Pipeline {
             let copier = parts.copier(copy);
             parts.bells.entry(copier).or_default();
         }
+        for gather in &plan.gathers {
+            let copier = Copier::Gather(gather.to.clone());
+            parts.bells.entry(copier).or_default();
+        }
         for planned in &plan.rings {
             let (ring, producer) = self.ring(&parts, planned)?;
             self.rings.insert(planned.name.clone(), ring);
@@ -240,6 +245,7 @@ impl Pipeline {
         let kernels = self.kernels(&mut parts)?;
         self.engines(&mut parts)?;
         self.copies(&mut parts)?;
+        self.gathers(&mut parts)?;
         // After a persistent kernel has started on a GPU, no memory is allocated and no code is loaded on that GPU.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
             runner.start().map_err(|source| StartError::Kernel {
@@ -303,11 +309,16 @@ impl Pipeline {
         // The thread that performs the copy is the ring's only reader.
         let mut into = copies.clone().filter(|copy| copy.to == planned.name);
         let single_threaded = into.any(|copy| matches!(parts.copier(copy), Copier::Kernel(_)));
+        let gathers = parts
+            .plan
+            .gathers
+            .iter()
+            .filter(|gather| gather.to == planned.name || gather.from.contains(&planned.name));
+        let copiers = copies.map(|copy| parts.copier(copy));
+        let copiers = copiers.chain(gathers.map(|gather| Copier::Gather(gather.to.clone())));
         let ring_options = RingOptions {
             single_threaded,
-            notifiers: copies
-                .map(|copy| parts.bells[&parts.copier(copy)].clone())
-                .collect(),
+            notifiers: copiers.map(|copier| parts.bells[&copier].clone()).collect(),
             ..planned.options()
         };
         Ok(Ring::new(
@@ -400,7 +411,7 @@ impl Pipeline {
             let component = config
                 .kernels
                 .iter()
-                .find(|kernel| kernel.name() == planned.name);
+                .find(|kernel| kernel.name() == planned.component);
             let component = component.expect("the plan contains only kernels of its configuration");
             let ring = plan
                 .ring(&planned.input)
@@ -472,6 +483,7 @@ impl Pipeline {
                 wait: planned.wait,
                 control: self.control.clone(),
                 on_device: planned.side != Side::Cpu,
+                isolated: gathers::is_isolated(ring),
                 inline_copy,
             }));
         }

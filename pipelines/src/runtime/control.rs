@@ -68,19 +68,33 @@ impl Control {
 
     /// Records a failure and stops the sources.
     pub(crate) fn fail(&self, kind: FailureKind, component: String, why: String) {
+        let line = self.record(kind, component, why);
+        // Log last: the pipeline must stop even if logging blocks.
+        self.stop();
+        tracing::error!("{line}");
+    }
+
+    /// Records a failure of a component on one GPU of a spread ring. Only its frames are lost; the pipeline continues.
+    pub(crate) fn lose(&self, kind: FailureKind, component: String, why: String) {
+        let line = self.record(kind, component, why);
+        tracing::error!(
+            "{line}; its frames are discarded and counted from now on, and the other GPUs continue"
+        );
+    }
+
+    /// Records a failure and returns its text.
+    fn record(&self, kind: FailureKind, component: String, why: String) -> String {
         let failure = Failure {
             kind,
             component,
             why,
         };
-        // Log last: the pipeline must stop even if logging blocks.
         let line = format!("{}: {}", failure.component, failure.why);
         self.failures
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(failure);
-        self.stop();
-        tracing::error!("{line}");
+        line
     }
 }
 

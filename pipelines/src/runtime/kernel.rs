@@ -37,6 +37,8 @@ pub struct Parts {
     pub control: Arc<Control>,
     /// Whether the work runs on a device. A device does not notify the thread when the work is complete.
     pub on_device: bool,
+    /// Whether a failure loses only the frames of this kernel, and the pipeline continues.
+    pub isolated: bool,
     /// The copy into the input ring that this thread performs, with the notifier that both rings of the copy use.
     pub inline_copy: Option<(RingCopy, Arc<Notifier>)>,
 }
@@ -56,6 +58,7 @@ pub struct Runner {
     wait: Wait,
     notifier: Arc<Notifier>,
     on_device: bool,
+    isolated: bool,
     control: Arc<Control>,
     /// Maximum time for a device to finish one burst after the drain deadline.
     hang_timeout: Duration,
@@ -149,6 +152,7 @@ impl Runner {
             wait: parts.wait,
             notifier: notifier.unwrap_or_default(),
             on_device: parts.on_device,
+            isolated: parts.isolated,
             control: parts.control,
             hang_timeout: HANG_TIMEOUT,
             hanging: None,
@@ -177,13 +181,20 @@ impl Runner {
                 KernelError::Cuda(_) | KernelError::Unavailable(_) => FailureKind::Device,
                 _ => FailureKind::Defect,
             };
-            self.control
-                .fail(kind, format!("kernel `{}`", self.name), error.to_string());
-            // Frames that arrive while the sources stop are counted as discarded.
+            let name = format!("kernel `{}`", self.name);
+            if self.isolated && !self.hung {
+                self.control.lose(kind, name, error.to_string());
+            } else {
+                self.control.fail(kind, name, error.to_string());
+            }
+            // Frames that arrive until the sources stop are counted as discarded.
             while !self.is_finished() && !self.hangs() {
                 heartbeat.beat();
                 // Further failures are consequences of the failure that was already logged.
                 let _ = self.reap();
+                if !self.reader.has_in_flight() {
+                    self.producer.close();
+                }
                 if let Some(inline_copy) = &mut self.inline_copy {
                     inline_copy.discard();
                 }

@@ -91,6 +91,15 @@ impl Ledgers {
                 .insert(copy.to.clone(), (copy.from.clone(), ledger));
             ledgers.add_reader(&copy.name, &copy.from, counter_file)?;
         }
+        for gather in &plan.gathers {
+            let ledger = CopyLedger::on(counter_file, &format!("copy.{}", gather.to))?;
+            ledgers
+                .copies
+                .insert(gather.to.clone(), (gather.sources(), ledger));
+            for (reader, ring) in gather.readers.iter().zip(&gather.from) {
+                ledgers.add_reader(reader, ring, counter_file)?;
+            }
+        }
         for sink in &plan.sinks {
             ledgers.sinks.insert(
                 sink.name.clone(),

@@ -12,6 +12,8 @@ pub(super) struct Runner {
     pub(super) copies: Box<dyn CopyThread>,
     pub(super) wait: Wait,
     pub(super) control: Arc<Control>,
+    /// Whether a failure loses only the frames that this thread copies, and the pipeline continues.
+    pub(super) isolated: bool,
     /// Maximum time for a device to complete a copy after the drain deadline.
     pub(super) hang_timeout: Duration,
 }
@@ -42,6 +44,7 @@ impl Runner {
             copies,
             wait,
             control,
+            isolated: false,
             hang_timeout: kernel::HANG_TIMEOUT,
         }
     }
@@ -61,9 +64,14 @@ impl Runner {
                     .to_owned(),
             ),
             Err(error) => {
-                self.control
-                    .fail(FailureKind::Device, self.name.clone(), error.to_string());
-                // Frames that arrive while the sources stop are counted as discarded.
+                let (name, why) = (self.name.clone(), error.to_string());
+                if self.isolated {
+                    self.control.lose(FailureKind::Device, name, why);
+                    self.copies.close();
+                } else {
+                    self.control.fail(FailureKind::Device, name, why);
+                }
+                // Frames that arrive until the sources stop are counted as discarded.
                 while !self.copies.discard() && !hang.lasts(&self) {
                     heartbeat.beat();
                     std::thread::sleep(Duration::from_millis(1));

@@ -1,6 +1,6 @@
 //! The copy engine threads of a pipeline, and the rates that they are tuned to.
 
-use super::{Copier, Parts};
+use super::{Copier, Parts, gathers};
 use crate::runtime::control::Role;
 use crate::runtime::{Options, Pipeline, StartError, staging};
 use daq_core::gpu::driver::Device;
@@ -21,7 +21,7 @@ pub(super) fn measured(
     options: &Options,
 ) -> Result<BTreeMap<u32, Profile>, StartError> {
     let mut profiles = options.profiles.clone();
-    let routes: BTreeSet<Route> = plan.copies.iter().map(|copy| copy.route).collect();
+    let routes: BTreeSet<Route> = plan.routes().collect();
     for route in &routes {
         let ordinal = route.device();
         if let Entry::Vacant(unknown) = profiles.entry(ordinal) {
@@ -64,7 +64,7 @@ pub(super) fn measured(
 }
 
 /// Returns the tuning of the copies along `route`.
-fn tuning(
+pub(super) fn tuning(
     keys: &StagingKeys,
     profiles: &BTreeMap<u32, Profile>,
     route: Route,
@@ -109,20 +109,26 @@ impl Pipeline {
             let stream = on_stream(route, tuning.depth)?;
             let bell = parts.bells[&Copier::Engine(route)].clone();
             let mut copy_engine = CopyEngineThread::new(stream, tuning, bell);
+            let mut all_isolated = true;
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;
                 let producer = parts.producer(&copy.to);
                 let ledger = self.ledgers.copy(&copy.to);
-                copy_engine.add(RingCopy::new(reader, producer, ledger, tuning.chunk));
+                let target = parts.plan.ring(&copy.to);
+                let isolated = target.is_some_and(gathers::is_isolated);
+                all_isolated &= isolated;
+                copy_engine.add(RingCopy::selecting(
+                    (reader, producer),
+                    ledger,
+                    tuning.chunk,
+                    gathers::selection(parts.plan, &copy),
+                    gathers::overflow(!isolated),
+                ));
             }
             let name = copies_name(route);
             let wait = keys.wait.into();
-            let runner = staging::Runner::new(
-                name.clone(),
-                Box::new(copy_engine),
-                wait,
-                self.control.clone(),
-            );
+            let mut runner = staging::Runner::new(name.clone(), Box::new(copy_engine), wait, self.control.clone());
+            runner.isolated = all_isolated;
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
             self.spawn(&name, Role::Step, core, move |heartbeat| {
                 runner.run(heartbeat);

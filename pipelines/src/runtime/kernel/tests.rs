@@ -113,6 +113,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         control: control.clone(),
         stream: None,
         on_device: false,
+        isolated: false,
         inline_copy: None,
     });
     runner.hang_timeout = hang_timeout;
