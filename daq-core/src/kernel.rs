@@ -120,6 +120,33 @@ pub struct KernelContext {
     pub backends: Vec<Backend>,
     /// Whether the device that writes the input rings the doorbell ([`Kernel::device_doorbell`]).
     pub device_rings_doorbell: bool,
+    /// The part of each frame that the input contains.
+    pub share: FrameShare,
+}
+
+/// The share of a frame, or of the frames, that one GPU of a spread ring has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameShare {
+    /// Number of the share, below `count`.
+    pub index: u32,
+    /// Number of shares; 1 if the ring is not spread.
+    pub count: u32,
+    /// The first channel of the share in the whole frame.
+    pub first_channel: u32,
+    /// The first point of the share in the whole frame.
+    pub first_point: usize,
+}
+
+impl Default for FrameShare {
+    /// Returns the share of a ring that is not spread.
+    fn default() -> Self {
+        Self {
+            index: 0,
+            count: 1,
+            first_channel: 0,
+            first_point: 0,
+        }
+    }
 }
 
 impl KernelContext {
@@ -139,6 +166,7 @@ impl KernelContext {
             dispatch: Dispatch::Launch,
             backends: Backend::ALL.to_vec(),
             device_rings_doorbell: false,
+            share: FrameShare::default(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How a ring is spread over several GPUs.
 
 use crate::config::Problem;
+use crate::kernel::FrameShare;
 use crate::layout::{Axis, Layout, Order};
 use crate::staging::{Matrix, Tile};
 use crate::units::counted;
@@ -142,28 +143,36 @@ pub struct PlannedShare {
 }
 
 impl PlannedShare {
-    /// Returns the first channel and the first point of the share's frames in the whole frame.
-    pub fn origin(&self, layout: &Layout) -> (u32, usize) {
+    /// Returns the part of each frame that a share with frames of `layout` contains.
+    pub fn frame_share(&self, layout: &Layout) -> FrameShare {
         let before = |extent: usize| extent * self.index;
-        match (self.by, layout.order) {
-            (Spread::Frames, _) => (0, 0),
-            (Spread::Channels, _) => (first_channel(before(layout.channels as usize)), 0),
-            (Spread::Parts, Order::Planar) if self.is_divided_by_channels() => {
-                (first_channel(before(layout.channels as usize)), 0)
-            }
-            (Spread::Points | Spread::Parts, _) => (0, before(layout.points)),
+        let by_channels = match self.by {
+            Spread::Channels => true,
+            Spread::Parts => layout.order == Order::Planar && self.is_divided_by_rows(),
+            Spread::Frames | Spread::Points => false,
+        };
+        let by_points = !by_channels && self.by != Spread::Frames;
+        FrameShare {
+            index: narrow(self.index),
+            count: narrow(self.count),
+            first_channel: if by_channels {
+                narrow(before(layout.channels as usize))
+            } else {
+                0
+            },
+            first_point: if by_points { before(layout.points) } else { 0 },
         }
     }
 
     /// Whether rows of the frame, which are channels of a planar frame, are divided.
-    fn is_divided_by_channels(&self) -> bool {
+    fn is_divided_by_rows(&self) -> bool {
         let whole = self.tile.as_ref().map(|(matrix, tile)| (matrix.rows, tile));
         whole.is_some_and(|(rows, tile)| tile.height() < rows)
     }
 }
 
-fn first_channel(channel: usize) -> u32 {
-    u32::try_from(channel).unwrap_or(u32::MAX)
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// Divides frames of `layout` by `by` into `count` equal shares. Returns the frame's rows and columns with the rectangle of
@@ -232,7 +241,7 @@ pub(super) fn divide(
         }
     };
     if by_channels {
-        share.channels = first_channel(channels / count);
+        share.channels = narrow(channels / count);
     } else {
         let first = part(layout.points).start;
         share.points = layout.points / count;

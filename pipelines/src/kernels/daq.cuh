@@ -132,6 +132,13 @@ class Frame {
     const unsigned channels;  // number of channels in the layout of the input
     const Size points;        // number of points per channel
 
+    // A kernel that reads a ring spread over several GPUs runs on each of them. Each GPU gets its share: whole frames in
+    // turn, or the same channels or points of each frame. `channels` and `points` are those of the share.
+    const unsigned share;          // number of this GPU's share, below `shares`
+    const unsigned shares;         // number of shares; 1 if the ring is not spread
+    const unsigned first_channel;  // channel 0 of the share in the whole frame
+    const Size first_point;        // point 0 of the share in the whole frame
+
     const unsigned block = blockIdx.x;     // index of this block within the frame
     const unsigned blocks = gridDim.x;     // number of blocks of the frame
     const unsigned thread = threadIdx.x;   // index of this thread within its block
@@ -183,6 +190,10 @@ class Frame {
         : length(burst.in_bytes),
           channels(static_cast<unsigned>(burst.in_channels)),
           points(burst.in_points),
+          share(static_cast<unsigned>(burst.in_channels >> 32) & 0x3fff),
+          shares(static_cast<unsigned>(burst.in_channels >> 46) & 0x3fff),
+          first_channel(burst.in_channels >> 60 == 1 ? share * channels : 0),
+          first_point(burst.in_channels >> 60 == 2 ? share * points : 0),
           payload_(burst.input + detail::slot(burst.input_stride, burst.input_slots, burst.input_first, i)),
           record_(burst.records + i * burst.record_words) {}
 

@@ -10,7 +10,7 @@ use daq_core::entry::{SourceContext, SourceSpec};
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::Writer;
 use daq_core::gpu::driver::{self, Device};
-use daq_core::kernel::{DeviceDoorbell, KernelContext, Side};
+use daq_core::kernel::{DeviceDoorbell, FrameShare, KernelContext, Side};
 use daq_core::notify::Notifier;
 use daq_core::plan::{
     Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource,
@@ -432,6 +432,10 @@ impl Pipeline {
                     .doorbell
                     .as_ref()
                     .is_some_and(|bell| bell.initiator == DoorbellInitiator::Device),
+                share: ring
+                    .share
+                    .as_ref()
+                    .map_or_else(FrameShare::default, |share| share.frame_share(&ring.layout)),
             };
             let kernel = component
                 .spec

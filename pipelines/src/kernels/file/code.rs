@@ -4,7 +4,7 @@ use super::FileKernel;
 use super::params::{Member, refused};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{Device, Function, Grid, Module};
-use daq_core::kernel::{KernelContext, KernelError, KernelSpec};
+use daq_core::kernel::{FrameShare, KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;
 use daq_core::region::RegionError;
 
@@ -30,6 +30,8 @@ pub(super) struct Shape {
     pub(super) bytes: usize,
     pub(super) channels: u32,
     pub(super) points: usize,
+    /// The part of the whole frame that frames contain.
+    pub(super) share: FrameShare,
 }
 
 impl From<&Layout> for Shape {
@@ -38,7 +40,24 @@ impl From<&Layout> for Shape {
             bytes: layout.frame_bytes(),
             channels: layout.channels,
             points: layout.points,
+            share: FrameShare::default(),
         }
+    }
+}
+
+impl Shape {
+    /// Returns the word with the number of channels for device code and, in the high half, the share of a spread ring: its
+    /// number in 14 bits, the number of shares in 14 bits, and whether channels (1) or points (2) are divided in 2 bits.
+    pub(super) fn channels_word(&self) -> u64 {
+        let FrameShare { index, count, .. } = self.share;
+        let divided = match (self.share.first_channel, self.share.first_point) {
+            (0, 0) => 0,
+            (0, _) => 2,
+            _ => 1,
+        };
+        let narrow = |number: u32| u64::from(number) & 0x3fff;
+        let share = narrow(index) | narrow(count) << 14 | divided << 28;
+        u64::from(self.channels) | share << 32
     }
 }
 
@@ -94,7 +113,10 @@ impl Code {
             device,
             function,
             grid,
-            input: (&context.input).into(),
+            input: Shape {
+                share: context.share,
+                ..(&context.input).into()
+            },
             output: (&output).into(),
         })
     }

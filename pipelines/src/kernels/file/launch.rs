@@ -87,7 +87,7 @@ impl FileCode {
             self.records.address() + 8 * (record * self.record.len()) as u64,
             self.record.len() as u64,
             input.bytes as u64,
-            input.channels.into(),
+            input.channels_word(),
             input.points as u64,
             output.bytes as u64,
             output.channels.into(),

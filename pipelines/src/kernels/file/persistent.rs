@@ -418,7 +418,7 @@ impl Kernel for PersistentKernel {
             self.records.words as u64,
             self.records.count as u64,
             input.bytes as u64,
-            input.channels.into(),
+            input.channels_word(),
             input.points as u64,
             output.bytes as u64,
             output.channels.into(),
