@@ -14,5 +14,6 @@ mod scope;
 mod selftest;
 mod several_gpus;
 mod simulated_driver;
+mod spread;
 mod staging;
 mod taps;

@@ -1,0 +1,163 @@
+//! Tests rings that are spread over two simulated GPUs: every byte that arrives is compared with the bytes of the source,
+//! and the ledgers of all shares with the number of frames.
+
+use daq_testkit::{Daq, Outcome, Simulated, assert_contains};
+
+const FRAMES: u64 = 2000;
+const FRAME: u64 = 16384;
+
+/// A source of frames with 4 channels of 2048 samples.
+const SOURCE: &str = r#"
+[source.adc]
+driver = "sim"
+ring = "raw"
+pattern = "counter"
+packet = "4 KiB"
+frames = 2000
+samples = { type = "int16", channels = 4, order = "ORDER" }
+[sink.raw-file]
+driver = "file"
+input = "raw"
+path = "raw/"
+[ring.raw]
+slot = "16 KiB"
+slots = 32
+memory = ["cuda:0", "cuda:1"]
+spread = "SPREAD"
+[kernel.first]
+file = "as-it-is.ptx"
+input = "raw"
+output = "turned"
+"#;
+
+/// A kernel that reads the ring `turned` on each GPU, and a file with its output.
+const SECOND: &str = r#"
+[kernel.second]
+file = "as-it-is.ptx"
+input = "turned"
+output = "result"
+[ring.result]
+slots = 32
+[sink.result-file]
+driver = "file"
+input = "result"
+path = "result/"
+"#;
+
+/// Returns a pipeline whose ring `raw` is spread by `raw`, and whose ring `turned` has the keys `turned`.
+fn pipeline(order: &str, raw: &str, turned: &str) -> String {
+    let source = SOURCE.replace("ORDER", order);
+    let source = source.replace("\"SPREAD\"", raw);
+    format!("{source}[ring.turned]\nslots = 32\n{turned}\n{SECOND}")
+}
+
+fn both(spread: &str) -> String {
+    format!("memory = [\"cuda:0\", \"cuda:1\"]\nspread = {spread}")
+}
+
+fn daq(simulated: &Simulated, text: &str) -> Daq {
+    let daq = simulated
+        .on(Daq::new(text))
+        .env("VK_DRIVER_FILES", "/dev/null");
+    daq.write(
+        "as-it-is.ptx",
+        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 1;\n\
+         .visible .entry daq_burst()\n{\n    ret;\n}\n",
+    );
+    daq
+}
+
+/// Runs the pipeline. The result must equal the frames of the source.
+fn run(text: &str) -> Outcome {
+    let simulated = Simulated::new("gpus=2,latency=20");
+    let daq = daq(&simulated, text);
+    let outcome = daq.run(&[]).ok();
+    let (raw, result) = (daq.data("raw"), daq.data("result"));
+    assert_eq!(raw.len() as u64, FRAMES * FRAME);
+    assert!(result == raw, "the frames must arrive unchanged and in order:\n{text}");
+    assert_eq!(simulated.leaks(), [""; 0]);
+    outcome
+}
+
+/// Returns the sum of a count of the copies or kernels whose names begin with `prefix`.
+fn sum(outcome: &Outcome, kind: &str, prefix: &str, count: &str) -> u64 {
+    let all = outcome.report[kind].as_object().unwrap().iter();
+    let found = all.filter(|(name, _)| name.starts_with(prefix));
+    found.map(|(_, report)| report[count].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn frames_in_turn_are_joined_in_order() {
+    let outcome = run(&pipeline("interleaved", "\"frames\"", &both("\"frames\"")));
+    for (kind, prefix, count) in [
+        ("copies", "raw@", "frames"),
+        ("kernels", "first@", "consumed"),
+        ("kernels", "second@", "consumed"),
+        ("copies", "result", "frames"),
+    ] {
+        assert_eq!(sum(&outcome, kind, prefix, count), FRAMES, "{prefix}");
+    }
+    assert_eq!(outcome.count("copies.raw@cuda:1.frames"), FRAMES / 2);
+    assert_eq!(outcome.count("kernels.second@cuda:0.consumed"), FRAMES / 2);
+}
+
+#[test]
+fn corner_turn_between_channels_and_points_is_exact() {
+    for order in ["interleaved", "planar"] {
+        for (raw, turned) in [("channels", "points"), ("points", "channels"), ("parts", "parts")] {
+            let text = pipeline(order, &format!("\"{raw}\""), &both(&format!("\"{turned}\"")));
+            let outcome = run(&text);
+            // Each GPU has a part of each frame.
+            let expected = 2 * FRAMES;
+            assert_eq!(sum(&outcome, "copies", "raw@", "frames"), expected);
+            assert_eq!(sum(&outcome, "kernels", "second@", "consumed"), expected);
+            let turned = if raw == turned { 0 } else { expected };
+            assert_eq!(sum(&outcome, "copies", "turned@", "frames"), turned);
+        }
+    }
+}
+
+#[test]
+fn joined_frames_may_be_on_gpu_or_host() {
+    for memory in ["auto", "host", "cuda:1"] {
+        let turned = format!("memory = \"{memory}\"");
+        let outcome = run(&pipeline("planar", "\"channels\"", &turned));
+        assert_eq!(outcome.count("copies.turned.frames"), FRAMES, "{memory}");
+    }
+}
+
+#[test]
+fn lost_gpu_loses_only_its_share_if_declared() {
+    let keep = "{ by = \"channels\", guarantee = false }";
+    let turned = both("{ by = \"points\", guarantee = false }");
+    let text = pipeline("planar", keep, &turned);
+    // Slow frames, so that the pipeline outlives the failure.
+    let text = text.replace("frames = 2000\n", "frames = 20000\n")
+        + "[staging]\nchunk = \"64 KiB\"\ndepth = 2\n";
+    let healthy = Simulated::new("gpus=2");
+    let daq = daq(&healthy, &text);
+    let state = daq.path("state");
+    let state = state.to_str().unwrap();
+    // Measurements of the copies are made with a healthy driver.
+    daq.cli(&["tune", "--state-dir", state]).ok();
+    let daq = daq.env("DAQ_SIMULATED_CUDA", "gpus=2,fail-async=peer@200:719");
+    let outcome = daq.run(&["--state-dir", state, "--drain", "2 s"]);
+    assert_ne!(outcome.code, 0, "a lost share is a failure");
+    assert_contains!(outcome.stderr => "the other GPUs continue");
+    // The source and its file are not affected.
+    let frames = 20000;
+    assert_eq!(daq.data("raw").len() as u64, frames * FRAME);
+    assert_eq!(outcome.count("rings.raw@host.published"), frames);
+    // Each ring copy and each share accounts for all frames.
+    for gpu in 0..2 {
+        let copy = format!("copies.raw@cuda:{gpu}");
+        let count = |name: &str| outcome.count(&format!("{copy}.{name}"));
+        assert_eq!(count("started"), count("frames") + count("failed"), "{copy}");
+        let reader = format!("readers.copy to raw@cuda:{gpu}");
+        let count = |name: &str| outcome.count(&format!("{reader}.{name}"));
+        assert_eq!(count("published"), count("read") + count("discarded"), "{reader}");
+    }
+    // The other GPU continues: most frames arrive, of which one half is marked as missing.
+    let result = daq.data("result");
+    assert!(result.len() as u64 > frames / 2 * FRAME, "{:#}", outcome.report);
+}
