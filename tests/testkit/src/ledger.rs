@@ -146,12 +146,21 @@ pub fn violations(report: &Value) -> Vec<String> {
     }
     for (name, copy) in components(report, "copies") {
         let n = |key: &str| count(copy, key);
-        let reader = &report["readers"][format!("copy to {name}")];
-        if reader["ring"] != copy["from"] {
-            wrong.push(format!("the reader of the copy to {name} is {reader}"));
-            continue;
+        let from = copy["from"].as_str().unwrap_or_default();
+        let mut read = 0;
+        for ring in from.split(", ") {
+            // A copy that joins several rings is a reader of each of them.
+            let reader = match from {
+                one if one == ring => format!("copy to {name}"),
+                _ => format!("copy of {ring} to {name}"),
+            };
+            let reader = &report["readers"][reader];
+            if reader["ring"] != ring {
+                wrong.push(format!("the reader of the copy to {name} is {reader}"));
+            }
+            read += count(reader, "read");
         }
-        let (read, settled) = (count(reader, "read"), n("frames") + n("failed"));
+        let settled = n("frames") + n("failed");
         if read < settled {
             wrong.push(format!(
                 "the copy to {name} settled {settled} frames and retired {read}"

@@ -127,7 +127,12 @@ impl Pipeline {
             }
             let name = copies_name(route);
             let wait = keys.wait.into();
-            let mut runner = staging::Runner::new(name.clone(), Box::new(copy_engine), wait, self.control.clone());
+            let mut runner = staging::Runner::new(
+                name.clone(),
+                Box::new(copy_engine),
+                wait,
+                self.control.clone(),
+            );
             runner.isolated = all_isolated;
             let core = (!keys.cores.is_empty()).then(|| keys.cores[i % keys.cores.len()]);
             self.spawn(&name, Role::Step, core, move |heartbeat| {

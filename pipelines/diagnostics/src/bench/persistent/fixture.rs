@@ -210,6 +210,7 @@ impl Bench<'_> {
             wait: Wait::Busy,
             control: control.clone(),
             on_device: true,
+            isolated: false,
             inline_copy: inline_copy.map(|inline_copy| (inline_copy, bell)),
         });
         runner.start()?;
