@@ -20,7 +20,7 @@ const SLOTS: usize = 16;
 const SLOT: usize = 4096;
 const DEPTH: usize = 4;
 /// Time after which a test fails instead of waiting for ever.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A ring on GPU 0, a reader of the ring on GPU 1 that the frames are copied to, and the thread that copies.
 struct Pair {
