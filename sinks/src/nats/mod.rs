@@ -56,7 +56,7 @@ stream = \"OBS\"
 # Number of servers of a cluster that store each message.
 # replicas = 3
 # The server deletes older messages, or refuses new ones (discard = \"new\"), beyond these limits.
-# max_age = \"7 d\"
+# max_age = \"168 h\"
 # max_bytes = \"10 GiB\"
 # max_messages = 1000000
 # discard = \"old\"
