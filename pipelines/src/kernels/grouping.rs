@@ -1,11 +1,16 @@
 //! Decides which items of which frames belong to which output, for CPU and GPU alike.
 
+mod series;
+
 use super::account::Account;
 use super::blend::{Blend, Step};
 use super::{emit, whole};
 use daq_core::frame::FrameMeta;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ring::{Frame, Lease, SlotsMut};
+use series::Series;
+
+pub(super) use series::Joined;
 
 /// What happens to an output in progress at a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +29,10 @@ pub(super) enum AtBoundary {
 pub(super) struct Groups {
     /// Size of a whole frame; shorter frames fail.
     pub(super) input_bytes: usize,
-    /// Number of items per frame, at least 1.
+    /// Number of items per frame, at least 1. Not used if items are joined.
     pub(super) items: usize,
+    /// If set, items continue across the ends of frames.
+    pub(super) joined: Option<Joined>,
     /// Number of items per output, at least 1.
     pub(super) each: u64,
     /// Number of points between the starts of successive items.
@@ -38,8 +45,28 @@ pub(super) struct Groups {
     pub(super) at_epoch: AtBoundary,
 }
 
+impl Groups {
+    /// Returns the duration of a number of points in nanoseconds; 0 if the rate is not known.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast saturates, and the time is never negative"
+    )]
+    fn delay_ns(&self, points: u64) -> u64 {
+        self.rate
+            .map_or(0, |rate| (points as f64 / rate * 1e9).round() as u64)
+    }
+}
+
 /// What a kernel computes from the items. The CPU and the CUDA implementation each implement this trait.
 pub(super) trait Outputs {
+    /// Appends frame `i` of the burst to the series of points, before the items that end in this frame are added. The last
+    /// `tail` points before the frame are part of the next item. Called only if items are joined; `add` then counts the
+    /// items from the first of these points.
+    fn join(&mut self, _i: usize, _frame: &Frame<'_>, _tail: usize) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     /// Adds `count` items of frame `i` of the burst to the output, starting with item number `first`.
     fn add(
         &mut self,
@@ -64,11 +91,14 @@ pub(super) struct Grouping {
     grouped: u64,
     account: Account,
     blend: Blend,
+    /// The series of points, if items are joined.
+    series: Option<Series>,
 }
 
 impl Grouping {
     pub(super) fn new(groups: Groups) -> Self {
         Self {
+            series: groups.joined.map(|joined| Series::new(joined, groups.hop)),
             groups,
             grouped: 0,
             account: Account::default(),
@@ -87,7 +117,11 @@ impl Grouping {
             // epoch, the output before it.
             return frames * self.groups.items;
         }
-        let items = self.groups.items as u128 * frames as u128 + u128::from(self.grouped);
+        let items = match &self.series {
+            Some(series) => series.max_items(frames),
+            None => self.groups.items as u128 * frames as u128,
+        };
+        let items = items + u128::from(self.grouped);
         usize::try_from(items / u128::from(self.groups.each)).unwrap_or(usize::MAX)
     }
 
@@ -105,6 +139,9 @@ impl Grouping {
             {
                 self.account.fail();
                 self.blend.mark_incomplete();
+                self.restart_series();
+            } else if self.series.is_some() {
+                self.join(i, &frame, outputs)?;
             } else {
                 self.add(i, &frame, outputs)?;
             }
@@ -120,6 +157,7 @@ impl Grouping {
             Step::Gap => self.groups.at_gap,
             Step::Epoch => self.groups.at_epoch,
         };
+        self.restart_series();
         match at_boundary {
             AtBoundary::Continue => self.blend.mark_incomplete(),
             AtBoundary::Finish if self.blend.is_empty() => {}
@@ -137,6 +175,50 @@ impl Grouping {
         Ok(())
     }
 
+    fn restart_series(&mut self) {
+        if let Some(series) = &mut self.series {
+            series.restart();
+        }
+    }
+
+    /// Adds the items that end in a frame.
+    fn join(
+        &mut self,
+        i: usize,
+        frame: &Frame<'_>,
+        outputs: &mut impl Outputs,
+    ) -> Result<(), KernelError> {
+        let Some(mut series) = self.series.take() else {
+            return Ok(());
+        };
+        let tail = usize::try_from(series.tail()).unwrap_or(usize::MAX);
+        let items = series.push(frame.meta());
+        outputs.join(i, frame, tail)?;
+        let each = self.groups.each;
+        let mut next = items.start;
+        while next < items.end {
+            let some = next..items.end.min(next + (each - self.grouped));
+            series.blend(&some, each, &mut self.blend, |points| {
+                self.groups.delay_ns(points)
+            });
+            let [first, count] = [next - items.start, some.end - next]
+                .map(|items| usize::try_from(items).unwrap_or(usize::MAX));
+            outputs.add(i, frame, first, count)?;
+            self.grouped += some.end - next;
+            next = some.end;
+            if self.grouped == each {
+                self.finish(outputs, false)?;
+            }
+        }
+        if self.grouped == 0 && !series.has_new_points() {
+            self.account.take();
+        } else {
+            self.account.hold();
+        }
+        self.series = Some(series);
+        Ok(())
+    }
+
     fn add(
         &mut self,
         i: usize,
@@ -149,8 +231,11 @@ impl Grouping {
         while next < items {
             let room = usize::try_from(each - self.grouped).unwrap_or(usize::MAX);
             let count = room.min(items - next);
-            self.blend
-                .add(meta, self.number(meta, next), self.delay_ns(next));
+            self.blend.add(
+                meta,
+                self.number(meta, next),
+                self.groups.delay_ns((next * self.groups.hop) as u64),
+            );
             outputs.add(i, frame, next, count)?;
             self.grouped += count as u64;
             next += count;
@@ -182,18 +267,6 @@ impl Grouping {
         let first = u128::from(meta.sequence) * self.groups.items as u128 + i as u128;
         (first / u128::from(self.groups.each)) as u64
     }
-
-    /// Returns the time from the first sample of a frame to the first sample of its item `i`, in nanoseconds.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the cast saturates, and the time is never negative"
-    )]
-    fn delay_ns(&self, i: usize) -> u64 {
-        self.groups.rate.map_or(0, |rate| {
-            ((i * self.groups.hop) as f64 / rate * 1e9).round() as u64
-        })
-    }
 }
 
 /// What a kernel sums on the CPU.
@@ -201,7 +274,11 @@ pub(super) trait Sums: Send {
     /// Returns the size of an output in bytes.
     fn output_bytes(&self) -> usize;
 
-    /// Adds `count` items of a frame, starting with item number `first`.
+    /// Appends a frame to the series of points, of which the last `tail` points are kept. Called only if items are joined.
+    fn join(&mut self, _frame: &[u8], _tail: usize) {}
+
+    /// Adds `count` items of a frame, starting with item number `first`. If items are joined, they are counted from the
+    /// first point that `join` kept.
     fn add(&mut self, frame: &[u8], first: usize, count: usize);
 
     /// Writes the output.
@@ -246,6 +323,13 @@ struct Writing<'a, 'b, S> {
 }
 
 impl<S: Sums> Outputs for Writing<'_, '_, S> {
+    fn join(&mut self, _: usize, frame: &Frame<'_>, tail: usize) -> Result<(), KernelError> {
+        if let Some(bytes) = whole(frame, self.input_bytes)? {
+            self.sums.join(bytes, tail);
+        }
+        Ok(())
+    }
+
     fn add(
         &mut self,
         _: usize,

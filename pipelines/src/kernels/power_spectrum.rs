@@ -56,13 +56,18 @@
 //! less exact, as in any float32 transform. Decibels are compared as power.
 //!
 //! # Which frames go into an output
-//! Spectra never cross the end of a frame, so the remaining points at the end of a frame are unused. `integrate` counts
-//! spectra; an integration may end inside a frame or span several frames. A frame is `accumulating` until the output
+//! By default, spectra do not cross the end of a frame, so the remaining points at the end of a frame are unused. With
+//! `continuous = true`, successive frames are one series of points: a block may start in one frame and end in a later
+//! one. The series starts again after a missing or skipped frame and with a new epoch; the points before it that are not
+//! yet in a spectrum are unused. The spectra of `n` whole frames are those of `welch(np.concatenate(frames), …)`.
+//!
+//! `integrate` counts spectra; an integration may end inside a frame or span several frames. A frame is `accumulating` until the output
 //! that contains its last spectrum is finished. If the input's epoch changes, or if a frame is missing (with
 //! `gap = "restart"`), the unfinished integration is dropped and its frames count as `failed`.
 //!
 //! An output has the epoch of its first frame and the time of its first sample. The number of an output is the number
-//! of its first spectrum (frame number × spectra per frame + index in the frame) divided by `integrate`, rounded down.
+//! of its first spectrum (frame number × spectra per frame + index in the frame; with continuous blocks, the number of its
+//! first point divided by the distance of blocks, rounded down) divided by `integrate`, rounded down.
 //! The numbers of successive outputs differ by one, or by more if at least the spectra of one output are missing. An
 //! output has the flags of all its frames, and also `INCOMPLETE` if one of its frames was skipped or is missing.
 //!
@@ -84,7 +89,7 @@ mod passes;
 mod tests;
 mod window;
 
-use super::grouping::{AtBoundary, Grouping, Groups};
+use super::grouping::{AtBoundary, Grouping, Groups, Joined};
 use super::{common_type, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
@@ -120,6 +125,8 @@ output = \"OUTPUT\"
 # window = \"hann\"
 # Fraction of a block that overlaps with the next block of the same frame, 0.0 to 0.9.
 # overlap = 0.0
+# true: blocks continue across the ends of frames; false: points at the end of a frame that do not fill a block are unused.
+# continuous = false
 # Number of spectra averaged into one output; default: all spectra of one frame.
 # integrate = 16
 # \"mean\" of the spectra, or \"median\", which is robust against bursts of interference.
@@ -168,6 +175,11 @@ pub struct PowerSpectrum {
     /// Fraction of a block that overlaps with the next block of the same frame, 0.0 (default) to 0.9. Blocks start
     /// `size - round(size * overlap)` points apart, at least 1.
     pub overlap: f64,
+    /// Whether blocks continue across the ends of frames. If false (default), the points at the end of a frame that do not
+    /// fill a block are unused. If true, frames that follow each other are one series of points, and blocks can be longer
+    /// than a frame. Where a frame is missing or skipped, and where an epoch starts, the next block starts with the next
+    /// frame.
+    pub continuous: bool,
     /// Number of spectra averaged into one output, at least 1. Default: all spectra of one frame.
     pub integrate: Option<u64>,
     /// How the spectra of an output are combined: `"mean"` (default), or `"median"`, which bursts of interference hardly
@@ -344,10 +356,10 @@ impl PowerSpectrum {
         let points = input.points;
         let size = self.size.unwrap_or(DEFAULT_SIZE.min(points));
         require(
-            size <= points,
+            self.continuous || size <= points,
             "size",
-            format!("a transform of {size} points is longer than a frame of {points} points"),
-            "spectra cannot cross frames; lower `size`, or raise the `slot` of the input ring",
+            format!("a block of {size} points is longer than a frame of {points} points"),
+            "set `continuous = true`, lower `size`, or raise the `slot` of the input ring",
         )?;
         require(
             size >= 2,
@@ -362,7 +374,11 @@ impl PowerSpectrum {
         )]
         let again = (size as f64 * self.overlap).round() as usize;
         let hop = (size - again).max(1);
-        let spectra = (input.points - size) / hop + 1;
+        // With continuous blocks, the mean number of spectra that end in a frame, rounded down.
+        let spectra = match self.continuous {
+            true => (points / hop).max(1),
+            false => (points - size) / hop + 1,
+        };
         let integrate = self.integrate.unwrap_or(spectra as u64);
         let fft = self.fft.unwrap_or(size);
         check_fft(fft, size)?;
@@ -449,8 +465,13 @@ impl KernelSpec for PowerSpectrum {
     }
 
     fn frames_per_output(&self, input: &Layout) -> f64 {
-        self.shape(input)
-            .map_or(1.0, |shape| shape.integrate as f64 / shape.spectra as f64)
+        self.shape(input).map_or(1.0, |shape| {
+            let spectra = match self.continuous {
+                true => input.points as f64 / shape.hop as f64,
+                false => shape.spectra as f64,
+            };
+            shape.integrate as f64 / spectra
+        })
     }
 
     fn memory(&self, input: &Layout) -> usize {
@@ -463,7 +484,11 @@ impl KernelSpec for PowerSpectrum {
                 Average::Mean => shape.fft * channels * 8,
                 Average::Median => shape.history() * channels * shape.bins * 4,
             };
-            sums + shape.size * 3 * 4 + shape.fft * 9 * 8
+            let joined = match self.continuous {
+                true => cpu::joined_points(input, &shape) * (input.frame_bytes() / input.points),
+                false => 0,
+            };
+            sums + joined + shape.size * 3 * 4 + shape.fft * 9 * 8
         })
     }
 
@@ -474,7 +499,10 @@ impl KernelSpec for PowerSpectrum {
 
     fn has(&self, input: &Layout, side: Side) -> bool {
         let fits = |shape: Shape| {
-            device::can_count(input) && passes::has(shape.fft) && self.average == Average::Mean
+            device::can_count(input)
+                && passes::has(shape.fft)
+                && self.average == Average::Mean
+                && !self.continuous
         };
         side == Side::Cpu || self.shape(input).is_ok_and(fits)
     }
@@ -488,6 +516,10 @@ impl KernelSpec for PowerSpectrum {
         let grouping = Grouping::new(Groups {
             input_bytes: input.frame_bytes(),
             items: shape.spectra,
+            joined: self.continuous.then_some(Joined {
+                points: input.points,
+                size: shape.size,
+            }),
             each: shape.integrate,
             hop: shape.hop,
             rate: input.sample_rate().filter(|rate| *rate > 0.0),

@@ -247,6 +247,7 @@ impl KernelSpec for Stats {
         let grouping = Grouping::new(Groups {
             input_bytes: input.frame_bytes(),
             items: 1,
+            joined: None,
             each: self.every.max(1),
             hop: 0,
             rate: None,

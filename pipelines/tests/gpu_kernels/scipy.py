@@ -19,6 +19,19 @@ def samples_of(keys, data):
         yield x[..., 0] + 1j * x[..., 1] if keys["complex"] else x[..., 0]
 
 
+def welches(keys, frames):
+    """Yields the outputs of all frames. Continuous blocks continue across the ends of frames."""
+    if not keys["continuous"]:
+        for x in frames:
+            yield welch(keys, x)
+        return
+    x = np.concatenate(list(frames), axis=-1)
+    size, hop, integrate = keys["size"], keys["hop"], keys["integrate"]
+    span = (integrate - 1) * hop + size
+    for start in range(0, x.shape[-1] - span + 1, integrate * hop):
+        yield welch(keys, x[..., start:start + span])
+
+
 def welch(keys, x):
     name = keys["window"]
     window = scipy.signal.get_window(tuple(name) if isinstance(name, list) else name, keys["size"],
@@ -37,5 +50,5 @@ while line := sys.stdin.buffer.readline():
     keys = json.loads(line)
     cases.append((keys, sys.stdin.buffer.read(keys["bytes"])))
 for keys, data in cases:
-    numbers = np.concatenate([np.ravel(welch(keys, x)) for x in samples_of(keys, data)]).astype("<f8")
+    numbers = np.concatenate([np.ravel(p) for p in welches(keys, samples_of(keys, data))]).astype("<f8")
     sys.stdout.buffer.write(len(numbers).to_bytes(8, "little") + numbers.tobytes())

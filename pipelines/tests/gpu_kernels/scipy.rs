@@ -49,7 +49,7 @@ fn header(spec: &PowerSpectrum, samples: &Samples, points: usize, window: &str) 
     format!(
         "{{\"bytes\": {}, \"type\": \"{}\", \"complex\": {}, \"channels\": {}, \"points\": {points}, \"planar\": {}, \
          \"rate\": {RATE}, \"size\": {size}, \"hop\": {hop}, \"fft\": {}, \"window\": {window}, \"symmetric\": {}, \
-         \"detrend\": {}, \"onesided\": {is_one_sided}, \"scaling\": \"{}\", \"average\": \"{}\"}}\n",
+         \"detrend\": {}, \"onesided\": {is_one_sided}, \"scaling\": \"{}\", \"average\": \"{}\", \"continuous\": {}, \"integrate\": {}}}\n",
         input.frame_bytes() as u64 * FRAMES,
         numpy_type(samples.scalar),
         samples.complex,
@@ -68,6 +68,8 @@ fn header(spec: &PowerSpectrum, samples: &Samples, points: usize, window: &str) 
         } else {
             "mean"
         },
+        spec.continuous,
+        spec.integrate.unwrap_or_default(),
     )
 }
 
@@ -202,6 +204,45 @@ fn spectra_with_every_key_equal_scipy() {
                     // Between one and about 30 spectra, an even or an odd number.
                     cases.push((spec, samples, size + case * 37 % (7 * size), "\"hann\""));
                 }
+            }
+        }
+    }
+    compare(&cases);
+}
+
+/// Blocks that cross frames, and blocks that are longer than frames.
+#[test]
+fn continuous_spectra_equal_scipy() {
+    let mut cases = Vec::new();
+    for (case, (points, size, overlap, integrate)) in [
+        (1000, 128, 0.5, 7),
+        (1000, 100, 0.0, 11),
+        (100, 64, 0.75, 5),
+        (500, 1000, 0.5, 1),
+        (513, 256, 0.25, 2),
+        (700, 600, 0.9, 9),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for complex in [false, true] {
+            for (channels, order) in [
+                (1, Order::Planar),
+                (3, Order::Interleaved),
+                (2, Order::Planar),
+            ] {
+                let scalar = [Scalar::Int8, Scalar::Int16, Scalar::Float32][case % 3];
+                let spec = PowerSpectrum {
+                    size: Some(size),
+                    overlap,
+                    continuous: true,
+                    integrate: Some(integrate),
+                    average: [Average::Mean, Average::Median][case % 2],
+                    scaling: Scaling::Density,
+                    ..PowerSpectrum::default()
+                };
+                let samples = rated(scalar, complex, channels, order);
+                cases.push((spec, samples, points, "\"hann\""));
             }
         }
     }

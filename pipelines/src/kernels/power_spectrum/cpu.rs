@@ -10,7 +10,7 @@ use super::super::unsupported;
 use super::median::History;
 use super::{Average, Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::kernel::{Kernel, KernelError};
-use daq_core::layout::Layout;
+use daq_core::layout::{Layout, Order};
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::marker::PhantomData;
@@ -42,13 +42,17 @@ pub(super) fn build(
         fft,
     };
     let channels = input.channels as usize;
+    let joined = keys.continuous.then(|| Joined::new(input, &shape));
+    let walk = joined
+        .as_ref()
+        .map_or_else(|| Walk::through(input), |joined| joined.walk);
     let average = match keys.average {
         Average::Mean => Averaging::Mean(vec![0.0; shape.fft * channels].into()),
         Average::Median => Averaging::Median(History::new(&shape, channels)),
     };
     let plan = Plan {
         shape,
-        walk: Walk::through(input),
+        walk,
         complex: input.complex,
         factor,
         channels,
@@ -56,7 +60,7 @@ pub(super) fn build(
     };
     with_number!(input.scalar, N => Ok(Box::new(CpuKernel {
         grouping,
-        sums: Summer::<N> { plan, transform, average, number: PhantomData },
+        sums: Summer::<N> { plan, transform, average, joined, number: PhantomData },
     })), _ => Err(unsupported(input, "power-spectrum")))
 }
 
@@ -167,6 +171,7 @@ struct Summer<N> {
     plan: Plan,
     transform: Transform,
     average: Averaging,
+    joined: Option<Joined>,
     number: PhantomData<fn() -> N>,
 }
 
@@ -175,8 +180,14 @@ impl<N: Number> Sums for Summer<N> {
         self.plan.channels * self.plan.shape.bins * 4
     }
 
+    fn join(&mut self, frame: &[u8], tail: usize) {
+        if let Some(joined) = &mut self.joined {
+            joined.push(frame, tail);
+        }
+    }
+
     fn add(&mut self, frame: &[u8], first: usize, count: usize) {
-        let numbers = N::cut(frame);
+        let numbers = N::cut(self.joined.as_ref().map_or(frame, |joined| &joined.bytes));
         let Shape { fft, hop, .. } = self.plan.shape;
         let (walk, transform) = (self.plan.walk, &mut self.transform);
         let pairs = numbers.as_chunks::<2>().0;
@@ -258,5 +269,59 @@ impl Plan {
             };
             places[place] = (power as f32).to_le_bytes();
         }
+    }
+}
+
+/// Returns the maximum number of points of joined frames that are kept.
+pub(super) const fn joined_points(input: &Layout, shape: &Shape) -> usize {
+    input.points + shape.size
+}
+
+/// A frame, and the points before it that are part of the next block.
+struct Joined {
+    /// The points in the order of the input: one row of points or, in planar order, one row per channel.
+    bytes: Box<[u8]>,
+    walk: Walk,
+    /// Number of points.
+    length: usize,
+    /// Sizes of a point in a row and of a row in bytes.
+    point: usize,
+    row: usize,
+}
+
+impl Joined {
+    fn new(input: &Layout, shape: &Shape) -> Self {
+        let points = joined_points(input, shape);
+        let channels = input.channels as usize;
+        let rows = if input.order == Order::Planar {
+            channels
+        } else {
+            1
+        };
+        let all = input.frame_bytes() / input.points;
+        let point = all / rows;
+        Self {
+            bytes: vec![0; points * all].into(),
+            walk: Walk::of(input.order, channels, points),
+            length: 0,
+            point,
+            row: points * point,
+        }
+    }
+
+    /// Appends a frame after the last `tail` points.
+    fn push(&mut self, frame: &[u8], tail: usize) {
+        let rows = self.bytes.len() / self.row;
+        let points = frame.len() / rows / self.point;
+        let (kept, end) = (tail * self.point, self.length * self.point);
+        for (row, new) in self
+            .bytes
+            .chunks_exact_mut(self.row)
+            .zip(frame.chunks_exact(points * self.point))
+        {
+            row.copy_within(end - kept..end, 0);
+            row[kept..][..new.len()].copy_from_slice(new);
+        }
+        self.length = tail + points;
     }
 }
