@@ -55,6 +55,9 @@
 //! error of a bin is below 1e-5 of the bin or of the spectrum's mean, whichever is larger; bins far below the mean are
 //! less exact, as in any float32 transform. Decibels are compared as power.
 //!
+//! With `pairs`, the output contains cross-spectra, which are complex: with `X` and `Y` the transforms of the channels of a
+//! pair, the averages of `conj(X) * Y`, as in `scipy.signal.csd(x, y, …)`. The scalings are those of power.
+//!
 //! # Which frames go into an output
 //! By default, spectra do not cross the end of a frame, so the remaining points at the end of a frame are unused. With
 //! `continuous = true`, successive frames are one series of points: a block may start in one frame and end in a later
@@ -82,6 +85,7 @@
 //! launches and 32 MiB of work space. One more launch combines the partial sums.
 
 mod cpu;
+mod cross;
 mod cuda;
 mod median;
 mod passes;
@@ -90,7 +94,7 @@ mod tests;
 mod window;
 
 use super::grouping::{AtBoundary, Grouping, Groups, Joined};
-use super::{common_type, device, not_empty, refused, require};
+use super::{common_type, device, not_empty, parameters, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -131,6 +135,8 @@ output = \"OUTPUT\"
 # integrate = 16
 # \"mean\" of the spectra, or \"median\", which is robust against bursts of interference.
 # average = \"mean\"
+# Pairs of channels; the output contains their cross-spectra, which are complex, instead of the spectra of all channels.
+# pairs = [[0, 1], [0, 2]]
 # \"power\", \"density\" (requires the sample rate), \"db\" or \"none\"; for real samples also \"one-sided\" and
 # \"one-sided-density\", which contain the power of negative frequencies.
 # scaling = \"power\"
@@ -186,6 +192,10 @@ pub struct PowerSpectrum {
     /// change. The median is divided by its bias for Gaussian noise, as in scipy, so that both give the same power for
     /// noise. It needs memory for all spectra of an output.
     pub average: Average,
+    /// Pairs of channels, counted from 0, whose cross-spectra are computed: the averages of `conj(X) * Y`, where `X` is the
+    /// transform of the first channel and `Y` that of the second. The output is complex and has one channel for each pair.
+    /// In scipy: `csd(x, y)`. By default, the output contains the power spectra of all channels.
+    pub pairs: Vec<[u32; 2]>,
     /// Normalisation of the average: `"power"` (default), `"density"`, `"db"` or `"none"`; for real samples also
     /// `"one-sided"` and `"one-sided-density"`. Real samples have `size / 2 + 1` bins, from 0 Hz to half the sample
     /// rate. Their spectrum is two-sided by default: a tone of amplitude A has the power A²/4 at its positive
@@ -329,6 +339,8 @@ struct Shape {
     bins: usize,
     /// Bins 1 to `doubled` - 1 are doubled. If 0, no bin is doubled.
     doubled: usize,
+    /// Number of channels of an output.
+    rows: usize,
 }
 
 impl Shape {
@@ -392,6 +404,7 @@ impl PowerSpectrum {
         )?;
         // 0 Hz has no negative counterpart. For even sizes, half the sample rate has no counterpart either.
         let doubled = if is_one_sided { fft.div_ceil(2) } else { 0 };
+        let rows = self.rows(input)?;
         if self.average == Average::Median {
             let bytes = u128::from(integrate) * bins as u128 * u128::from(input.channels) * 4;
             require(
@@ -409,7 +422,43 @@ impl PowerSpectrum {
             integrate,
             bins,
             doubled,
+            rows,
         })
+    }
+
+    /// Returns the number of channels of an output: of pairs, or of channels of the input.
+    fn rows(&self, input: &Layout) -> Result<usize, Problem> {
+        if self.pairs.is_empty() {
+            return Ok(input.channels as usize);
+        }
+        if let Some(wrong) = self
+            .pairs
+            .iter()
+            .flatten()
+            .find(|channel| **channel >= input.channels)
+        {
+            return Err(Problem::at(
+                "pairs",
+                format!(
+                    "channel {wrong} does not exist; the input has {} channels",
+                    input.channels
+                ),
+            )
+            .help("channels are counted from 0"));
+        }
+        require(
+            self.scaling != Scaling::Db,
+            "scaling",
+            "cross-spectra are complex and cannot be in decibels",
+            "write \"power\" or \"density\"",
+        )?;
+        require(
+            self.average == Average::Mean,
+            "average",
+            "cross-spectra cannot be averaged by their median",
+            "write \"mean\", or remove `pairs`",
+        )?;
+        Ok(self.pairs.len())
     }
 
     /// Returns the factor by which the mean of squared magnitudes is multiplied.
@@ -453,8 +502,8 @@ impl KernelSpec for PowerSpectrum {
         });
         Ok(Layout {
             scalar: Scalar::Float32,
-            complex: false,
-            channels: input.channels,
+            complex: !self.pairs.is_empty(),
+            channels: parameters::small(shape.rows),
             points: shape.bins,
             order: Order::Planar,
             axis: Axis::Frequency { start, step },
@@ -481,7 +530,7 @@ impl KernelSpec for PowerSpectrum {
         self.shape(input).map_or(0, |shape| {
             let channels = input.channels as usize;
             let sums = match self.average {
-                Average::Mean => shape.fft * channels * 8,
+                Average::Mean => shape.fft * (channels * 8 + self.pairs.len() * 16),
                 Average::Median => shape.history() * channels * shape.bins * 4,
             };
             let joined = match self.continuous {
@@ -503,6 +552,7 @@ impl KernelSpec for PowerSpectrum {
                 && passes::has(shape.fft)
                 && self.average == Average::Mean
                 && !self.continuous
+                && self.pairs.is_empty()
         };
         side == Side::Cpu || self.shape(input).is_ok_and(fits)
     }

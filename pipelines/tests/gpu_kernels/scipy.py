@@ -32,11 +32,21 @@ def welches(keys, frames):
         yield welch(keys, x[..., start:start + span])
 
 
+def csd(keys, x, y, window, onesided):
+    f, p = scipy.signal.csd(x, y, keys["rate"], window, keys["size"], keys["size"] - keys["hop"], keys["fft"],
+                            detrend=keys["detrend"], return_onesided=onesided, scaling=keys["scaling"])
+    p = p.astype(complex)
+    return np.fft.fftshift(p) if keys["complex"] else p
+
+
 def welch(keys, x):
     name = keys["window"]
     window = scipy.signal.get_window(tuple(name) if isinstance(name, list) else name, keys["size"],
                                      fftbins=not keys["symmetric"])
     onesided = keys["onesided"] and not keys["complex"]
+    if keys["pairs"]:
+        pairs = [csd(keys, x[i], x[j], window, onesided) for i, j in keys["pairs"]]
+        return np.stack([p if keys["complex"] else p[:keys["fft"] // 2 + 1] for p in pairs]).view("f8")
     f, p = scipy.signal.welch(x, keys["rate"], window, keys["size"], keys["size"] - keys["hop"], keys["fft"],
                               detrend=keys["detrend"], return_onesided=onesided, scaling=keys["scaling"],
                               average=keys["average"])

@@ -7,6 +7,7 @@
 use super::super::grouping::{CpuKernel, Grouping, Sums};
 use super::super::samples::{Number, Walk, with_number};
 use super::super::unsupported;
+use super::cross::Cross;
 use super::median::History;
 use super::{Average, Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::kernel::{Kernel, KernelError};
@@ -47,6 +48,7 @@ pub(super) fn build(
         .as_ref()
         .map_or_else(|| Walk::through(input), |joined| joined.walk);
     let average = match keys.average {
+        _ if !keys.pairs.is_empty() => Averaging::Cross(Cross::new(&keys.pairs, &shape, channels)),
         Average::Mean => Averaging::Mean(vec![0.0; shape.fft * channels].into()),
         Average::Median => Averaging::Median(History::new(&shape, channels)),
     };
@@ -56,6 +58,7 @@ pub(super) fn build(
         complex: input.complex,
         factor,
         channels,
+        rows: shape.rows,
         db: keys.scaling == Scaling::Db,
     };
     with_number!(input.scalar, N => Ok(Box::new(CpuKernel {
@@ -70,6 +73,8 @@ struct Plan {
     walk: Walk,
     complex: bool,
     channels: usize,
+    /// Number of channels of an output.
+    rows: usize,
     /// Factor by which an average is multiplied.
     factor: f64,
     db: bool,
@@ -145,10 +150,14 @@ impl Transform {
         padding.fill(Complex::new(0.0, 0.0));
     }
 
-    /// Transforms the loaded block and returns the squared magnitudes.
-    fn run(&mut self) -> impl Iterator<Item = f32> {
+    /// Transforms the loaded block.
+    fn run(&mut self) {
         self.fft
             .process_with_scratch(&mut self.block, &mut self.scratch);
+    }
+
+    /// Returns the squared magnitudes of the transformed block.
+    fn squares(&self) -> impl Iterator<Item = f32> {
         self.block.iter().map(|z| z.re * z.re + z.im * z.im)
     }
 }
@@ -165,6 +174,7 @@ enum Averaging {
     /// Sums of squared magnitudes, `fft` per channel, in the order of the transform's output.
     Mean(Box<[f64]>),
     Median(History),
+    Cross(Cross),
 }
 
 struct Summer<N> {
@@ -177,7 +187,11 @@ struct Summer<N> {
 
 impl<N: Number> Sums for Summer<N> {
     fn output_bytes(&self) -> usize {
-        self.plan.channels * self.plan.shape.bins * 4
+        let number = match self.average {
+            Averaging::Cross(_) => 8,
+            _ => 4,
+        };
+        self.plan.rows * self.plan.shape.bins * number
     }
 
     fn join(&mut self, frame: &[u8], tail: usize) {
@@ -192,11 +206,14 @@ impl<N: Number> Sums for Summer<N> {
         let (walk, transform) = (self.plan.walk, &mut self.transform);
         let pairs = numbers.as_chunks::<2>().0;
         // The spectra of a pair cannot be separated exactly, so a median needs one transform for each block.
-        let can_pair = !self.plan.complex && matches!(self.average, Averaging::Mean(_));
+        let can_pair = !self.plan.complex && !matches!(self.average, Averaging::Median(_));
         let mut i = first;
         while i < first + count {
             let paired = can_pair && i + 1 < first + count;
             for channel in 0..self.plan.channels {
+                if matches!(&self.average, Averaging::Cross(cross) if !cross.has(channel)) {
+                    continue;
+                }
                 let start = i * hop;
                 if self.plan.complex {
                     transform.load_complex::<N>(pairs, walk, channel, start);
@@ -204,7 +221,8 @@ impl<N: Number> Sums for Summer<N> {
                     let second = paired.then_some(start + hop);
                     transform.load_real::<N>(numbers, walk, channel, start, second);
                 }
-                let squares = transform.run();
+                transform.run();
+                let squares = transform.squares();
                 match &mut self.average {
                     Averaging::Mean(sums) => {
                         for (sum, square) in sums[channel * fft..][..fft].iter_mut().zip(squares) {
@@ -212,7 +230,11 @@ impl<N: Number> Sums for Summer<N> {
                         }
                     }
                     Averaging::Median(history) => history.add(channel, squares),
+                    Averaging::Cross(cross) => cross.set(channel, &transform.block),
                 }
+            }
+            if let Averaging::Cross(cross) = &mut self.average {
+                cross.add();
             }
             i += if paired { 2 } else { 1 };
         }
@@ -221,11 +243,16 @@ impl<N: Number> Sums for Summer<N> {
     fn write(&self, slot: &mut [u8]) {
         let plan = &self.plan;
         let shape = plan.shape;
+        if let Averaging::Cross(cross) = &self.average {
+            plan.write_cross(slot.as_chunks_mut::<4>().0, cross);
+            return;
+        }
         let places = slot.chunks_exact_mut(shape.bins * 4).enumerate();
         for (channel, places) in places {
             let places = places.as_chunks_mut::<4>().0;
             match &self.average {
                 Averaging::Median(history) => plan.write(places, history.medians(channel)),
+                Averaging::Cross(_) => {}
                 Averaging::Mean(sums) => {
                     let count = shape.integrate as f64;
                     let sums = &sums[channel * shape.fft..][..shape.fft];
@@ -245,6 +272,7 @@ impl<N: Number> Sums for Summer<N> {
         match &mut self.average {
             Averaging::Mean(sums) => sums.fill(0.0),
             Averaging::Median(history) => history.clear(),
+            Averaging::Cross(cross) => cross.clear(),
         }
     }
 }
@@ -261,13 +289,37 @@ impl Plan {
             let is_doubled = (1..self.shape.doubled).contains(&k);
             let power = average * self.factor * if is_doubled { 2.0 } else { 1.0 };
             let power = if self.db { 10.0 * power.log10() } else { power };
-            // The second half of a complex transform contains the negative frequencies, which come first.
-            let place = if self.complex {
-                (k + bins / 2) % bins
-            } else {
-                k
-            };
-            places[place] = (power as f32).to_le_bytes();
+            places[self.place(k)] = (power as f32).to_le_bytes();
+        }
+    }
+
+    /// Writes the averages of all pairs.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the output type is float32"
+    )]
+    fn write_cross(&self, places: &mut [[u8; 4]], cross: &Cross) {
+        let bins = self.shape.bins;
+        let factor = self.factor / self.shape.integrate as f64;
+        for (pair, places) in places.chunks_exact_mut(2 * bins).enumerate() {
+            for k in 0..bins {
+                let is_doubled = (1..self.shape.doubled).contains(&k);
+                let average =
+                    cross.sum(pair, k, !self.complex) * factor * if is_doubled { 2.0 } else { 1.0 };
+                let place = 2 * self.place(k);
+                places[place] = (average.re as f32).to_le_bytes();
+                places[place + 1] = (average.im as f32).to_le_bytes();
+            }
+        }
+    }
+
+    /// Returns the place of a bin in the output. The second half of a complex transform contains the negative frequencies,
+    /// which come first.
+    const fn place(&self, k: usize) -> usize {
+        if self.complex {
+            (k + self.shape.bins / 2) % self.shape.bins
+        } else {
+            k
         }
     }
 }
