@@ -5,6 +5,7 @@
 
 use super::device::{promise, slots, stream};
 use super::grouping::{Grouping, Outputs};
+use super::joiner::Joiner;
 use super::parameters::Cut;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver;
@@ -26,8 +27,8 @@ pub(super) struct Round {
     pub(super) outputs: usize,
     /// Number of outputs that the round completes. All other outputs continue in the next round.
     pub(super) complete: usize,
-    /// Whether the first output contains items of earlier rounds.
-    pub(super) continues: bool,
+    /// Number of items of earlier rounds in the first output.
+    pub(super) pending: u64,
 }
 
 /// What a kernel sums on a GPU.
@@ -37,6 +38,11 @@ pub(super) trait DeviceSums: Send {
 
     /// Returns the maximum number of outputs and of items of a round, both at least 1.
     fn limits(&self) -> (usize, usize);
+
+    /// Returns the buffers in which frames are joined, if items continue across the ends of frames.
+    fn joiner(&mut self) -> Option<&mut Joiner> {
+        None
+    }
 
     /// Launches the work of a round.
     fn launch(&mut self, stream: &driver::Stream, round: &Round) -> Result<(), KernelError>;
@@ -54,6 +60,8 @@ struct Rounds<S> {
     sums: S,
     /// Number of items per frame and per output.
     items: u64,
+    /// Number of points between the starts of successive items.
+    hop: u64,
     each: u64,
     /// Number of items in the output in progress.
     pending: u64,
@@ -62,7 +70,7 @@ struct Rounds<S> {
 /// A run of consecutive items.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Index of the first item, counted from the first item of the burst.
+    /// Index of the first item, counted from the first item of the burst. For joined items: the index of its first point.
     first: u64,
     count: u64,
     /// Output slots, starting with the slot for the output of the first item.
@@ -74,7 +82,12 @@ impl<S: DeviceSums> Launcher<S> {
         let groups = grouping.groups();
         let rounds = Rounds {
             sums,
-            items: groups.items as u64,
+            // A buffer of joined frames is one long frame.
+            items: match groups.joined {
+                Some(_) => u64::from(u32::MAX),
+                None => groups.items as u64,
+            },
+            hop: groups.hop as u64,
             each: groups.each,
             pending: 0,
         };
@@ -110,6 +123,7 @@ impl<S: DeviceSums> Kernel for Launcher<S> {
         };
         let submitted = self.grouping.run(burst, &mut launching)?;
         launching.launch(false)?;
+        launching.flush()?;
         Ok(submitted)
     }
 }
@@ -170,7 +184,7 @@ impl<S: DeviceSums> Rounds<S> {
             items: as_usize(total),
             outputs: as_usize(outputs),
             complete: as_usize(complete),
-            continues: self.pending > 0,
+            pending: self.pending,
         }
     }
 }
@@ -187,8 +201,24 @@ struct Launching<'a, 'b, S> {
 impl<S: DeviceSums> Launching<'_, '_, S> {
     /// Launches the work of the collected run. If `early` is true, ends the last output before it is complete.
     fn launch(&mut self, early: bool) -> Result<(), KernelError> {
-        match self.run.take() {
-            Some(run) => self.rounds.launch(self.stream, &self.from, run, early),
+        let Some(run) = self.run.take() else {
+            return Ok(());
+        };
+        self.flush()?;
+        match self.rounds.sums.joiner() {
+            Some(joiner) => {
+                let from = joiner.slice(as_usize(run.first));
+                self.rounds
+                    .launch(self.stream, &from, Run { first: 0, ..run }, early)
+            }
+            None => self.rounds.launch(self.stream, &self.from, run, early),
+        }
+    }
+
+    /// Copies the frames that wait to be joined.
+    fn flush(&mut self) -> Result<(), KernelError> {
+        match self.rounds.sums.joiner() {
+            Some(joiner) => joiner.flush(self.stream, &self.from),
             None => Ok(()),
         }
     }
@@ -203,6 +233,25 @@ impl<S: DeviceSums> Launching<'_, '_, S> {
 }
 
 impl<S: DeviceSums> Outputs for Launching<'_, '_, S> {
+    fn join(&mut self, i: usize, _: &Frame<'_>, tail: usize) -> Result<(), KernelError> {
+        let has_space = self
+            .rounds
+            .sums
+            .joiner()
+            .is_none_or(|joiner| joiner.has_space());
+        if !has_space {
+            self.launch(false)?;
+            self.flush()?;
+        }
+        let Some(joiner) = self.rounds.sums.joiner() else {
+            return Ok(());
+        };
+        if !has_space {
+            joiner.turn(self.stream, tail)?;
+        }
+        joiner.push(self.stream, &self.from, i, tail)
+    }
+
     fn add(
         &mut self,
         i: usize,
@@ -210,9 +259,16 @@ impl<S: DeviceSums> Outputs for Launching<'_, '_, S> {
         first: usize,
         count: usize,
     ) -> Result<(), KernelError> {
-        let (first, count) = (i as u64 * self.rounds.items + first as u64, count as u64);
+        let (first, count) = (first as u64, count as u64);
+        let (first, step) = match self.rounds.sums.joiner() {
+            Some(joiner) => (
+                joiner.start() as u64 + first * self.rounds.hop,
+                self.rounds.hop,
+            ),
+            None => (i as u64 * self.rounds.items + first, 1),
+        };
         match &mut self.run {
-            Some(run) if run.first + run.count == first => run.count += count,
+            Some(run) if run.first + run.count * step == first => run.count += count,
             _ => {
                 self.launch(false)?;
                 self.run = Some(self.run(first, count));

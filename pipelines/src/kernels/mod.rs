@@ -38,6 +38,7 @@ mod device;
 pub mod file;
 mod grouping;
 mod half;
+mod joiner;
 mod launcher;
 mod npy;
 pub mod parameters;

@@ -248,6 +248,24 @@ parameters! {
         complete: u32,
     }
 
+    /// Parameters of `power_spectrum_join`, which appends the rows of frames to the rows of a buffer.
+    Joining {
+        /// The frames.
+        from: RingSlots,
+        /// Address in the first row of the buffer.
+        to: u64,
+        /// Size of a row of a frame in bytes.
+        row: u64,
+        /// Distance between the rows of a frame in bytes.
+        from_pitch: u64,
+        /// Distance between the rows of the buffer in bytes.
+        to_pitch: u64,
+        /// Number of rows.
+        rows: u32,
+        /// Number of bytes that a thread copies at a time, to which all addresses are aligned.
+        word: u32,
+    }
+
     /// Transforms of one length that a block performs side by side.
     Transforms {
         /// The roots of unity `exp(-2 pi i k / size)`.
@@ -284,7 +302,7 @@ parameters! {
         /// Memory for the transformed columns.
         work: u64 as "Complex*",
         /// Memory for the sums of the pieces.
-        partial: u64 as "double*",
+        partial: u64 as "float*",
         /// Sums of earlier rounds for the first output; null without such sums.
         carried: u64 as "const double*",
         /// Memory for the sums of an output that remains incomplete.
@@ -323,6 +341,16 @@ parameters! {
         doubled: u32,
         /// 1 if the output is in decibels.
         db: u32,
+        /// 1 if each output of the round has one piece and is complete, so that no partial sums are needed.
+        direct: u32,
+        /// For medians, the number of spectra per output: `partial` contains all spectra of some outputs. 0 for means.
+        history: u32,
+        /// Number of outputs for which `partial` has space, and the space of the first output.
+        spaces: u32,
+        /// See `spaces`.
+        space: u32,
+        /// Number of spectra of the first output that earlier rounds have written.
+        pending: u32,
     }
 
     /// Parameters of the kernels of `channelize`. The samples before a run of frames are in `history`, in the order of

@@ -65,8 +65,7 @@ __device__ __forceinline__ void rotate(Complex (&v)[POINTS], Complex w) {
     }
 }
 
-// Sums of squared magnitudes. Float32 sums are exact enough for MAX_TERMS terms; their sums are float64 numbers in memory.
-constexpr u32 MAX_TERMS = 64;
+// Sums of squared magnitudes. The host limits the number of spectra of a piece, so that float32 sums are exact enough.
 struct Sums {
     float of[POINTS] = {};
 
@@ -236,17 +235,14 @@ struct Source {
     }
 };
 
-// Writes the sums of a transform to shared memory, from which `spread` points, and clears them.
+// Writes the sums of a transform to shared memory, to which `spread` points.
 template <u32 SIZE>
-__device__ __forceinline__ void clear(Sums& sums, float* spread, const Transform<SIZE>& transform, u32 t) {
+__device__ __forceinline__ void share(const Sums& sums, float* spread, const Transform<SIZE>& transform, u32 t) {
     spread += t * transform.PITCH + transform.place(transform.i);
     // Other threads may still read their points.
     __syncthreads();
 #pragma unroll
-    for (u32 m = 0; m < POINTS; m++) {
-        spread[transform.place(m * transform.THREADS)] = sums.of[m];
-        sums.of[m] = 0.0f;
-    }
+    for (u32 m = 0; m < POINTS; m++) spread[transform.place(m * transform.THREADS)] = sums.of[m];
     __syncthreads();
 }
 
@@ -262,8 +258,6 @@ template <u32 SIZE> __device__ __forceinline__ void short_transforms(const Spect
     const Channel from(p, channel);
     Cursor cursor(p, piece.begin + t * each);
     Sums sums;
-    double* to = p.partial + (u64)blockIdx.x * p.bins;
-    u32 terms = 0;
     for (u64 start = piece.begin; start < piece.end; start += p.rows.count * each) {
         u64 s = start + t * each;
         Complex v[POINTS];
@@ -271,21 +265,18 @@ template <u32 SIZE> __device__ __forceinline__ void short_transforms(const Spect
         transform.run(v);
         sums.add(v);
         cursor.advance(p, p.rows.count * each);
-        terms++;
-        if (terms % MAX_TERMS != 0 && start + p.rows.count * each < piece.end) continue;
-        float* spread = (float*)shared;
-        clear(sums, spread, transform, t);
-        for (u32 k = threadIdx.x; k < p.bins; k += blockDim.x) {
-            u32 mirrored = p.complex || k == 0 ? k : SIZE - k;
-            double sum = 0.0;
-            for (u32 other = 0; other < p.rows.count; other++) {
-                const float* one = spread + other * transform.PITCH;
-                sum += ((double)one[transform.place(k)] + (double)one[transform.place(mirrored)]) / 2.0;
-            }
-            to[k] = terms <= MAX_TERMS ? sum : to[k] + sum;
+    }
+    const float* spread = (const float*)shared;
+    share(sums, (float*)shared, transform, t);
+    for (u32 k = threadIdx.x; k < p.bins; k += blockDim.x) {
+        u32 mirrored = p.complex || k == 0 ? k : SIZE - k;
+        Compensated sum;
+        for (u32 other = 0; other < p.rows.count; other++) {
+            const float* one = spread + other * transform.PITCH;
+            sum.add(one[transform.place(k)]);
+            sum.add(one[transform.place(mirrored)]);
         }
-        // The next spectrum overwrites the sums.
-        __syncthreads();
+        write_sum(p, k, sum.sum / 2.0f);
     }
 }
 
@@ -327,9 +318,8 @@ template <u32 SIZE> __device__ __forceinline__ void row_transforms(const Spectra
     const u32 t = threadIdx.x / threads;
     Transform<SIZE> transform(p.rows, shared, t, threadIdx.x % threads);
     Sums sums;
-    double* to = p.partial + (u64)index * down * SIZE + first;
+    float* to = p.partial + (set_of(p, index / p.channels) * p.channels + channel) * down * SIZE + first;
     const u32 each = p.complex ? 1 : 2;
-    u32 terms = 0;
     for (u64 s = piece.begin; s < piece.end; s += each) {
         const Complex* from = p.work + ((s * p.channels + channel) * down + first + t) * SIZE + transform.i;
         Complex v[POINTS];
@@ -337,18 +327,12 @@ template <u32 SIZE> __device__ __forceinline__ void row_transforms(const Spectra
         for (u32 m = 0; m < POINTS; m++) v[m] = from[m * threads];
         transform.run(v);
         sums.add(v);
-        terms++;
-        if (terms % MAX_TERMS != 0 && s + each < piece.end) continue;
-        float* spread = (float*)shared;
-        clear(sums, spread, transform, t);
-        for (u32 i = threadIdx.x; i < SIZE * count; i += blockDim.x) {
-            u32 k = i / count, row = i % count;
-            double sum = spread[row * transform.PITCH + transform.place(k)];
-            double* at = to + (u64)k * down + row;
-            *at = terms <= MAX_TERMS ? sum : *at + sum;
-        }
-        // The next row overwrites the sums.
-        __syncthreads();
+    }
+    const float* spread = (const float*)shared;
+    share(sums, (float*)shared, transform, t);
+    for (u32 i = threadIdx.x; i < SIZE * count; i += blockDim.x) {
+        u32 k = i / count, row = i % count;
+        to[(u64)k * down + row] = spread[row * transform.PITCH + transform.place(k)];
     }
 }
 

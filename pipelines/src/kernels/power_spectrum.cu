@@ -30,7 +30,7 @@ struct Batch : Transforms {
 
     // Performs one pass. `done` is the product of the radices of earlier passes. If `squares` is set, the last pass
     // adds squared magnitudes to `sums`.
-    template <int R> __device__ __forceinline__ void pass(u32 done, bool squares, double (&sums)[POINTS]) const {
+    template <int R> __device__ __forceinline__ void pass(u32 done, bool squares, Compensated (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R, work = across * count;
         u32 stride = size / (done * R);
@@ -58,7 +58,7 @@ struct Batch : Transforms {
 #pragma unroll
                 for (int r = 0; r < R; r++) {
                     Complex z = v[q][r];
-                    sums[q * R + r] += (double)(z.x * z.x + z.y * z.y);
+                    sums[q * R + r].add(z.x * z.x + z.y * z.y);
                 }
             }
             __syncthreads();
@@ -80,7 +80,7 @@ struct Batch : Transforms {
 
     // Performs all passes on the buffer. The caller must have synchronised the block, so that the points of other
     // threads are visible.
-    __device__ __forceinline__ void run(bool squares, double (&sums)[POINTS]) const {
+    __device__ __forceinline__ void run(bool squares, Compensated (&sums)[POINTS]) const {
         u32 done = 1;
         for (u64 rest = radices; rest != 0; rest >>= 4) {
             u32 radix = (u32)rest & 15;
@@ -97,7 +97,7 @@ struct Batch : Transforms {
     }
 
     // Stores the sums of the last pass at the indices of their points.
-    template <int R> __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
+    template <int R> __device__ __forceinline__ void spread(float* to, const Compensated (&sums)[POINTS]) const {
         constexpr int K = POINTS / R;
         u32 across = size / R;
         Divider by_transform(across);
@@ -107,11 +107,11 @@ struct Batch : Transforms {
             if (i >= across * count) continue;
             u32 t = by_transform.of(i), j = i - t * across;
 #pragma unroll
-            for (int r = 0; r < R; r++) to[at(t, j + r * across)] = sums[q * R + r];
+            for (int r = 0; r < R; r++) to[at(t, j + r * across)] = sums[q * R + r].sum;
         }
     }
 
-    __device__ __forceinline__ void spread(double* to, const double (&sums)[POINTS]) const {
+    __device__ __forceinline__ void spread(float* to, const Compensated (&sums)[POINTS]) const {
         u64 rest = radices;
         while (rest >> 4 != 0) rest >>= 4;
         switch (rest) {
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_shor
     u32 channel = blockIdx.x % p.channels;
     Piece piece(p, blockIdx.x / p.channels);
     if (piece.begin >= piece.end) return;
-    double sums[POINTS] = {};
+    Compensated sums[POINTS];
     u32 blocks = p.complex ? count : 2 * count;
     for (u64 s = piece.begin; s < piece.end; s += blocks) {
         for (u32 t = threadIdx.x; t < 2 * count; t += blockDim.x) {
@@ -225,15 +225,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_shor
         __syncthreads();
         batch.run(true, sums);
     }
-    double* spread = (double*)shared;
+    float* spread = (float*)shared;
     batch.spread(spread, sums);
     __syncthreads();
-    u32 bins = p.complex ? size : size / 2 + 1;
-    for (u32 k = threadIdx.x; k < bins; k += blockDim.x) {
+    for (u32 k = threadIdx.x; k < p.bins; k += blockDim.x) {
         u32 mirrored = p.complex || k == 0 ? k : size - k;
-        double sum = 0.0;
-        for (u32 t = 0; t < count; t++) sum += (spread[batch.at(t, k)] + spread[batch.at(t, mirrored)]) / 2.0;
-        p.partial[(u64)blockIdx.x * bins + k] = sum;
+        Compensated sum;
+        for (u32 t = 0; t < count; t++) {
+            sum.add(spread[batch.at(t, k)]);
+            sum.add(spread[batch.at(t, mirrored)]);
+        }
+        write_sum(p, k, sum.sum / 2.0f);
     }
 }
 
@@ -263,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_colu
     u32 valid = across - first < count ? across - first : count;
     fill_any(batch, p, starts, Means{p.means, p.channels}.of(s, channel), first, 1, across, valid, true);
     __syncthreads();
-    double none[POINTS];
+    Compensated none[POINTS];
     batch.run(false, none);
     Complex* to = p.work + (u64)index * down * across;
     Divider by(count);
@@ -288,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_rows
     if (piece.begin >= piece.end) return;
     u32 valid = down - first < count ? down - first : count;
     u64 size = (u64)down * across;
-    double sums[POINTS] = {};
+    Compensated sums[POINTS];
     Divider by(across);
     for (u64 s = piece.begin; s < piece.end; s += p.complex ? 1 : 2) {
         const Complex* from = p.work + (s * p.channels + channel) * size + (u64)first * across;
@@ -300,10 +302,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) power_spectrum_rows
         __syncthreads();
         batch.run(true, sums);
     }
-    double* spread = (double*)shared;
+    float* spread = (float*)shared;
     batch.spread(spread, sums);
     __syncthreads();
-    double* to = p.partial + (u64)index * size + first;
+    float* to = p.partial + (set_of(p, index / p.channels) * p.channels + channel) * size + first;
     Divider by_row(count);
     for (u32 i = threadIdx.x; i < across * count; i += blockDim.x) {
         u32 kb = by_row.of(i), t = i - kb * count;
@@ -330,8 +332,8 @@ extern "C" __global__ void __launch_bounds__(256) power_spectrum_combine(SPECTRA
     if (k < bins) {
 #pragma unroll 4
         for (u32 q = row; q < mine; q += 8) {
-            const double* from = p.partial + (((u64)o * p.pieces + q) * p.channels + channel) * width;
-            sum += fold ? (from[k] + from[mirrored]) / 2.0 : from[k];
+            const float* from = p.partial + (((u64)o * p.pieces + q) * p.channels + channel) * width;
+            sum += fold ? ((double)from[k] + (double)from[mirrored]) / 2.0 : (double)from[k];
         }
     }
     lanes[row][lane] = sum;
@@ -344,10 +346,101 @@ extern "C" __global__ void __launch_bounds__(256) power_spectrum_combine(SPECTRA
         p.carry[at] = sum;
         return;
     }
-    double power = sum * p.factor;
-    if (k > 0 && k < p.doubled) power *= 2.0;
-    // The negative frequencies of complex samples come first.
-    u32 place = p.complex ? (k + bins / 2) % bins : k;
-    float* to = (float*)frame_of(p.to, o);
-    to[(u64)channel * bins + place] = (float)(p.db ? 10.0 * log10(power) : power);
+    write_bin(p, o, channel, k, sum);
+}
+
+// Finds medians of spectra, bin by bin. Squared magnitudes are not negative, so their bits have the same order as the numbers.
+struct Column {
+    const float* first;
+    u64 step;
+    u32 mirrored, count;
+    bool fold;
+
+    __device__ u32 bits(u32 i) const {
+        const float* at = first + i * step;
+        return __float_as_uint(fold ? (at[0] + at[mirrored]) / 2.0f : at[0]);
+    }
+};
+
+// Computes the medians of all complete outputs.
+// blocks: (output, channel, 32 bins), the bins vary fastest; 256 threads
+extern "C" __global__ void __launch_bounds__(256) power_spectrum_median(SPECTRA_PARAMETERS) {
+    const Spectra p = SPECTRA_GIVEN;
+    __shared__ u32 found[8][33];
+    const u32 tiles = (p.bins + 31) / 32, lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    const u32 k = blockIdx.x % tiles * 32 + lane;
+    const u32 channel = blockIdx.x / tiles % p.channels, o = blockIdx.x / tiles / p.channels;
+    const bool fold = p.width != p.bins, used = k < p.bins;
+    const u64 space = (u64)((p.space + o) % p.spaces) * p.history;
+    Column column;
+    column.first = p.partial + (space * p.channels + channel) * p.width + (used ? k : 0);
+    column.step = (u64)p.channels * p.width;
+    column.fold = fold && used && k > 0;
+    column.mirrored = column.fold ? p.width - 2 * k : 0;
+    column.count = p.history;
+    // Sets the bits of the lower median, from the highest to the lowest: a bit is 0 if enough numbers are not above the largest
+    // number with this bit 0.
+    const u32 rank = (p.history - 1) / 2 + 1;
+    u32 lower = 0, below = 0;
+    for (int bit = 31; bit >= 0; bit--) {
+        u32 largest = lower | ((1u << bit) - 1), count = 0;
+        for (u32 i = row; i < column.count; i += 8) count += column.bits(i) <= largest;
+        found[row][lane] = count;
+        __syncthreads();
+        count = 0;
+        for (u32 other = 0; other < 8; other++) count += found[other][lane];
+        __syncthreads();
+        if (count < rank) {
+            lower |= 1u << bit;
+        } else {
+            below = count;
+        }
+    }
+    // The next larger number, and the largest, which is a NaN if there is one.
+    u32 next = 0xffffffffu, largest = 0;
+    for (u32 i = row; i < column.count; i += 8) {
+        u32 bits = column.bits(i);
+        if (bits > lower) next = min(next, bits);
+        largest = max(largest, bits);
+    }
+    found[row][lane] = next;
+    __syncthreads();
+    for (u32 other = 0; other < 8; other++) next = min(next, found[other][lane]);
+    __syncthreads();
+    found[row][lane] = largest;
+    __syncthreads();
+    for (u32 other = 0; other < 8; other++) largest = max(largest, found[other][lane]);
+    if (row != 0 || !used) return;
+    u32 upper = p.history % 2 == 1 || below > rank ? lower : next;
+    double median = ((double)__uint_as_float(lower) + (double)__uint_as_float(upper)) / 2.0;
+    if (largest > 0x7f800000u) median = __uint_as_float(largest);
+    write_bin(p, o, channel, k, median);
+}
+
+struct alignas(16) Wide {
+    u32 words[4];
+};
+
+constexpr u32 JOINED_BYTES = 16 << 10; // number of bytes that a block copies; the host uses the same value
+
+template <class Word> __device__ void copy_words(u8* to, const u8* from, u64 bytes) {
+    for (u32 i = threadIdx.x; i < bytes / sizeof(Word); i += blockDim.x) ((Word*)to)[i] = ((const Word*)from)[i];
+}
+
+// Appends frames to the rows of a buffer.
+// blocks: (frame, row, part of the row), the part varies fastest; 256 threads
+extern "C" __global__ void __launch_bounds__(256) power_spectrum_join(JOINING_PARAMETERS) {
+    const Joining p = JOINING_GIVEN;
+    const u32 parts = (u32)((p.row + JOINED_BYTES - 1) / JOINED_BYTES);
+    const u32 part = blockIdx.x % parts, row = blockIdx.x / parts % p.rows, frame = blockIdx.x / parts / p.rows;
+    const u64 first = (u64)part * JOINED_BYTES, rest = p.row - first, bytes = rest < JOINED_BYTES ? rest : JOINED_BYTES;
+    const u8* from = frame_of(p.from, frame) + row * p.from_pitch + first;
+    u8* to = (u8*)p.to + row * p.to_pitch + frame * p.row + first;
+    switch (p.word) {
+    case 16: copy_words<Wide>(to, from, bytes); break;
+    case 8: copy_words<u64>(to, from, bytes); break;
+    case 4: copy_words<u32>(to, from, bytes); break;
+    case 2: copy_words<u16>(to, from, bytes); break;
+    default: copy_words<u8>(to, from, bytes);
+    }
 }

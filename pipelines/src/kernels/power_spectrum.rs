@@ -75,14 +75,17 @@
 //! output has the flags of all its frames, and also `INCOMPLETE` if one of its frames was skipped or is missing.
 //!
 //! # On a GPU
-//! The CUDA side supports a `size` of 2 to 2^20 without a prime factor above 7; with other sizes the kernel runs on the
-//! CPU. Transforms are float32 with roots computed in float64, and the metadata of outputs is the same as on the CPU.
-//! Powers of two from 128 to 2^20 have code of their own: each thread keeps 16 points in registers, float32 sums contain
-//! at most 64 spectra, and their sums are float64. All sums of other sizes are float64.
+//! The CUDA side supports transforms of 2 to 2^20 points without a prime factor above 7; with other sizes, with `pairs`, and
+//! with medians of spectra that need more than 1 GiB, the kernel runs on the CPU. Transforms are float32 with roots computed
+//! in float64, and the metadata of outputs is the same as on the CPU. Powers of two from 128 to 2^20 without padding have
+//! code of their own: each thread keeps 16 points in registers, and float32 sums contain at most 64 spectra. Float32 sums of
+//! other sizes carry the rounding error along. The sums of pieces are added in float64.
 //!
 //! Sizes up to 5120, and powers of two up to 8192 if the GPU has 68 KiB of shared memory per block, are transformed in
-//! shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial sums. Larger sizes take two
-//! launches and 32 MiB of work space. One more launch combines the partial sums.
+//! shared memory, in one launch for as many spectra of a burst as fit into 16 MiB of partial sums. Larger sizes take two
+//! launches and 32 MiB of work space, 64 MiB for real samples. One more launch combines the partial sums, except where each
+//! output is one piece. For medians, 64 MiB contain the spectra of the outputs in progress, or more if those of one output
+//! need more. With continuous blocks, frames are first copied into one of two buffers of 64 MiB.
 
 mod cpu;
 mod cross;
@@ -550,8 +553,7 @@ impl KernelSpec for PowerSpectrum {
         let fits = |shape: Shape| {
             device::can_count(input)
                 && passes::has(shape.fft)
-                && self.average == Average::Mean
-                && !self.continuous
+                && cuda::has_space(self, input, &shape)
                 && self.pairs.is_empty()
         };
         side == Side::Cpu || self.shape(input).is_ok_and(fits)

@@ -120,3 +120,44 @@ struct Piece {
         end = begin + p.chunk < stop ? begin + p.chunk : stop;
     }
 };
+
+// A float32 sum and the rounding error of its additions (Kahan). It is about as exact as a float64 sum, which many GPUs compute
+// slowly.
+struct Compensated {
+    float sum = 0.0f, error = 0.0f;
+
+    __device__ __forceinline__ void add(float x) {
+        float y = x - error, next = sum + y;
+        error = (next - sum) - y;
+        sum = next;
+    }
+};
+
+// Returns the index of the set of partial sums of piece `index % pieces` of output `index / pieces`. For medians, a piece is one
+// spectrum, and the spectra of an output are in a space of their own until the output is complete.
+__device__ inline u64 set_of(const Spectra& p, u32 index) {
+    if (p.history == 0) return index;
+    u32 o = index / p.pieces, q = index % p.pieces;
+    return (u64)((p.space + o) % p.spaces) * p.history + (o == 0 ? p.pending : 0) + q;
+}
+
+// Writes a bin of output `o`. `sum` is the sum of the squared magnitudes of all spectra of the output.
+__device__ inline void write_bin(const Spectra& p, u64 o, u32 channel, u32 k, double sum) {
+    double power = sum * p.factor;
+    if (k > 0 && k < p.doubled) power *= 2.0;
+    // The negative frequencies of complex samples come first.
+    u32 place = p.complex ? (k + p.bins / 2) % p.bins : k;
+    float* to = (float*)frame_of(p.to, o);
+    to[(u64)channel * p.bins + place] = (float)(p.db ? 10.0 * log10(power) : power);
+}
+
+// Writes a bin of a piece that consists of whole spectra: to the output, or to `partial`.
+// blocks: (output, piece, channel), the channel varies fastest
+__device__ inline void write_sum(const Spectra& p, u32 k, float sum) {
+    if (p.direct) {
+        write_bin(p, blockIdx.x / p.channels, blockIdx.x % p.channels, k, sum);
+    } else {
+        u64 set = set_of(p, blockIdx.x / p.channels) * p.channels + blockIdx.x % p.channels;
+        p.partial[set * p.bins + k] = sum;
+    }
+}

@@ -95,11 +95,13 @@ static std::vector<Kernel> kernels() {
     return {
         kernel("convert_straight", convert::convert_straight),
         kernel("convert_tiles", convert::convert_tiles),
+        kernel("power_spectrum_join", power_spectrum::power_spectrum_join),
         kernel("power_spectrum_means", power_spectrum::power_spectrum_means),
         kernel("power_spectrum_short", power_spectrum::power_spectrum_short),
         kernel("power_spectrum_columns", power_spectrum::power_spectrum_columns),
         kernel("power_spectrum_rows", power_spectrum::power_spectrum_rows),
         kernel("power_spectrum_combine", power_spectrum::power_spectrum_combine),
+        kernel("power_spectrum_median", power_spectrum::power_spectrum_median),
 #define SHORT_ENTRY(size) kernel("power_spectrum_short_" #size, power_of_two::power_spectrum_short_##size),
 #define LONG_ENTRIES(size)                                                               \
     kernel("power_spectrum_columns_" #size, power_of_two::power_spectrum_columns_##size), \
@@ -270,5 +272,10 @@ UNSUPPORTED(cuGraphLaunch)
 UNSUPPORTED(cuGraphExecDestroy)
 UNSUPPORTED(cuGraphDestroy)
 UNSUPPORTED(cuModuleGetGlobal_v2)
+UNSUPPORTED(cuDeviceCanAccessPeer)
+UNSUPPORTED(cuDeviceGetP2PAttribute)
+UNSUPPORTED(cuMemcpy3DAsync_v2)
+UNSUPPORTED(cuMemsetD2D8Async)
+UNSUPPORTED(cuMemsetD2D32Async)
 
 } // extern "C"

@@ -4,10 +4,13 @@
 use super::device;
 use super::trial::{Noise, SCALARS, as_f32, both, disturb, every_type, frames, layout};
 use daq_core::gpu::driver::Device;
+use daq_core::kernel::{KernelSpec, Side};
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;
-use daq_pipelines::kernels::power_spectrum::{Detrend, Gap, Partial, Scaling, WindowShape};
+use daq_pipelines::kernels::power_spectrum::{
+    Average, Detrend, Gap, Partial, Scaling, WindowShape,
+};
 
 /// Returns the largest error of a spectrum, relative to the bin or to the spectrum's mean, whichever is larger.
 pub fn error(made: &[f64], want: &[f64]) -> f64 {
@@ -58,7 +61,6 @@ fn compare(
 }
 
 fn spec_bins(spec: &PowerSpectrum, input: &Layout) -> usize {
-    use daq_core::kernel::KernelSpec;
     spec.layout(input).unwrap().points
 }
 
@@ -201,6 +203,8 @@ fn spectra_records_and_counts_equal_cpu() {
             integrate: Some(one_of(14) + 1),
             partial: [Partial::Use, Partial::Skip][usize::try_from(one_of(2)).unwrap()],
             gap: [Gap::Restart, Gap::Continue][usize::try_from(one_of(2)).unwrap()],
+            average: [Average::Mean, Average::Median][usize::try_from(one_of(2)).unwrap()],
+            continuous: one_of(2) == 0,
             scaling: [Scaling::Db, Scaling::Density, Scaling::None]
                 [usize::try_from(one_of(3)).unwrap()],
             ..PowerSpectrum::default()
@@ -246,6 +250,81 @@ fn integration_of_many_spectra_is_split() {
                 false,
             );
             assert!(made > 0);
+        }
+    }
+}
+
+#[test]
+fn spectra_padded_and_of_medians_equal_cpu() {
+    let Some(device) = device() else { return };
+    for (size, fft, integrate, points) in [
+        (8, None, 1, 100),
+        (8, None, 2, 100),
+        (60, Some(64), 5, 700),
+        (128, None, 9, 1500),
+        (100, Some(128), 40, 1500),
+        (3000, Some(8192), 3, 7000),
+        (16_384, None, 3, 40_000),
+        (9000, Some(10_000), 4, 20_000),
+    ] {
+        for (complex, channels) in [(false, 1), (true, 1), (false, 3)] {
+            for average in [Average::Mean, Average::Median] {
+                let samples = Samples {
+                    scalar: Scalar::Int16,
+                    complex,
+                    channels,
+                    ..Samples::default()
+                };
+                let spec = PowerSpectrum {
+                    size: Some(size),
+                    fft,
+                    average,
+                    integrate: Some(integrate),
+                    ..PowerSpectrum::default()
+                };
+                let input = layout(&samples, points);
+                assert!(spec.has(&input, Side::Cuda(0)), "{spec:?}");
+                let made = compare(&spec, &input, device, integrate, 6, &[2, 1], false);
+                assert!(made > 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn spectra_of_continuous_blocks_equal_cpu() {
+    let Some(device) = device() else { return };
+    for (seed, samples) in (0..).zip(every_type(&SCALARS, &[1, 3])) {
+        for (size, overlap, points) in [(128, 0.5, 300), (100, 0.3, 77), (16_384, 0.0, 5000)] {
+            if size > 1000 && samples.scalar != Scalar::Int16 {
+                continue;
+            }
+            let spec = PowerSpectrum {
+                size: Some(size),
+                overlap,
+                continuous: true,
+                integrate: Some(3),
+                ..PowerSpectrum::default()
+            };
+            let made = compare(
+                &spec,
+                &layout(&samples, points),
+                device,
+                seed,
+                24,
+                &[5, 1],
+                false,
+            );
+            assert!(made > 0);
+            compare(
+                &spec,
+                &layout(&samples, points),
+                device,
+                seed,
+                24,
+                &[2, 3],
+                true,
+            );
         }
     }
 }

@@ -4,10 +4,11 @@ use super::STRUCTURES;
 use std::fmt::Write;
 
 /// The structures that are the parameters of kernels.
-const KERNELS: [&str; 8] = [
+const KERNELS: [&str; 9] = [
     "Conversion",
     "Selection",
     "Statistics",
+    "Joining",
     "Spectra",
     "Polyphase",
     "Correlation",

@@ -7,27 +7,34 @@
 
 use super::super::device;
 use super::super::grouping::Grouping;
+use super::super::joiner::{self, Joiner};
 use super::super::launcher::{DeviceSums, Launcher, Round};
 use super::super::parameters::{Spectra, Transforms, code_of, small};
 use super::super::samples::Walk;
+use super::median::bias;
 use super::passes::{Batch, Passes, roots};
-use super::{Detrend, PowerSpectrum, Scaling, Shape};
+use super::{Average, Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::gpu::driver::{self, Backing, Device, Function, Grid, Memory};
 use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
 
 /// Maximum size of all partial sums in bytes. If one set per channel needs more memory, this limit is exceeded.
-const PARTIAL_BYTES: usize = 32 << 20;
+const PARTIAL_BYTES: usize = 16 << 20;
+/// Maximum number of spectra that the device code for powers of two adds in float32. Their sums are added in float64.
+const MAX_TERMS: usize = 64;
+/// Maximum size of the spectra of all outputs whose medians are computed, and of the spectra of one such output.
+const HISTORY_BYTES: usize = 64 << 20;
+const MAX_HISTORY_BYTES: usize = 1 << 30;
 /// Maximum number of sets of partial sums. If there are more channels, this limit is exceeded.
 const MAX_PARTIAL: usize = 1 << 16;
-/// Maximum size of the work space for long transforms in bytes. If one transform per channel needs more memory, this
-/// limit is exceeded.
+/// Maximum size of the used part of the work space for long transforms in bytes, so that it fits into the cache of the GPU.
+/// If one transform per channel needs more memory, this limit is exceeded.
 const WORK_BYTES: usize = 32 << 20;
 /// Number of bytes of shared memory per block that every GPU provides.
 const MIN_SHARED: usize = 48 << 10;
-/// Number of pieces per concurrent block of the device. Several pieces per block keep the device busy until the end of
-/// a launch.
-const PIECES: usize = 2;
+/// Number of pieces of whole transforms per concurrent block of the device. Several pieces per block keep the device busy
+/// until the end of a launch. The partial sums of long transforms are larger, so they have one piece.
+const SHORT_PIECES: usize = 2;
 /// Maximum size of all means in bytes. If one mean per channel needs more memory, this limit is exceeded.
 const MEAN_BYTES: usize = 4 << 20;
 const MEAN_THREADS: u32 = 256;
@@ -42,6 +49,10 @@ struct Scratch {
     partial: usize,
     /// Number of values per set of partial sums.
     width: usize,
+    /// Number of spectra of an output whose median is computed, and the number of such outputs that fit into the memory; 0
+    /// for means.
+    history: usize,
+    spaces: usize,
     /// Number of spectra per channel that fit into the work space; 0 if no work space is needed.
     work: usize,
     /// Number of spectra per channel whose means fit into the memory; 0 if no means are needed.
@@ -54,9 +65,24 @@ impl Scratch {
         let is_long = passes.columns.is_some();
         let width = if is_long { shape.fft } else { shape.bins };
         let pair = if input.complex { 1 } else { 2 };
-        let fit = WORK_BYTES / (shape.fft * 8 * channels) / pair * pair;
+        // Of the space for two real spectra, only one half is used.
+        let fit = WORK_BYTES / (shape.fft * 8 * channels) * pair;
+        let history = match keys.average {
+            Average::Mean => 0,
+            Average::Median => shape.history(),
+        };
+        // At least one output, and at most as many outputs as a set of launches can use.
+        let spaces = match history {
+            0 => 0,
+            _ => (HISTORY_BYTES / (history * channels * width * 4)).clamp(1, MAX_PARTIAL),
+        };
         Self {
-            partial: (PARTIAL_BYTES / (width * 8)).min(MAX_PARTIAL).max(channels),
+            history,
+            spaces,
+            partial: match history {
+                0 => (PARTIAL_BYTES / (width * 4)).min(MAX_PARTIAL).max(channels),
+                _ => history * spaces * channels,
+            },
             width,
             work: if is_long { fit.max(pair) } else { 0 },
             means: match keys.detrend {
@@ -71,21 +97,45 @@ impl Scratch {
     }
 
     const fn partial_bytes(&self) -> usize {
-        self.partial * self.width * 8
+        self.partial * self.width * 4
     }
 }
 
 /// Returns the maximum number of bytes allocated on a device.
 pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
-    let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
+    let max = max_together(keys, input, shape);
     Passes::new(shape.fft, shape.is_padded(), max, MIN_SHARED).map_or(0, |passes| {
         let channels = input.channels as usize;
         let scratch = Scratch::new(keys, &passes, input, shape);
         let means = scratch.means * channels * 8;
         let tables = shape.fft * (4 + 3 * 8);
         let carried = 2 * channels * shape.bins * 8;
-        scratch.partial_bytes() + scratch.work_bytes(shape.fft, channels) + means + tables + carried
+        let joined = match keys.continuous {
+            true => joiner::memory(input, shape.size),
+            false => 0,
+        };
+        scratch.partial_bytes()
+            + scratch.work_bytes(shape.fft, channels)
+            + means
+            + tables
+            + carried
+            + joined
     })
+}
+
+/// Returns the maximum number of transforms that a block adds up.
+fn max_together(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usize {
+    match keys.average {
+        Average::Mean => shape.history().div_ceil(if input.complex { 1 } else { 2 }),
+        Average::Median => 1,
+    }
+}
+
+/// Returns whether the spectra of an output whose median is computed fit into the memory that a device may use for them.
+pub(super) fn has_space(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> bool {
+    let channels = input.channels as usize;
+    let bytes = shape.history().saturating_mul(channels * shape.fft * 4);
+    keys.average == Average::Mean || bytes <= MAX_HISTORY_BYTES
 }
 
 pub(super) fn build(
@@ -98,8 +148,7 @@ pub(super) fn build(
 ) -> Result<Box<dyn Kernel>, KernelError> {
     let (device, module) = device::POWER_SPECTRUM.load(ordinal)?;
     let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(MIN_SHARED);
-    let max = usize::try_from(shape.integrate).unwrap_or(usize::MAX);
-    let max = max.div_ceil(if input.complex { 1 } else { 2 });
+    let max = max_together(keys, input, &shape);
     let passes = Passes::new(shape.fft, shape.is_padded(), max, max_shared).ok_or_else(|| {
         KernelError::Refused(format!(
             "the GPU cannot transform {} points; choose a number of points up to 1048576 without a prime factor \
@@ -163,7 +212,14 @@ pub(super) fn build(
         )),
     };
     let carry = || plain(channels * shape.bins * 8);
-    let walk = Walk::through(input);
+    let joiner = match keys.continuous {
+        true => Some(Joiner::new(device, &module, input, shape.size)?),
+        false => None,
+    };
+    let walk = match &joiner {
+        Some(joiner) => Walk::of(input.order, channels, joiner.channel_points()),
+        None => Walk::through(input),
+    };
     let summer = Summer {
         parameters: Spectra {
             columns: passes.columns.map_or_else(Transforms::default, |columns| {
@@ -178,8 +234,16 @@ pub(super) fn build(
             point_step: walk.point as u64,
             channel_step: walk.channel as u64,
             hop: shape.hop as u64,
-            spectra: shape.spectra as u64,
-            factor: factor / shape.integrate as f64,
+            spectra: match keys.continuous {
+                true => u64::from(u32::MAX),
+                false => shape.spectra as u64,
+            },
+            factor: match keys.average {
+                Average::Mean => factor / shape.integrate as f64,
+                Average::Median => factor / bias(shape.history()),
+            },
+            history: small(scratch.history),
+            spaces: small(scratch.spaces),
             channels: input.channels,
             scalar: code_of(input.scalar),
             complex: u32::from(input.complex),
@@ -192,13 +256,23 @@ pub(super) fn build(
         },
         bins: shape.bins,
         channels,
-        blocks: processors * resident_blocks * PIECES,
+        blocks: processors
+            * resident_blocks
+            * if passes.columns.is_none() {
+                SHORT_PIECES
+            } else {
+                1
+            },
         scratch,
         carry: [carry()?, carry()?],
+        joiner,
         means,
         columns,
         rows,
-        combine: module.function("power_spectrum_combine")?,
+        combine: module.function(match keys.average {
+            Average::Mean => "power_spectrum_combine",
+            Average::Median => "power_spectrum_median",
+        })?,
         _memory: [Some(tables.memory), Some(partial), space],
     };
     Ok(Box::new(Launcher::new(grouping, summer, occupancy)))
@@ -277,12 +351,14 @@ struct Summer {
     /// Two buffers for sums that are carried from one round to the next. A round reads the first buffer and writes the
     /// second.
     carry: [Memory; 2],
+    joiner: Option<Joiner>,
     /// The function that computes the means to subtract, and the memory of the means.
     means: Option<(Function, Memory)>,
     /// The kernel that transforms the columns of long transforms.
     columns: Option<(Batch, Function)>,
     /// The kernel that transforms the rows or the whole transforms, and sums them.
     rows: (Batch, Function),
+    /// The function that combines the partial sums to outputs.
     combine: Function,
     /// Memory to which the parameters point.
     _memory: [Option<Memory>; 3],
@@ -295,16 +371,43 @@ impl Summer {
         columns.map_or(1, |(columns, _)| columns.size.div_ceil(self.rows.0.count))
     }
 
-    /// Returns the number of spectra per piece and the maximum number of pieces per output.
-    fn pieces(&self, round: &Round) -> (u64, usize) {
+    /// Returns the number of spectra that a block transforms side by side, and the maximum number of spectra per piece.
+    fn steps(&self) -> (usize, usize) {
         let pair = if self.parameters.complex == 1 { 1 } else { 2 };
         let step = match self.columns {
             None => pair * self.rows.0.count,
             Some(_) => pair,
         };
+        let max = if self.rows.0.is_power() {
+            MAX_TERMS * step
+        } else {
+            usize::MAX / step * step
+        };
+        (step, max)
+    }
+
+    /// Returns the number of sets of partial sums for each channel.
+    const fn sets(&self) -> usize {
+        self.scratch.partial / self.channels
+    }
+
+    /// Returns the maximum number of items of a round. Each piece needs one set of partial sums per channel. For n items in
+    /// pieces of m, o outputs have at most (each / m + 1) * o pieces, where o is at most n / each + 2: less than 3 * n / m + o.
+    fn max_items(&self) -> usize {
+        (self.sets() / 6).max(1).saturating_mul(self.steps().1)
+    }
+
+    /// Returns the number of spectra per piece and the maximum number of pieces per output.
+    fn pieces(&self, round: &Round) -> (u64, usize) {
+        if self.scratch.history > 0 {
+            let longest = round.cut.left.max(round.cut.each).min(round.cut.total);
+            return (1, usize::try_from(longest).unwrap_or(usize::MAX));
+        }
+        let (step, max) = self.steps();
+        let max = max as u64;
         let groups = self.row_groups();
         let all = round.items * self.channels * groups;
-        let mut chunk = all.div_ceil(self.blocks).next_multiple_of(step) as u64;
+        let mut chunk = max.min(all.div_ceil(self.blocks).next_multiple_of(step) as u64);
         let cut = round.cut;
         let longest = if round.outputs == 1 {
             cut.total
@@ -312,9 +415,9 @@ impl Summer {
             cut.left.max(cut.each)
         };
         let pieces = |chunk: u64| usize::try_from(longest.div_ceil(chunk)).unwrap_or(usize::MAX);
-        // With one piece per output, the partial sums always fit.
-        while pieces(chunk) * round.outputs * self.channels > self.scratch.partial {
-            chunk *= 2;
+        // With pieces of the maximum size, the partial sums always fit into the memory, because `limits` limits the round.
+        while chunk < max && pieces(chunk) * round.outputs * self.channels > self.scratch.partial {
+            chunk = max.min(chunk * 2);
         }
         (chunk, pieces(chunk))
     }
@@ -326,11 +429,24 @@ impl DeviceSums for Summer {
     }
 
     fn limits(&self) -> (usize, usize) {
-        // Each output needs one set of partial sums per channel.
-        let max_outputs = self.scratch.partial / self.channels;
+        let max_items = match self.scratch.history {
+            0 => self.max_items(),
+            _ => usize::MAX,
+        };
+        let max_outputs = match self.scratch.history {
+            0 => (self.sets() / 2).max(1),
+            _ => self.scratch.spaces,
+        };
         let spaces = [self.scratch.work, self.scratch.means];
-        let max_items = spaces.into_iter().filter(|space| *space > 0).min();
-        (max_outputs, max_items.unwrap_or(usize::MAX))
+        let max_items = spaces
+            .into_iter()
+            .filter(|space| *space > 0)
+            .fold(max_items, usize::min);
+        (max_outputs, max_items)
+    }
+
+    fn joiner(&mut self) -> Option<&mut Joiner> {
+        self.joiner.as_mut()
     }
 
     fn launch(&mut self, stream: &driver::Stream, round: &Round) -> Result<(), KernelError> {
@@ -342,9 +458,16 @@ impl DeviceSums for Summer {
         parameters.origin = round.origin;
         parameters.chunk = chunk;
         parameters.pieces = small(pieces);
+        let is_direct = self.columns.is_none()
+            && pieces == 1
+            && round.complete == round.outputs
+            && round.pending == 0
+            && self.scratch.history == 0;
+        parameters.direct = u32::from(is_direct);
         parameters.complete = small(round.complete);
         parameters.carry = self.carry[1].address();
-        parameters.carried = if round.continues {
+        parameters.pending = small(round.pending);
+        parameters.carried = if round.pending > 0 {
             self.carry[0].address()
         } else {
             0
@@ -365,8 +488,24 @@ impl DeviceSums for Summer {
         }
         let (rows, function) = &self.rows;
         function.launch(stream, &grid(sets, rows), &arguments)?;
+        if is_direct {
+            return Ok(());
+        }
         let tiles = self.bins.div_ceil(COMBINE_BINS);
-        let blocks = tiles * self.channels * round.outputs;
+        if self.scratch.history > 0 {
+            let space = self.parameters.space + small(round.complete);
+            self.parameters.space = space % small(self.scratch.spaces);
+        }
+        // Medians need all spectra of an output.
+        let outputs = if self.scratch.history > 0 {
+            round.complete
+        } else {
+            round.outputs
+        };
+        if outputs == 0 {
+            return Ok(());
+        }
+        let blocks = tiles * self.channels * outputs;
         self.combine.launch(
             stream,
             &Grid::line(small(blocks), COMBINE_THREADS),

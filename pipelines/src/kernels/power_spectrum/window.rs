@@ -278,11 +278,11 @@ impl JsonSchema for Window {
                 "required": ["kind"],
                 "additionalProperties": false,
                 "properties": {
-                    "kind": { "enum": names },
-                    "beta": { "type": "number" },
-                    "std": { "type": "number" },
-                    "alpha": { "type": "number" },
-                    "symmetric": { "type": "boolean" }
+                    "kind": { "enum": names, "description": "Name of the window." },
+                    "beta": { "type": "number", "description": "Parameter of `kaiser`, 0 to 600: larger values give lower side lobes and a wider main lobe." },
+                    "std": { "type": "number", "description": "Parameter of `gaussian`: standard deviation in points." },
+                    "alpha": { "type": "number", "description": "Parameter of `tukey`, 0 to 1: fraction of the window that the edges take." },
+                    "symmetric": { "type": "boolean", "default": false, "description": "Symmetric instead of periodic, as `fftbins=False` in scipy." }
                 }
             }
         ] })
