@@ -117,6 +117,20 @@ static_assert(sizeof(Statistics) == 216 && OFFSET_OF(Statistics, from) == 0 && O
     u32 given_complete
 #define STATISTICS_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_bins_low, given_bins_high, given_bins_per_unit, given_bins_edges, given_bins_count, given_bins_rounds}, given_points, given_point_step, given_channel_step, given_chunk, given_low, given_high, given_partial, given_kept, given_counts, given_buffers, given_buffer, given_pieces, given_channels, given_parts, given_scalar, given_in_shared, given_complete}
 
+// Parameters of `power_spectrum_join`, which appends the rows of frames to the rows of a buffer.
+struct Joining {
+    RingSlots from;
+    u64 to, row, from_pitch, to_pitch;
+    u32 rows, word;
+};
+static_assert(sizeof(Joining) == 64 && OFFSET_OF(Joining, from) == 0 && OFFSET_OF(Joining, to) == 24 &&
+    OFFSET_OF(Joining, row) == 32 && OFFSET_OF(Joining, from_pitch) == 40 &&
+    OFFSET_OF(Joining, to_pitch) == 48 && OFFSET_OF(Joining, rows) == 56 && OFFSET_OF(Joining, word) == 60);
+#define JOINING_PARAMETERS \
+    u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to, \
+    u64 given_row, u64 given_from_pitch, u64 given_to_pitch, u32 given_rows, u32 given_word
+#define JOINING_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, given_to, given_row, given_from_pitch, given_to_pitch, given_rows, given_word}
+
 // Transforms of one length that a block performs side by side.
 struct Transforms {
     const Complex* roots;
@@ -137,14 +151,15 @@ struct Spectra {
     const float* window;
     Complex* means;
     Complex* work;
-    double* partial;
+    float* partial;
     const double* carried;
     double* carry;
     u64 point_step, channel_step, hop, spectra, origin, chunk;
     double factor;
-    u32 pieces, channels, scalar, complex, block, bins, width, complete, doubled, db;
+    u32 pieces, channels, scalar, complex, block, bins, width, complete, doubled, db, direct, history, spaces,
+    space, pending;
 };
-static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_OF(Spectra, to) == 24 &&
+static_assert(sizeof(Spectra) == 312 && OFFSET_OF(Spectra, from) == 0 && OFFSET_OF(Spectra, to) == 24 &&
     OFFSET_OF(Spectra, cut) == 48 && OFFSET_OF(Spectra, rows) == 72 && OFFSET_OF(Spectra, columns) == 104 &&
     OFFSET_OF(Spectra, all_roots) == 136 && OFFSET_OF(Spectra, window) == 144 &&
     OFFSET_OF(Spectra, means) == 152 && OFFSET_OF(Spectra, work) == 160 && OFFSET_OF(Spectra, partial) == 168 &&
@@ -155,19 +170,22 @@ static_assert(sizeof(Spectra) == 288 && OFFSET_OF(Spectra, from) == 0 && OFFSET_
     OFFSET_OF(Spectra, channels) == 252 && OFFSET_OF(Spectra, scalar) == 256 &&
     OFFSET_OF(Spectra, complex) == 260 && OFFSET_OF(Spectra, block) == 264 && OFFSET_OF(Spectra, bins) == 268 &&
     OFFSET_OF(Spectra, width) == 272 && OFFSET_OF(Spectra, complete) == 276 &&
-    OFFSET_OF(Spectra, doubled) == 280 && OFFSET_OF(Spectra, db) == 284);
+    OFFSET_OF(Spectra, doubled) == 280 && OFFSET_OF(Spectra, db) == 284 && OFFSET_OF(Spectra, direct) == 288 &&
+    OFFSET_OF(Spectra, history) == 292 && OFFSET_OF(Spectra, spaces) == 296 &&
+    OFFSET_OF(Spectra, space) == 300 && OFFSET_OF(Spectra, pending) == 304);
 #define SPECTRA_PARAMETERS \
     u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
     u64 given_to_stride, u32 given_to_slots, u32 given_to_first, u64 given_cut_total, u64 given_cut_left, \
     u64 given_cut_each, const Complex* given_rows_roots, u64 given_rows_radices, u32 given_rows_size, \
     u32 given_rows_count, u32 given_rows_second, const Complex* given_columns_roots, u64 given_columns_radices, \
     u32 given_columns_size, u32 given_columns_count, u32 given_columns_second, const Complex* given_all_roots, \
-    const float* given_window, Complex* given_means, Complex* given_work, double* given_partial, \
+    const float* given_window, Complex* given_means, Complex* given_work, float* given_partial, \
     const double* given_carried, double* given_carry, u64 given_point_step, u64 given_channel_step, \
     u64 given_hop, u64 given_spectra, u64 given_origin, u64 given_chunk, double given_factor, u32 given_pieces, \
     u32 given_channels, u32 given_scalar, u32 given_complex, u32 given_block, u32 given_bins, u32 given_width, \
-    u32 given_complete, u32 given_doubled, u32 given_db
-#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_block, given_bins, given_width, given_complete, given_doubled, given_db}
+    u32 given_complete, u32 given_doubled, u32 given_db, u32 given_direct, u32 given_history, u32 given_spaces, \
+    u32 given_space, u32 given_pending
+#define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_block, given_bins, given_width, given_complete, given_doubled, given_db, given_direct, given_history, given_spaces, given_space, given_pending}
 
 // Parameters of the kernels of `channelize`. The samples before a run of frames are in `history`, in the order of
 // the frames.

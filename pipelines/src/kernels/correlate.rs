@@ -269,6 +269,7 @@ impl KernelSpec for Correlate {
         let grouping = Grouping::new(Groups {
             input_bytes: input.frame_bytes(),
             items: shape.items,
+            joined: None,
             each: shape.each,
             hop: shape.length,
             rate: input

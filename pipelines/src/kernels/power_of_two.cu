@@ -48,6 +48,15 @@ template <> struct Small<16> {
     }
 };
 
+// Hides where a value comes from, so that the compiler computes the addresses that depend on it where they are used. Otherwise
+// it computes them before the loop over spectra, for which there are too few registers.
+__device__ __forceinline__ u32 hidden(u32 x) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // Multiplies v[m] by w^m.
 __device__ __forceinline__ void rotate(Complex (&v)[POINTS], Complex w) {
     Complex w2 = w * w, w3 = w2 * w, w4 = w2 * w2;
@@ -126,6 +135,7 @@ template <u32 SIZE> struct Transform {
     template <u32 R, u32 DONE> __device__ __forceinline__ void exchange(Complex (&v)[POINTS]) {
         constexpr u32 K = POINTS / R;
         if (other == 0) __syncthreads();
+        const u32 i = hidden(this->i);
         Complex* to = buffer + place(i / DONE * DONE * R + i % DONE);
 #pragma unroll
         for (u32 q = 0; q < K; q++) {
@@ -215,6 +225,8 @@ struct Source {
     template <class N>
     __device__ __forceinline__ void load(Complex (&v)[POINTS], const Spectra& p, u32 step, u32 first, u32 apart) const {
         const N *x = (const N*)real, *y = (const N*)imaginary;
+        step = hidden(step);
+        first = hidden(first);
 #pragma unroll
         for (u32 m = 0; m < POINTS; m++) {
             u32 point = first + m * apart;
@@ -338,7 +350,7 @@ template <u32 SIZE> __device__ __forceinline__ void row_transforms(const Spectra
 
 // Number of threads per block, at most. Blocks with fewer threads wait for fewer other threads at barriers.
 template <u32 SIZE> constexpr u32 SHORT_THREADS = SIZE <= 2048 ? 128 : SIZE / POINTS;
-template <u32 SIZE> constexpr u32 LONG_THREADS = SIZE <= 512 ? 256 : 512;
+template <u32 SIZE> constexpr u32 LONG_THREADS = SIZE <= 256 ? 128 : SIZE <= 512 ? 256 : 512;
 // Number of threads per multiprocessor that must fit with their registers.
 constexpr u32 RESIDENT = 512;
 

@@ -82,7 +82,7 @@
 //! other sizes carry the rounding error along. The sums of pieces are added in float64.
 //!
 //! Sizes up to 5120, and powers of two up to 8192 if the GPU has 68 KiB of shared memory per block, are transformed in
-//! shared memory, in one launch for as many spectra of a burst as fit into 16 MiB of partial sums. Larger sizes take two
+//! shared memory, in one launch for as many spectra of a burst as fit into 32 MiB of partial sums. Larger sizes take two
 //! launches and 32 MiB of work space, 64 MiB for real samples. One more launch combines the partial sums, except where each
 //! output is one piece. For medians, 64 MiB contain the spectra of the outputs in progress, or more if those of one output
 //! need more. With continuous blocks, frames are first copied into one of two buffers of 64 MiB.
@@ -390,9 +390,10 @@ impl PowerSpectrum {
         let again = (size as f64 * self.overlap).round() as usize;
         let hop = (size - again).max(1);
         // With continuous blocks, the mean number of spectra that end in a frame, rounded down.
-        let spectra = match self.continuous {
-            true => (points / hop).max(1),
-            false => (points - size) / hop + 1,
+        let spectra = if self.continuous {
+            (points / hop).max(1)
+        } else {
+            (points - size) / hop + 1
         };
         let integrate = self.integrate.unwrap_or(spectra as u64);
         let fft = self.fft.unwrap_or(size);
@@ -518,9 +519,10 @@ impl KernelSpec for PowerSpectrum {
 
     fn frames_per_output(&self, input: &Layout) -> f64 {
         self.shape(input).map_or(1.0, |shape| {
-            let spectra = match self.continuous {
-                true => input.points as f64 / shape.hop as f64,
-                false => shape.spectra as f64,
+            let spectra = if self.continuous {
+                input.points as f64 / shape.hop as f64
+            } else {
+                shape.spectra as f64
             };
             shape.integrate as f64 / spectra
         })
@@ -536,9 +538,10 @@ impl KernelSpec for PowerSpectrum {
                 Average::Mean => shape.fft * (channels * 8 + self.pairs.len() * 16),
                 Average::Median => shape.history() * channels * shape.bins * 4,
             };
-            let joined = match self.continuous {
-                true => cpu::joined_points(input, &shape) * (input.frame_bytes() / input.points),
-                false => 0,
+            let joined = if self.continuous {
+                cpu::joined_points(input, &shape) * (input.frame_bytes() / input.points)
+            } else {
+                0
             };
             sums + joined + shape.size * 3 * 4 + shape.fft * 9 * 8
         })

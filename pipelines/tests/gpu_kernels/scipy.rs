@@ -122,9 +122,10 @@ fn compare(cases: &[(PowerSpectrum, Samples, usize, &str)]) {
         for (side, made) in made.iter().enumerate() {
             assert_eq!(made.len(), want.len(), "{spec:?} {samples:?}");
             for (made, want) in made.chunks(*bins).zip(want.chunks(*bins)) {
-                let error = match spec.pairs.is_empty() {
-                    true => error(made, want),
-                    false => complex_error(made, want),
+                let error = if spec.pairs.is_empty() {
+                    error(made, want)
+                } else {
+                    complex_error(made, want)
                 };
                 assert!(
                     error <= 1e-5,

@@ -132,7 +132,7 @@ impl DeviceSums for Correlator {
             origin: round.origin,
             complete: small(round.complete),
             carry: self.carry[1].address(),
-            carried: if round.continues {
+            carried: if round.pending > 0 {
                 self.carry[0].address()
             } else {
                 0

@@ -19,7 +19,7 @@ use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
 
 /// Maximum size of all partial sums in bytes. If one set per channel needs more memory, this limit is exceeded.
-const PARTIAL_BYTES: usize = 16 << 20;
+const PARTIAL_BYTES: usize = 32 << 20;
 /// Maximum number of spectra that the device code for powers of two adds in float32. Their sums are added in float64.
 const MAX_TERMS: usize = 64;
 /// Maximum size of the spectra of all outputs whose medians are computed, and of the spectra of one such output.
@@ -110,9 +110,10 @@ pub(super) fn memory(keys: &PowerSpectrum, input: &Layout, shape: &Shape) -> usi
         let means = scratch.means * channels * 8;
         let tables = shape.fft * (4 + 3 * 8);
         let carried = 2 * channels * shape.bins * 8;
-        let joined = match keys.continuous {
-            true => joiner::memory(input, shape.size),
-            false => 0,
+        let joined = if keys.continuous {
+            joiner::memory(input, shape.size)
+        } else {
+            0
         };
         scratch.partial_bytes()
             + scratch.work_bytes(shape.fft, channels)
@@ -212,9 +213,10 @@ pub(super) fn build(
         )),
     };
     let carry = || plain(channels * shape.bins * 8);
-    let joiner = match keys.continuous {
-        true => Some(Joiner::new(device, &module, input, shape.size)?),
-        false => None,
+    let joiner = if keys.continuous {
+        Some(Joiner::new(device, &module, input, shape.size)?)
+    } else {
+        None
     };
     let walk = match &joiner {
         Some(joiner) => Walk::of(input.order, channels, joiner.channel_points()),
@@ -234,9 +236,10 @@ pub(super) fn build(
             point_step: walk.point as u64,
             channel_step: walk.channel as u64,
             hop: shape.hop as u64,
-            spectra: match keys.continuous {
-                true => u64::from(u32::MAX),
-                false => shape.spectra as u64,
+            spectra: if keys.continuous {
+                u64::from(u32::MAX)
+            } else {
+                shape.spectra as u64
             },
             factor: match keys.average {
                 Average::Mean => factor / shape.integrate as f64,

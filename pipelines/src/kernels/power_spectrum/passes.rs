@@ -209,7 +209,11 @@ impl Passes {
         let across = size / down;
         let is_long = size.is_power_of_two() && down >= MIN_LONG_POWER && across <= MAX_LONG_POWER;
         let batch = |size: usize| {
-            let threads = if size <= 512 { 256 } else { 512 };
+            let threads = match size {
+                0..=256 => 128,
+                257..=512 => 256,
+                _ => 512,
+            };
             Batch::power(size, threads, usize::MAX, max_shared)
         };
         if !is_long {
