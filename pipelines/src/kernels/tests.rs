@@ -101,8 +101,8 @@ fn kernel_examples_uncommented_are_valid() {
     for entry in built_in() {
         let input = Samples {
             rate: Some(daq_core::units::Frequency(1e6)),
-            // The example of `power-spectrum` has pairs of three channels.
-            channels: if entry.name == "power-spectrum" { 3 } else { 1 },
+            // The example of `power-spectrum` has pairs of channels.
+            channels: if entry.name == "power-spectrum" { 4 } else { 1 },
             ..accepted(entry, Scalar::Int16)
         };
         let is_key = |line: &str| {
