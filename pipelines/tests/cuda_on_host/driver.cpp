@@ -272,10 +272,5 @@ UNSUPPORTED(cuGraphLaunch)
 UNSUPPORTED(cuGraphExecDestroy)
 UNSUPPORTED(cuGraphDestroy)
 UNSUPPORTED(cuModuleGetGlobal_v2)
-UNSUPPORTED(cuDeviceCanAccessPeer)
-UNSUPPORTED(cuDeviceGetP2PAttribute)
-UNSUPPORTED(cuMemcpy3DAsync_v2)
-UNSUPPORTED(cuMemsetD2D8Async)
-UNSUPPORTED(cuMemsetD2D32Async)
 
 } // extern "C"
