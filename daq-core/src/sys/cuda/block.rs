@@ -40,33 +40,60 @@ impl Block {
 
     /// Returns the same bytes with as few slices and rows as possible.
     #[must_use]
-    pub const fn flattened(mut self) -> Self {
-        if self.rows == 1 && self.slices > 1 {
-            (self.rows, self.slices) = (self.slices, 1);
-            (self.from.row, self.to.row) = (self.from.slice, self.to.slice);
+    pub const fn flattened(self) -> Self {
+        let mut block = self.with_joined_rows();
+        if block.rows == 1 && block.slices > 1 {
+            (block.rows, block.slices) = (block.slices, 1);
+            (block.from.row, block.to.row) = (block.from.slice, block.to.slice);
+        } else if block.slices > 1
+            && block.from.slice == block.rows * block.from.row
+            && block.to.slice == block.rows * block.to.row
+        {
+            (block.rows, block.slices) = (block.rows * block.slices, 1);
         }
-        let is_even = self.from.slice == self.rows * self.from.row
-            && self.to.slice == self.rows * self.to.row;
-        if is_even && self.slices > 1 {
-            (self.rows, self.slices) = (self.rows * self.slices, 1);
-        }
-        if self.from.row == self.width && self.to.row == self.width {
+        block.with_joined_rows()
+    }
+
+    /// Returns the same bytes with one row per slice, if the rows follow each other without gaps.
+    const fn with_joined_rows(mut self) -> Self {
+        if self.rows == 1 || self.from.row == self.width && self.to.row == self.width {
             (self.width, self.rows) = (self.width * self.rows, 1);
+            (self.from.row, self.to.row) = (self.width, self.width);
         }
         self
     }
 
-    /// Returns slice `i` of the block, with its offsets at source and target.
-    pub const fn slice(&self, i: usize) -> (usize, usize, Self) {
-        let slice = Self { slices: 1, ..*self };
-        (i * self.from.slice, i * self.to.slice, slice)
+    /// Returns the first `count` slices, or the first `count` rows of a block of one slice.
+    const fn up_to(self, count: usize) -> Self {
+        if self.slices > 1 {
+            Self {
+                slices: count,
+                ..self
+            }
+        } else {
+            Self {
+                rows: count,
+                ..self
+            }
+        }
+    }
+
+    /// Returns slice `i`, or row `i` of a block of one slice, with its offsets at source and target.
+    const fn single(self, i: usize) -> (usize, usize, Self) {
+        if self.slices > 1 {
+            let slice = Self { slices: 1, ..self };
+            (i * self.from.slice, i * self.to.slice, slice)
+        } else {
+            let row = Self { rows: 1, ..self };
+            (i * self.from.row, i * self.to.row, row)
+        }
     }
 
     /// Whether one call can copy all slices: the distance between slices is a multiple of that between rows.
     const fn is_box(&self) -> bool {
-        self.slices == 1
-            || self.from.slice.is_multiple_of(self.from.row)
-                && self.to.slice.is_multiple_of(self.to.row)
+        self.from.slice.is_multiple_of(self.from.row)
+            && self.to.slice.is_multiple_of(self.to.row)
+            && !self.has_large_pitch()
     }
 
     const fn has_large_pitch(&self) -> bool {
@@ -89,48 +116,69 @@ pub(crate) unsafe fn copy_block_async(
     if block.bytes() == 0 {
         return Ok(());
     }
-    if block.has_large_pitch() {
-        for row in 0..block.rows as u64 {
-            let row_block = Block { rows: 1, ..block };
-            let (to, from) = (
-                to + row * block.to.row as u64,
-                from + row * block.from.row as u64,
-            );
-            // SAFETY: the rows are rows of the block, for which the caller guarantees the requirements.
-            unsafe { copy_block_async(to, from, row_block, stream) }?;
-        }
-        return Ok(());
+    // The driver rejects a copy if the bytes after its last row, up to the pitch, are outside of the allocation. Therefore
+    // the last slice, and the last row, are copied alone.
+    let (last, is_divisible) = if block.slices > 1 {
+        (block.slices - 1, block.is_box())
+    } else {
+        (block.rows - 1, !block.has_large_pitch())
+    };
+    if last == 0 {
+        // SAFETY: the caller guarantees the requirements.
+        return unsafe { copy_rows(to, from, block, stream) };
     }
-    if !block.is_box() {
-        for i in 0..block.slices {
-            let (skipped, offset, slice) = block.slice(i);
-            // SAFETY: the slice is a part of the block, for which the caller guarantees the requirements.
-            unsafe { copy_block_async(to + offset as u64, from + skipped as u64, slice, stream) }?;
-        }
-        return Ok(());
+    if is_divisible {
+        let before = block.up_to(last);
+        // SAFETY: the rows are rows of the block, for which the caller guarantees the requirements.
+        unsafe {
+            if before.slices > 1 {
+                copy_slices(to, from, before, stream)
+            } else {
+                copy_rows(to, from, before, stream)
+            }
+        }?;
     }
-    if block.slices == 1 {
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            srcHost: ptr::null(),
-            srcDevice: from,
-            srcArray: ptr::null_mut(),
-            srcPitch: block.from.row,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
-            dstHost: ptr::null_mut(),
-            dstDevice: to,
-            dstArray: ptr::null_mut(),
-            dstPitch: block.to.row,
-            WidthInBytes: block.width,
-            Height: block.rows,
-        };
-        // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.
-        return check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) });
+    let singles = if is_divisible { last } else { 0 };
+    for i in singles..=last {
+        let (skipped, offset, single) = block.single(i);
+        // SAFETY: the rows are rows of the block, for which the caller guarantees the requirements.
+        unsafe { copy_block_async(to + offset as u64, from + skipped as u64, single, stream) }?;
     }
+    Ok(())
+}
+
+/// Copies the rows of a block of one slice with one call.
+///
+/// # Safety
+/// The requirements of [`copy_block_async`] apply.
+unsafe fn copy_rows(to: u64, from: u64, block: Block, stream: RawStream) -> Result<(), Code> {
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcHost: ptr::null(),
+        srcDevice: from,
+        srcArray: ptr::null_mut(),
+        srcPitch: block.from.row,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstHost: ptr::null_mut(),
+        dstDevice: to,
+        dstArray: ptr::null_mut(),
+        dstPitch: block.to.row,
+        WidthInBytes: block.width,
+        Height: block.rows,
+    };
+    // SAFETY: the caller guarantees the requirements, and `copy` is alive during the call.
+    check(unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream) })
+}
+
+/// Copies the slices of a block with one call. The distances between slices must be multiples of those between rows.
+///
+/// # Safety
+/// The requirements of [`copy_block_async`] apply.
+unsafe fn copy_slices(to: u64, from: u64, block: Block, stream: RawStream) -> Result<(), Code> {
     let copy = sys::CUDA_MEMCPY3D {
         srcXInBytes: 0,
         srcY: 0,
@@ -224,6 +272,10 @@ mod tests {
         let corner = block(4, 2, 3, pitch(8, 16), pitch(4, 32));
         assert_eq!(flat(corner), (4, 2, 3));
         assert!(corner.is_box());
-        assert!(!block(6, 2, 3, pitch(6, 64), pitch(6, 64)).is_box());
+        // Rows without gaps are one row, also if the slices have gaps.
+        let halves = block(8, 2, 3, pitch(8, 32), pitch(8, 16));
+        assert_eq!(flat(halves), (16, 3, 1));
+        assert_eq!((halves.from.row, halves.to.row), (32, 16));
+        assert!(!block(5, 2, 3, pitch(6, 64), pitch(6, 64)).is_box());
     }
 }

@@ -221,7 +221,14 @@ impl Copy {
     ) -> Result<Self> {
         let space = space::lock();
         let end = |(kind, address, pitch): (AddressKind, u64, u64), writes| -> Result<End> {
-            let bytes = extent(pitch, width, rows)?;
+            // NVIDIA's driver checks the bytes up to the pitch also after the last row of unified memory.
+            let pitched = usize::try_from(pitch).unwrap_or(usize::MAX);
+            let last = if kind == Either {
+                width.max(pitched)
+            } else {
+                width
+            };
+            let bytes = extent(pitch, last, rows)?;
             let memory = Memory::at(&space, by, (kind, address), bytes, writes)?;
             Ok(End {
                 address,
@@ -426,7 +433,8 @@ impl Corner {
             .x
             .checked_add(width)
             .is_some_and(|end| end as u64 <= pitch);
-        require(pitch <= attributes::PITCH && (is_wide || rows == 1))?;
+        // For unified addresses, the pitch must not be smaller than a row, even for one row.
+        require(pitch <= attributes::PITCH && (is_wide || rows == 1 && kind != Either))?;
         let skipped = pitch
             .checked_mul(self.y as u64)
             .and_then(|y| y.checked_add(self.x as u64));
