@@ -10,7 +10,8 @@ use daq_sinks::SINKS;
 /// Keys that the runtime removes before a sink receives its section.
 const ENGINE: [&str; 6] = ["driver", "input", "guarantee", "wait", "core", "burst"];
 
-/// Returns the example, and the same example with the commented keys enabled.
+/// Returns the example, and the same example with the commented keys enabled, except those that are only for another
+/// transport.
 fn examples(example: &str) -> [String; 2] {
     let uncomment = |line: &str| match line.strip_prefix("# ") {
         Some(key)
@@ -26,7 +27,14 @@ fn examples(example: &str) -> [String; 2] {
         example.to_owned(),
         example
             .lines()
-            .map(uncomment)
+            .scan(false, |is_other, line| {
+                *is_other |= line.contains("only for transport");
+                Some(if *is_other {
+                    line.to_owned()
+                } else {
+                    uncomment(line)
+                })
+            })
             .collect::<Vec<_>>()
             .join("\n"),
     ]
@@ -69,7 +77,9 @@ fn sink_examples_are_valid_and_show_every_key() {
         for (key, value) in keys {
             // A key that excludes another key of the example is shown in a comment beside that key.
             assert!(
-                shown.contains(key) || entry.example.contains(&format!("`{key} = ")),
+                shown.contains(key)
+                    || entry.example.contains(&format!("`{key} = "))
+                    || entry.example.contains(&format!("\n# {key} = ")),
                 "the example of {} must show `{key}`",
                 entry.name
             );
