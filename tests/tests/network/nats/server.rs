@@ -160,7 +160,7 @@ pub fn script(body: &str) -> String {
         .fold(String::new(), |body, line| body + "    " + line + "\n");
     format!(
         "import asyncio, json, sys, nats\nfrom nats.js import api\n\
-         async def main():\n    nc = await nats.connect(f'nats://127.0.0.1:{{sys.argv[1]}}')\n    js = nc.jetstream()\n{body}    await nc.close()\n\
+         async def main():\n    nc = await nats.connect(f'nats://127.0.0.1:{{sys.argv[1]}}')\n    js = nc.jetstream(timeout=30)\n{body}    await nc.close()\n\
          asyncio.run(main())\n"
     )
 }
