@@ -299,6 +299,10 @@ impl Channelize {
 }
 
 impl KernelSpec for Channelize {
+    fn needs_consecutive_frames(&self) -> bool {
+        true
+    }
+
     fn problems(&self) -> Vec<Problem> {
         self.check().err().into_iter().collect()
     }

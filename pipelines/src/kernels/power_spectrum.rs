@@ -486,6 +486,10 @@ impl PowerSpectrum {
 }
 
 impl KernelSpec for PowerSpectrum {
+    fn needs_consecutive_frames(&self) -> bool {
+        self.continuous
+    }
+
     fn problems(&self) -> Vec<Problem> {
         self.check().err().into_iter().collect()
     }
