@@ -62,7 +62,7 @@ impl Tile {
         self.width() * self.height()
     }
 
-    /// Returns the common rectangle; `None` if there is none.
+    /// Returns the common rectangle; `None` if the rectangles do not overlap.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let both = |a: &Range<usize>, b: &Range<usize>| {
             let common = a.start.max(b.start)..a.end.min(b.end);

@@ -70,7 +70,7 @@ pub(super) fn power_of_two(size: usize) -> Option<&'static Code> {
     of_size(&POWERS_OF_TWO, size)
 }
 
-/// Returns the device code for this number of channels; `None` if there is none.
+/// Returns the device code for this number of channels; `None` if no code supports it.
 pub(super) fn channelize(channels: usize) -> Option<&'static Code> {
     of_size(&CHANNELIZE, channels)
 }
