@@ -84,6 +84,8 @@ pub struct EngineRequirements {
     pub device: Option<String>,
     /// The kind of device that writes to GPU memory: a card used through VFIO, or a network card.
     pub writer: Writer,
+    /// What fills the slots, for the plan: the start of a sentence that ends with "to host memory".
+    pub action: &'static str,
     /// Whether the engine should write to GPU memory.
     pub preference: P2pPreference,
     /// Reason why the device cannot write to GPU memory; `None` if the device can write to GPU memory.
@@ -108,6 +110,7 @@ impl EngineRequirements {
         Self {
             device: None,
             writer,
+            action: "the device writes",
             preference,
             host_only: None,
             cpu_reads_memory: false,

@@ -86,7 +86,7 @@ fn choose_ring(
     let Some(copy) = copy_to_gpu(plan, i) else {
         let source = &mut plan.sources[i];
         source.path = DataPath::Direct;
-        "the device writes to host memory".clone_into(&mut source.reason);
+        source.reason = format!("{} to host memory", needs.action);
         return;
     };
     let gpu = copy.route.device();
@@ -106,7 +106,8 @@ fn choose_ring(
     match found {
         Err(why) => {
             source.reason = format!(
-                "the device writes to host memory, not directly to the ring on cuda:{gpu}, because {why}"
+                "{} to host memory, not directly to the ring on cuda:{gpu}, because {why}",
+                needs.action
             );
             if needs.preference == P2pPreference::Direct {
                 plan.unavailable.push(format!(
@@ -115,8 +116,8 @@ fn choose_ring(
                 ));
             }
             if let Some(ring) = plan.rings.iter_mut().find(|ring| ring.name == written) {
-                "the source's device writes to host memory".clone_into(&mut ring.reason);
-                ring.inserted = Some(format!("filled by the device, then copied to cuda:{gpu}"));
+                ring.reason = format!("{} to host memory", needs.action);
+                ring.inserted = Some(format!("filled by the source, then copied to cuda:{gpu}"));
             }
         }
         Ok((why, warnings)) => {

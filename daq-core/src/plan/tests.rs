@@ -39,6 +39,7 @@ fn requirements(writer: Writer) -> EngineRequirements {
         device: None,
         writer,
         preference: P2pPreference::Auto,
+        action: "the device writes",
         host_only: None,
         cpu_reads_memory: false,
         can_ring_doorbell: false,

@@ -386,16 +386,20 @@ impl SourceSpec for StreamSource {
     }
 
     fn engine(&self) -> Option<EngineRequirements> {
-        let host_only = if self.config.transport == Transport::Tcp {
-            Some("Linux receives TCP data only into host memory".to_owned())
+        let requirements = EngineRequirements::new(&receiver::INFO, Writer::Nic, self.config.path);
+        Some(if self.config.transport == Transport::Tcp {
+            EngineRequirements {
+                action: "Linux copies frames from TCP connections",
+                host_only: Some("Linux receives TCP data only into host memory".to_owned()),
+                ..requirements
+            }
         } else {
             let why = "an emulated NIC can only write to host memory";
-            self.config.is_emulated_nic().then(|| why.to_owned())
-        };
-        Some(EngineRequirements {
-            device: self.config.rails().nics().device(),
-            host_only,
-            ..EngineRequirements::new(&receiver::INFO, Writer::Nic, self.config.path)
+            EngineRequirements {
+                device: self.config.rails().nics().device(),
+                host_only: self.config.is_emulated_nic().then(|| why.to_owned()),
+                ..requirements
+            }
         })
     }
 

@@ -46,6 +46,7 @@ impl SourceSpec for Declared {
             device: self.device.clone(),
             writer: Writer::Fpga,
             preference: self.path,
+            action: "the device writes",
             host_only: None,
             cpu_reads_memory: false,
             can_ring_doorbell: false,
