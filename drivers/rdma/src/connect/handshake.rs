@@ -31,6 +31,16 @@ pub(crate) trait Transport: Send {
     /// Returns the next message; fails if it does not arrive before `end`.
     fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError>;
 
+    /// Returns the next message, or `None` if it has not arrived before `_until`; fails if it does not arrive before
+    /// `end`. A transport that must not be interrupted waits until `end`.
+    fn receive_until(
+        &mut self,
+        _until: Instant,
+        end: Instant,
+    ) -> Result<Option<Frame>, ConnectError> {
+        self.receive(end).map(Some)
+    }
+
     /// Checks whether this transport can connect a queue pair of `_nic` as rail `_rail`.
     fn check(
         &self,
@@ -111,13 +121,13 @@ impl Handshake<'_> {
         Ok(link(queue_pairs, answer, transport))
     }
 
-    /// Runs the handshake as the listener, after the connector's `hello`.
+    /// Answers the connector's `hello` as the listener.
     fn answer(
         mut self,
         mut transport: Box<dyn Transport>,
         hello: Rails,
         end: Instant,
-    ) -> Result<Link, ConnectError> {
+    ) -> Result<PendingLink, ConnectError> {
         let (theirs, ours) = (hello.service.name(), self.options.service.name());
         let connected = if theirs == ours {
             self.create(&*transport).and_then(|mut queue_pairs| {
@@ -140,10 +150,12 @@ impl Handshake<'_> {
             refuse(&mut *transport, &error.to_string());
         })?;
         transport.send(&Frame::Answer(self.describe(&queue_pairs)), end)?;
-        match receive(&mut *transport, end)? {
-            Frame::Ready => Ok(link(queue_pairs, hello, transport)),
-            other => Err(unexpected(&*transport, &other, "the ready message")),
-        }
+        Ok(PendingLink {
+            queue_pairs,
+            hello,
+            transport,
+            end,
+        })
     }
 
     /// Creates and prepares one queue pair for each NIC.
@@ -172,6 +184,44 @@ impl Handshake<'_> {
     }
 }
 
+/// A connector that was answered, and whose last message has not arrived. It may already write to memory. The fields are
+/// dropped in order.
+pub struct PendingLink {
+    queue_pairs: Vec<Box<dyn QueuePair>>,
+    hello: Rails,
+    transport: Box<dyn Transport>,
+    end: Instant,
+}
+
+/// The state of a connector that was answered.
+pub enum Progress {
+    /// The connector is connected.
+    Connected(Link),
+    /// The last message has not arrived.
+    Pending(PendingLink),
+}
+
+impl PendingLink {
+    /// Waits for the connector's last message, at most for `limit` if the transport supports it.
+    ///
+    /// # Errors
+    /// If the connection failed, or the message is too late.
+    pub fn wait(mut self, limit: Duration) -> Result<Progress, ConnectError> {
+        let until = self.end.min(Instant::now() + limit);
+        match self.transport.receive_until(until, self.end)? {
+            None => Ok(Progress::Pending(self)),
+            Some(message) => match accepted(&*self.transport, message)? {
+                Frame::Ready => Ok(Progress::Connected(link(
+                    self.queue_pairs,
+                    self.hello,
+                    self.transport,
+                ))),
+                other => Err(unexpected(&*self.transport, &other, "the ready message")),
+            },
+        }
+    }
+}
+
 /// Returns the transport of a stream, which is the same for all of its NICs.
 fn transport_of(nics: &[Arc<dyn Nic>]) -> verbs::Transport {
     nics.first().map(|nic| nic.transport()).unwrap_or_default()
@@ -190,7 +240,13 @@ fn connect(
 }
 
 fn receive(transport: &mut dyn Transport, end: Instant) -> Result<Frame, ConnectError> {
-    match transport.receive(end)? {
+    let message = transport.receive(end)?;
+    accepted(transport, message)
+}
+
+/// Returns the message, or an error if it is a rejection.
+fn accepted(transport: &dyn Transport, message: Frame) -> Result<Frame, ConnectError> {
+    match message {
         Frame::Refusal(why) => Err(ConnectError::Refused {
             peer: transport.peer(),
             why,
@@ -426,6 +482,22 @@ impl Incoming {
         greetings: &[Vec<u8>],
         prepare: Prepare<'_>,
     ) -> Result<Link, ConnectError> {
+        let mut pending = self.answer(options, greetings, prepare)?;
+        loop {
+            match pending.wait(MAX_TIMEOUT)? {
+                Progress::Connected(link) => return Ok(link),
+                Progress::Pending(still) => pending = still,
+            }
+        }
+    }
+
+    /// Answers with one greeting per rail, and does not wait for the connector's last message.
+    pub fn answer(
+        self,
+        options: &QueuePairOptions,
+        greetings: &[Vec<u8>],
+        prepare: Prepare<'_>,
+    ) -> Result<PendingLink, ConnectError> {
         let handshake = Handshake {
             nics: &self.nics,
             options,

@@ -16,7 +16,7 @@ pub(crate) mod exchange;
 pub(crate) mod handshake;
 pub mod tcp;
 
-pub use handshake::{Connector, Handshake, Incoming, Listener};
+pub use handshake::{Connector, Handshake, Incoming, Listener, PendingLink, Progress};
 
 use crate::verbs::{QueuePair, Service, VerbsError};
 use std::net::SocketAddr;

@@ -116,6 +116,8 @@ struct FrameConnection {
     stream: TcpStream,
     peer: String,
     side: Side,
+    /// The bytes of the next frame that have arrived.
+    partial: Vec<u8>,
 }
 
 /// The side of a handshake.
@@ -132,6 +134,7 @@ impl FrameConnection {
             stream,
             peer: peer.to_string(),
             side,
+            partial: Vec::with_capacity(HEADER_BYTES),
         };
         socket::prepare(&connection.stream)
             .map_err(|source| connection.network_error("setting up the TCP connection", source))?;
@@ -199,16 +202,18 @@ impl Transport for FrameConnection {
 
     /// Reads exactly one frame.
     fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES);
         loop {
-            let wanted = exchange::frame_length(&bytes).map_err(|why| self.protocol_error(why))?;
-            let have = bytes.len();
+            let wanted =
+                exchange::frame_length(&self.partial).map_err(|why| self.protocol_error(why))?;
+            let have = self.partial.len();
             if have >= wanted {
-                return Frame::decode(&bytes).map_err(|why| self.protocol_error(why));
+                let frame = Frame::decode(&self.partial).map_err(|why| self.protocol_error(why));
+                self.partial.clear();
+                return frame;
             }
-            bytes.resize(wanted, 0);
-            let result = self.stream.read(&mut bytes[have..]);
-            bytes.truncate(have + *result.as_ref().unwrap_or(&0));
+            self.partial.resize(wanted, 0);
+            let result = self.stream.read(&mut self.partial[have..]);
+            self.partial.truncate(have + *result.as_ref().unwrap_or(&0));
             match result {
                 Ok(0) => {
                     let error = ErrorKind::UnexpectedEof.into();
@@ -219,6 +224,21 @@ impl Transport for FrameConnection {
                     .wait_or_fail(error, PollFlags::IN, end)
                     .map_err(|source| self.network_error("waiting for an answer", source))?,
             }
+        }
+    }
+
+    fn receive_until(
+        &mut self,
+        until: Instant,
+        end: Instant,
+    ) -> Result<Option<Frame>, ConnectError> {
+        match self.receive(until) {
+            Err(ConnectError::Network { source, .. })
+                if source.kind() == ErrorKind::TimedOut && until < end =>
+            {
+                Ok(None)
+            }
+            received => received.map(Some),
         }
     }
 

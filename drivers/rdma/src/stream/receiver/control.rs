@@ -7,13 +7,13 @@
 //! ```
 //! Each poll of the engine reads only one word, and takes the lock only if this word is set.
 
-use crate::connect::{self, AbortHandle, Incoming, Listener};
+use super::shape::{Rejection, Shape};
+use crate::connect::{self, AbortHandle, Incoming, Listener, PendingLink, Progress};
 use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
-use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record};
-use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Service, Sge, Transport};
+use crate::stream::wire::{Hello, Mode, Offer};
+use crate::verbs::{Nic, NicEvent, QueuePair, QueuePairOptions, Sge};
 use daq_core::log_limit::LogLimit;
-use daq_core::units::counted;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time after which a failed listener is opened again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum time of one wait for the last message of a sender that was answered.
+const PENDING_WAIT: Duration = Duration::from_millis(10);
+/// Time after which a sender that was answered, but has not sent its last message, makes room for another sender.
+const YIELD_AFTER: Duration = Duration::from_millis(500);
 /// Maximum time to end a connection attempt whose memory must be unmapped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of outstanding send requests per queue pair. The only send requests are writes of the credit word.
@@ -88,133 +92,42 @@ pub(super) struct Connected {
     pub(super) peer: String,
 }
 
-/// Properties that all links of a receiver share.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) mode: Mode,
-    pub(super) service: Service,
-    pub(super) transport: Transport,
-    pub(super) rails: usize,
-    /// Maximum number of packets per frame.
-    pub(super) packets_per_frame: u32,
-    /// Names of the fields that frames keep.
-    pub(super) kept: KeptNames,
+/// A link whose sender was answered, but has not sent its last message.
+struct Answered {
+    /// Declared before the memory regions, so that the queue pairs are destroyed first.
+    pending: PendingLink,
+    payload: Arc<RailRegions>,
+    records: Arc<RailRegions>,
+    hello: Hello,
+    terms: Terms,
+    peer: String,
+    since: Instant,
 }
 
-impl Shape {
-    /// Returns the size of a record in bytes.
-    pub(super) const fn record(&self) -> usize {
-        Record::bytes(self.packets_per_frame, self.kept.count)
-    }
+/// The state of a sender that was answered.
+enum Outcome {
+    Connected(Connected),
+    Pending(Answered),
+}
 
-    /// Returns the number of receives of each rail's queue pair.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "the quotient of a u32 fits into a u32"
-    )]
-    pub(super) const fn receives(&self, slots: u32) -> u32 {
-        (slots as usize).div_ceil(self.rails) as u32 + 1
-    }
-
-    /// Checks the greetings of a sender. Returns the reason if the sender cannot be accepted.
-    pub(super) fn check(&self, greetings: &[Vec<u8>]) -> Result<Hello, Rejection> {
-        let hellos = greetings
-            .iter()
-            .map(|greeting| {
-                Hello::decode(greeting).map_err(|error| Rejection::same(error.to_string()))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let rails = self.rails;
-        let first = *hellos
-            .first()
-            .ok_or_else(|| Rejection::same("the greeting is empty".to_owned()))?;
-        if usize::from(first.rails) != rails || hellos.len() != rails {
-            let theirs = first.rails;
-            return Err(Rejection {
-                sender: format!(
-                    "the receiver has {rails} rails, but this sink has {theirs}: set {} on both hosts",
-                    self.transport.rails_keys()
-                ),
-                receiver: format!(
-                    "the sender's sink has {theirs} rails, but this source has {rails}: set {} on both hosts",
-                    self.transport.rails_keys()
-                ),
-            });
-        }
-        for (rail, hello) in hellos.iter().enumerate() {
-            let alike = Hello {
-                rail: first.rail,
-                credit_address: first.credit_address,
-                credit_rkey: first.credit_rkey,
-                ..*hello
-            };
-            if usize::from(hello.rail) != rail || alike != first {
-                return Err(Rejection::same(format!(
-                    "the sender's rail {rail} has different stream parameters than the sender's first rail: run the same version \
-                     of daq on both hosts"
-                )));
+impl Answered {
+    /// Waits briefly for the sender's last message. Fails if the sender is late and another sender waits.
+    fn wait(self, is_another_waiting: bool) -> Result<Outcome, String> {
+        let progress = self.pending.wait(PENDING_WAIT);
+        Ok(match progress.map_err(|error| error.to_string())? {
+            Progress::Connected(link) => Outcome::Connected(Connected {
+                link,
+                payload: self.payload,
+                records: self.records,
+                hello: self.hello,
+                terms: self.terms,
+                peer: self.peer,
+            }),
+            Progress::Pending(_) if is_another_waiting && self.since.elapsed() >= YIELD_AFTER => {
+                return Err("it has stopped answering, and another sender waits".to_owned());
             }
-        }
-        if first.mode != self.mode {
-            let (theirs, ours) = (name(first.mode), name(self.mode));
-            return Err(Rejection {
-                sender: format!(
-                    "the receiver has mode = \"{ours}\": set this mode in this sink, or mode = \"{theirs}\" in the receiver's source"
-                ),
-                receiver: format!(
-                    "the sender's sink has mode = \"{theirs}\": set this mode in this source, or mode = \"{ours}\" in the sender's sink"
-                ),
-            });
-        }
-        if first.packets_per_frame > self.packets_per_frame {
-            let (wanted, packets_per_frame) = (first.packets_per_frame, self.packets_per_frame);
-            return Err(Rejection {
-                sender: format!(
-                    "frames have up to {wanted} packets, but the receiver accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in the receiver's source"
-                ),
-                receiver: format!(
-                    "the sender's frames have up to {wanted} packets, but this source accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in this source"
-                ),
-            });
-        }
-        if self.kept.count > 0 && first.kept != self.kept {
-            return Err(Rejection {
-                sender: "the names of kept fields differ: set `keep` in the receiver's source to the names in the sender's source"
-                    .to_owned(),
-                receiver: format!(
-                    "the names in `keep` differ from those of the sender, whose frames keep {}: set the names in the sender's source, in the same order",
-                    counted(first.kept.count, "field"),
-                ),
-            });
-        }
-        Ok(first)
-    }
-}
-
-/// The reason why a sender is rejected, with one text for the log of each host. The texts describe the problem and what
-/// to change on which host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Rejection {
-    /// The text that is sent to the sender. `rdma_cm` can carry about 140 bytes.
-    pub(super) sender: String,
-    /// The text that the receiver logs.
-    pub(super) receiver: String,
-}
-
-impl Rejection {
-    /// Creates a rejection with the same text for both hosts.
-    pub(super) fn same(why: String) -> Self {
-        Self {
-            sender: why.clone(),
-            receiver: why,
-        }
-    }
-}
-
-const fn name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Write => "write",
-        Mode::Send => "send",
+            Progress::Pending(pending) => Outcome::Pending(Self { pending, ..self }),
+        })
     }
 }
 
@@ -480,17 +393,37 @@ pub(super) struct Limits {
 }
 
 impl Control {
+    /// Accepts senders until the engine ends. Only one sender at a time is answered, but the thread never waits long for
+    /// the messages of a single sender.
     pub(super) fn run(mut self) {
+        let (mut answered, mut next) = (None, None);
         loop {
             self.shared.wait_while(None, |state| {
                 matches!(state.phase, Phase::Closed) && !state.is_ending
             });
-            if self.shared.lock().is_ending {
+            if self.shared.lock().is_ending && answered.is_none() {
                 return;
             }
             self.poll_nic_events();
-            match self.listener.accept(&self.rails, CHECK_INTERVAL) {
-                Ok(Some(incoming)) => self.serve(incoming),
+            answered = match (answered, next.take()) {
+                (Some(current), waiting) => {
+                    next = waiting;
+                    self.proceed(current, next.is_some())
+                }
+                (None, Some(incoming)) => self.serve(incoming),
+                (None, None) => None,
+            };
+            let limit = if answered.is_some() || next.is_some() {
+                Duration::ZERO
+            } else {
+                CHECK_INTERVAL
+            };
+            match self.listener.accept(&self.rails, limit) {
+                Ok(Some(incoming)) => {
+                    if let Some(previous) = next.replace(incoming) {
+                        previous.refuse("the receiver is connecting with other senders");
+                    }
+                }
                 Ok(None) => {}
                 Err(error) => {
                     self.limits.accept.run(|suppressed| {
@@ -530,14 +463,16 @@ impl Control {
         }
     }
 
-    fn serve(&self, incoming: Incoming) {
+    /// Answers a sender if its greeting is acceptable and the engine accepts the sender.
+    fn serve(&self, incoming: Incoming) -> Option<Answered> {
         let peer = incoming.peer();
         let hello = match self.shape.check(incoming.greetings()) {
             Ok(hello) => hello,
             Err(why) => {
                 self.log_rejection(&peer, &why.receiver);
                 self.shared.fault(Fault::Foreign);
-                return incoming.refuse(&why.sender);
+                incoming.refuse(&why.sender);
+                return None;
             }
         };
         let pending_sender = PendingSender {
@@ -551,20 +486,40 @@ impl Control {
             Ok(terms) => terms,
             Err(why) => {
                 self.log_rejection(&peer, &why.receiver);
-                return incoming.refuse(&why.sender);
+                incoming.refuse(&why.sender);
+                return None;
             }
         };
-        let connected = self
-            .connect(incoming, hello, &peer, terms)
-            .inspect_err(|why| {
-                self.limits.failed.run(|suppressed| {
-                    tracing::warn!(
-                        "{}: cannot connect with {peer}: {why}; waiting for the next attempt{suppressed}",
-                        self.name
-                    );
-                });
-            });
-        self.shared.deliver(connected.ok().map(Box::new));
+        match self.answer(incoming, hello, &peer, terms) {
+            Ok(answered) => self.proceed(answered, false),
+            Err(why) => {
+                self.fail(&peer, &why);
+                None
+            }
+        }
+    }
+
+    /// Waits briefly for the last message of the sender. Returns the link if this message has not arrived yet.
+    fn proceed(&self, answered: Answered, is_another_waiting: bool) -> Option<Answered> {
+        let peer = answered.peer.clone();
+        // If this fails, the memory regions are released before the engine may free the memory.
+        match answered.wait(is_another_waiting) {
+            Ok(Outcome::Pending(answered)) => return Some(answered),
+            Ok(Outcome::Connected(connected)) => self.shared.deliver(Some(Box::new(connected))),
+            Err(why) => self.fail(&peer, &why),
+        }
+        None
+    }
+
+    /// Logs why a sender that the engine had accepted is not connected, and makes the engine accept another one.
+    fn fail(&self, peer: &str, why: &str) {
+        self.limits.failed.run(|suppressed| {
+            tracing::warn!(
+                "{}: cannot connect with {peer}: {why}; waiting for the next attempt{suppressed}",
+                self.name
+            );
+        });
+        self.shared.deliver(None);
     }
 
     fn log_rejection(&self, peer: &str, why: &str) {
@@ -576,13 +531,13 @@ impl Control {
         });
     }
 
-    fn connect(
+    fn answer(
         &self,
         incoming: Incoming,
         hello: Hello,
         peer: &str,
         terms: Terms,
-    ) -> Result<Connected, String> {
+    ) -> Result<Answered, String> {
         let registered = self
             .payload
             .acquire(terms.slots.memory)
@@ -621,16 +576,17 @@ impl Control {
                     queue.post_receive(id, &sges)
                 }),
         };
-        let link = incoming
-            .accept(&options, &greetings, &mut prepare)
+        let pending = incoming
+            .answer(&options, &greetings, &mut prepare)
             .map_err(|error| error.to_string())?;
-        Ok(Connected {
-            link,
+        Ok(Answered {
+            pending,
             payload,
             records,
             hello,
             terms,
             peer: peer.to_owned(),
+            since: Instant::now(),
         })
     }
 }
@@ -696,77 +652,4 @@ pub(super) fn receive_of<'a>(
             .sge(terms.slots.offset_of(slot as usize), terms.slots.bytes),
     ];
     (slot.into(), sges)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Maximum size of a rejection over `rdma_cm` in bytes.
-    const CARRIED: usize = 148;
-
-    #[test]
-    fn rejection_names_difference_fix_and_host() {
-        let shape = Shape {
-            mode: Mode::Write,
-            service: Service::Rc,
-            transport: Transport::Rdma,
-            rails: 1,
-            packets_per_frame: 70,
-            kept: KeptNames::of(&["feng_id".to_owned()]),
-        };
-        let hello = Hello {
-            rails: 1,
-            packets_per_frame: 1,
-            kept: shape.kept,
-            slot: 4096,
-            ..Hello::default()
-        };
-        assert_eq!(shape.check(&[hello.encode()]), Ok(hello));
-        let cases = [
-            (
-                Hello { rails: 2, ..hello },
-                ["this sink has 2", "`nics`"],
-                ["the sender's sink has 2", "this source has 1"],
-            ),
-            (
-                Hello {
-                    mode: Mode::Send,
-                    ..hello
-                },
-                ["the receiver has mode = \"write\"", "in this sink"],
-                ["the sender's sink has mode = \"send\"", "in this source"],
-            ),
-            (
-                Hello {
-                    kept: KeptNames::of(&["bunch_id".to_owned()]),
-                    ..hello
-                },
-                ["kept fields differ", "in the receiver's source"],
-                ["the names in `keep` differ", "frames keep 1 field"],
-            ),
-            (
-                Hello {
-                    packets_per_frame: 71,
-                    ..hello
-                },
-                [
-                    "`packets_per_frame = 71` in the receiver's source",
-                    "the receiver accepts 70",
-                ],
-                [
-                    "`packets_per_frame = 71` in this source",
-                    "the sender's frames",
-                ],
-            ),
-        ];
-        for (hello, sender, receiver) in cases {
-            let rejection = shape.check(&[hello.encode()]).unwrap_err();
-            let contains_all =
-                |text: &str, parts: [&str; 2]| parts.iter().all(|part| text.contains(part));
-            assert!(contains_all(&rejection.sender, sender), "{rejection:?}");
-            assert!(contains_all(&rejection.receiver, receiver), "{rejection:?}");
-            assert!(rejection.sender.len() <= CARRIED, "{rejection:?}");
-        }
-    }
 }

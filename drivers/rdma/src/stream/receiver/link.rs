@@ -1,7 +1,8 @@
 //! A link to a sender: queue pairs, their completions, and the sender's credits.
 
 use super::MAX_GAP;
-use super::control::{self, Connected, Fault, SENDS, Shape, Terms, rail_of};
+use super::control::{self, Connected, Fault, SENDS, Terms, rail_of};
+use super::shape::Shape;
 use crate::connect::PeerMonitor;
 use crate::engine::ReceiveQueue;
 use crate::registration::set::RailRegions;

@@ -17,6 +17,7 @@
 
 mod control;
 mod link;
+mod shape;
 #[cfg(test)]
 mod tests;
 
@@ -27,7 +28,7 @@ use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
-use control::{Connected, Control, PendingSender, Phase, Rejection, Shape, Shared, Terms};
+use control::{Connected, Control, PendingSender, Phase, Shared, Terms};
 use daq_core::dma::{
     ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError,
     EngineInfo, Origin, QuiesceTimeout, SlotLimits, Slots,
@@ -37,6 +38,7 @@ use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use daq_core::units::counted;
 use link::{CompletedFrame, EndReason, Link, Step};
+use shape::{Rejection, Shape};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;

@@ -2,8 +2,13 @@
 
 use super::end_to_end::{ReceiverFixture, compare};
 use super::*;
+use crate::connect::exchange::{Frame, Rails};
+use crate::stream::wire::Hello;
 use crate::tcp::TcpNic;
+use crate::verbs::{Endpoint, Transport};
 use daq_testkit::{Random, Relay};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 fn sender(address: SocketAddr, shape: &Shape, guarantee: bool) -> SenderFixture {
     let options = Options {
@@ -110,6 +115,37 @@ fn other_transport_is_rejected_with_reason() {
         assert!(begun.elapsed() < HANG, "{why}");
     }
     assert!(far.end().is_empty());
+}
+
+/// A sender that stops in the middle of its handshake must not delay another sender for long.
+#[test]
+fn stalled_handshake_makes_room_for_another_sender() {
+    let shape = Shape::default();
+    let far = receiver(&shape);
+    let hello = Hello {
+        rails: 1,
+        packets_per_frame: shape.packets_per_frame,
+        slot: shape.slot as u64,
+        stream: 77,
+        ..Hello::default()
+    };
+    let rails = Rails {
+        service: Service::Rc,
+        transport: Transport::Tcp,
+        endpoints: vec![Endpoint::default()],
+        greetings: vec![hello.encode()],
+    };
+    let mut stalled = TcpStream::connect(far.address).unwrap();
+    stalled.write_all(&Frame::Hello(rails).encode()).unwrap();
+    // The first byte of the answer: the receiver now waits for the last message.
+    stalled.read_exact(&mut [0]).unwrap();
+    // A part of a message must not block the receiver either.
+    stalled.write_all(&Frame::Ready.encode()[..5]).unwrap();
+    let mut near = sender(far.address, &shape, true);
+    let begun = Instant::now();
+    near.run(&lengths(20));
+    assert!(begun.elapsed() < Duration::from_secs(4));
+    compare(&near, &far.end());
 }
 
 proptest! {
