@@ -96,6 +96,8 @@ pub struct SinkContext {
     /// Whether the sink receives copies of the frames. If so, the ring neither waits for the sink nor keeps slots
     /// occupied while the sink reads.
     pub copied: bool,
+    /// Maximum number of frames per lease.
+    pub burst: usize,
     /// How the sink's thread waits.
     pub wait: Wait,
     /// The sink's counters. The sink updates `frames`, `bytes`, `files` and `lost`. A sink with a receiver also updates
@@ -168,6 +170,12 @@ pub trait SinkSpec: Send + Sync {
     /// Returns external requirements for frames of up to `slot_bytes` bytes and `packets_per_frame` packets, which the
     /// plan shows.
     fn needs(&self, _slot_bytes: usize, _packets_per_frame: u32) -> Option<String> {
+        None
+    }
+
+    /// Returns the number of frames that the sink can have in flight, which is its default for `burst` if frames wait for
+    /// the sink; `None` for the usual default.
+    fn burst(&self) -> Option<usize> {
         None
     }
 

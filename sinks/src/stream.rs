@@ -269,6 +269,7 @@ impl StreamKeys {
             inline: u32::try_from(self.inline.unwrap_or(INLINE).0).unwrap_or(u32::MAX),
             chunk,
             depth: self.depth,
+            burst: context.burst,
             wait: context.wait,
             timeout: self.timeout.0,
             kept: KeptNames::of(&context.kept),
@@ -342,6 +343,10 @@ impl SinkSpec for StreamKeys {
             Some((message, help)) => Err(Problem::at("service", message).help(help)),
             None => Ok(()),
         }
+    }
+
+    fn burst(&self) -> Option<usize> {
+        Some(self.rails().count() * self.depth as usize)
     }
 
     fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {

@@ -1,6 +1,6 @@
 //! Checks of a configuration that need no plan: claims, cores, names, ring shapes.
 
-use super::config::{Component, SourceKeys, at};
+use super::config::{Component, MAX_BURST, SourceKeys, at};
 use super::resolve::PlanContext;
 use super::wiring::{Filler, Wiring};
 use super::{Config, DoorbellInitiator, Memory, RingSection};
@@ -116,12 +116,12 @@ pub(super) fn bursts(config: &Config, diagnostics: &mut Diagnostics) {
     for known in &config.known_keys {
         if let Some(burst) = known.burst
             && known.input_key().is_some()
-            && !(1..=4096).contains(&burst)
+            && !(1..=MAX_BURST).contains(&(burst as usize))
         {
             diagnostics.push(at(
                 &known.section,
                 "burst",
-                format!("`burst` is {burst}, but must be 1 to 4096"),
+                format!("`burst` is {burst}, but must be 1 to {MAX_BURST}"),
             ));
         }
     }

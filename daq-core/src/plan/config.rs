@@ -312,12 +312,27 @@ pub struct ReaderKeys {
     pub wait: Wait,
     /// CPU core that the thread of the kernel or sink runs on. Default: any core.
     pub core: Option<usize>,
-    /// Maximum number of frames read in one batch, 1 to 4096.
-    pub burst: u32,
+    /// Maximum number of frames read in one batch, 1 to 4096. Default: 16; for a sink `stream` with `guarantee`, the maximum
+    /// number of frames in flight.
+    pub burst: Option<u32>,
 }
+
+/// Default of [`ReaderKeys::burst`].
+const DEFAULT_BURST: usize = 16;
+/// Maximum of [`ReaderKeys::burst`].
+pub(super) const MAX_BURST: usize = 4096;
 
 impl ReaderKeys {
     const NAMES: [&str; 5] = ["guarantee", "incomplete", "wait", "core", "burst"];
+
+    /// Returns the maximum number of frames per batch. `in_flight` is the number of frames that the reader can have in
+    /// flight, if it has this limit.
+    pub(super) fn burst(&self, in_flight: Option<usize>) -> usize {
+        let default = in_flight
+            .filter(|_| self.guarantee)
+            .map_or(DEFAULT_BURST, |frames| frames.clamp(1, MAX_BURST));
+        self.burst.map_or(default, |burst| burst as usize)
+    }
 }
 
 impl Default for ReaderKeys {
@@ -327,7 +342,7 @@ impl Default for ReaderKeys {
             incomplete: Incomplete::default(),
             wait: Wait::default(),
             core: None,
-            burst: 16,
+            burst: None,
         }
     }
 }

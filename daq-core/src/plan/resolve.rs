@@ -410,7 +410,7 @@ impl Resolver<'_> {
                 backend: None,
                 location: String::new(),
             }),
-            burst: kernel.keys.reader.burst as usize,
+            burst: kernel.keys.reader.burst(None),
             core: kernel.keys.reader.core,
             wait: kernel.keys.reader.wait,
             memory,

@@ -452,6 +452,12 @@ pub trait QueuePair: Any + Send {
     /// successful receives include every message that was acknowledged to the peer.
     fn stop(&mut self) -> Result<(), VerbsError>;
 
+    /// Returns true if posted requests wait for space in a buffer of Linux, which makes space in large steps. A thread
+    /// should then sleep in [`wait`](Self::wait) instead of polling.
+    fn is_blocked(&self) -> bool {
+        false
+    }
+
     /// Waits until a completion may be available or `limit` has passed. Returns false if waiting is not supported.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;
 }

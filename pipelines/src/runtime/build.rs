@@ -368,6 +368,7 @@ impl Pipeline {
                     && !self.rings[planned.input.as_str()]
                         .options()
                         .supports_backpressure,
+                burst: planned.burst.min(ring.slots),
                 wait: planned.wait,
                 ledger: ledger.clone(),
             };

@@ -106,6 +106,7 @@ pub fn context(
         memory: Region::host(layout.frame_bytes().max(1), HostOptions::default()).unwrap(),
         nic: None,
         copied: false,
+        burst: 16,
         wait: Wait::Event,
         layout,
         packets_per_frame,

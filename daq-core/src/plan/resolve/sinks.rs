@@ -71,7 +71,7 @@ impl Resolver<'_> {
                 .collect(),
             guarantee: sink.keys.reader.guarantee,
             incomplete: sink.keys.reader.incomplete,
-            burst: sink.keys.reader.burst as usize,
+            burst: sink.keys.reader.burst(sink.spec.burst()),
             core: sink.keys.reader.core,
             wait: sink.keys.reader.wait,
             memory,

@@ -16,7 +16,7 @@ use crate::tcp::join::JoinKey;
 use crate::verbs::{Endpoint, Service, Transport};
 
 const MAGIC: u32 = 0x6371_6164;
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Size in bytes of the header before the body of a frame.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Size of a whole close frame in bytes.

@@ -6,10 +6,11 @@
 //!                       registered memory                   read-ahead buffer
 //! ```
 //! Only the bytes of a payload that were read ahead together with its batch's head are copied, at most
-//! [`READ_AHEAD`] bytes per batch.
+//! [`READ_AHEAD`] bytes per batch. After a large batch, only as many bytes are read ahead as that batch's head and messages
+//! had, so that usually no byte of a large payload is copied.
 
 use super::registration::Registration;
-use super::sys::{self, Vectors};
+use super::sys::{self, CALL_BYTES, Vectors};
 use super::wire::{HEAD, Head, InvalidBatch, MAX_BLOCK, MAX_MESSAGES, Message};
 use crate::verbs::Status;
 use daq_core::region::{RegionError, SharedWords};
@@ -19,6 +20,8 @@ use std::sync::Arc;
 
 /// Size of the read-ahead buffer in bytes.
 const READ_AHEAD: usize = 2 * MAX_BLOCK;
+/// Number of payload bytes from which a batch is large.
+const LARGE: usize = 64 << 10;
 /// Size of a word in bytes. Payloads of at most this size are stored as a whole.
 const WORD: usize = 8;
 
@@ -31,13 +34,16 @@ struct Target {
     /// must never see a part of it.
     is_word: bool,
     immediate: Option<u32>,
+    is_urgent: bool,
 }
 
 /// The result of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Something was read.
+    /// Something was read, and more bytes may be available.
     Progress,
+    /// Everything that was available was read.
+    Drained,
     /// No bytes are available.
     Blocked,
     /// The other side has closed the stream, or the stream is broken.
@@ -53,6 +59,8 @@ pub(super) enum Step {
 pub(super) struct Arrived {
     pub(super) bytes: usize,
     pub(super) immediate: Option<u32>,
+    /// True if the message must be acknowledged at once.
+    pub(super) is_urgent: bool,
 }
 
 /// Checks the messages of a batch.
@@ -69,6 +77,8 @@ pub(super) struct Input {
     /// The range of `ahead` that contains bytes.
     from: usize,
     to: usize,
+    /// Number of bytes to read ahead.
+    expected: usize,
     /// The messages of the current batch; `at` is the index of the first one that has not arrived, and `offset` the
     /// number of its bytes that have arrived.
     targets: Vec<Target>,
@@ -92,6 +102,7 @@ impl Input {
             ahead: Box::new([0; READ_AHEAD]),
             from: 0,
             to: 0,
+            expected: READ_AHEAD,
             targets: Vec::with_capacity(MAX_MESSAGES),
             at: 0,
             offset: 0,
@@ -113,7 +124,8 @@ impl Input {
             self.read_ahead(socket)
         };
         let step = match result {
-            Ok(0) => return Step::Ended,
+            Ok((0, _)) => return Step::Ended,
+            Ok((read, offered)) if read < offered => Step::Drained,
             Ok(_) => Step::Progress,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Step::Blocked,
@@ -128,7 +140,7 @@ impl Input {
         self.process(resolve).unwrap_or(step)
     }
 
-    /// Handles the bytes of the read-ahead buffer. Returns a result other than [`Step::Progress`], if there is one.
+    /// Handles the bytes of the read-ahead buffer. Returns the result if the connection must end.
     fn process(&mut self, resolve: &mut dyn Resolve) -> Option<Step> {
         loop {
             if self.store_ahead().is_err() {
@@ -181,9 +193,11 @@ impl Input {
         (self.acknowledged, self.refused) = (head.done, head.refusal);
         self.targets.clear();
         (self.at, self.offset) = (0, 0);
+        let mut total = 0_usize;
         for i in 0..head.count {
             let message = Message::decode(block, i)?;
             let bytes = usize::try_from(message.bytes).map_err(|_| InvalidBatch)?;
+            total = total.saturating_add(bytes);
             let place = resolve.resolve(&message);
             if place.is_none() && bytes > 0 {
                 self.refusal = Some(Status::RemoteAccess);
@@ -198,27 +212,38 @@ impl Input {
                 bytes,
                 is_word: bytes <= WORD,
                 immediate: message.immediate,
+                is_urgent: message.is_urgent,
             });
         }
+        self.expected = if total < LARGE { READ_AHEAD } else { bytes };
         self.from += bytes;
         Ok(true)
     }
 
-    /// Reads to the read-ahead buffer.
-    fn read_ahead(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    /// Reads to the read-ahead buffer. Returns the number of bytes that were read, and that had room.
+    fn read_ahead(&mut self, socket: BorrowedFd<'_>) -> io::Result<(usize, usize)> {
         self.ahead.copy_within(self.from..self.to, 0);
         self.to -= self.from;
         self.from = 0;
+        let known = &self.ahead[..self.to];
+        let block = if known.len() < HEAD {
+            HEAD
+        } else {
+            Head::block_bytes(known).unwrap_or(READ_AHEAD)
+        };
+        let end = self.expected.max(block);
         let none = std::iter::empty();
         let read = self
             .vectors
-            .receive(socket, none, &mut self.ahead[self.to..])?;
+            .receive(socket, none, &mut self.ahead[self.to..end])?;
+        let offered = end - self.to;
         self.to += read;
-        Ok(read)
+        Ok((read, offered))
     }
 
-    /// Reads to the places of the current batch, and further bytes to the read-ahead buffer, which must be empty.
-    fn read_payloads(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+    /// Reads to the places of the current batch, and further bytes to the read-ahead buffer, which must be empty. Returns the
+    /// number of bytes that were read, and that had room.
+    fn read_payloads(&mut self, socket: BorrowedFd<'_>) -> io::Result<(usize, usize)> {
         debug_assert_eq!(self.from, self.to, "bytes that were read ahead come first");
         (self.from, self.to) = (0, 0);
         let Self {
@@ -228,11 +253,20 @@ impl Input {
             words,
             vectors,
             ahead,
+            expected,
             ..
         } = self;
         let fault = || io::Error::from_raw_os_error(libc::EFAULT);
-        let using = Uses::begin(&targets[*at..]).ok_or_else(fault)?;
-        let parts = targets
+        let (mut end, mut offered) = (*at + 1, targets[*at].bytes - *offset);
+        while end < targets.len() && offered < CALL_BYTES {
+            offered += targets[end].bytes;
+            end += 1;
+        }
+        // Bytes after the batch can only be received if its last payload is offered too.
+        let rest = if end < targets.len() { 0 } else { *expected };
+        offered += rest;
+        let using = Uses::begin(&targets[*at..end]).ok_or_else(fault)?;
+        let parts = targets[..end]
             .iter()
             .enumerate()
             .skip(*at)
@@ -245,7 +279,7 @@ impl Input {
                     (registration.region(), to + skip, target.bytes - skip)
                 })
             });
-        let read = vectors.receive(socket, parts, &mut ahead[..]);
+        let read = vectors.receive(socket, parts, &mut ahead[..rest]);
         drop(using);
         let read = read?;
         let mut left = read;
@@ -260,7 +294,7 @@ impl Input {
             self.finish()?;
         }
         self.to = left;
-        Ok(read)
+        Ok((read, offered))
     }
 
     /// Moves bytes of the read-ahead buffer to their places.
@@ -296,6 +330,7 @@ impl Input {
         self.arrived.push(Arrived {
             bytes: target.bytes,
             immediate: target.immediate,
+            is_urgent: target.is_urgent,
         });
         self.at += 1;
         self.offset = 0;

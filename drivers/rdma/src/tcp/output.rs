@@ -1,6 +1,6 @@
 //! The sending side of a queue pair over TCP: posted requests, and the batch that is being sent.
 
-use super::sys::{Part, Vectors};
+use super::sys::{CALL_BYTES, Part, Vectors};
 use super::wire::{Head, MAX_BLOCK, MAX_MESSAGES, Message};
 use crate::verbs::Status;
 use daq_core::region::Region;
@@ -67,6 +67,9 @@ pub(super) struct Output {
     reclaimed: u64,
     block: Vec<u8>,
     batch: Option<Batch>,
+    /// The last one of this number of consecutive requests must be acknowledged at once, so that several acknowledgements
+    /// arrive while as many requests as possible are in flight.
+    urgent_every: u64,
     vectors: Vectors,
     /// The acknowledgement that was last sent.
     reported: u64,
@@ -87,6 +90,7 @@ impl Output {
             reclaimed: 0,
             block: Vec::with_capacity(MAX_BLOCK),
             batch: None,
+            urgent_every: (requests as u64 / 4).max(1),
             vectors: Vectors::new(MAX_MESSAGES + 1),
             reported: 0,
             is_refusal_sent: false,
@@ -134,6 +138,10 @@ impl Output {
                 Source::Memory(known, offset)
             }
         };
+        let message = Message {
+            is_urgent: (self.posted + 1).is_multiple_of(self.urgent_every),
+            ..message
+        };
         self.requests[index] = Posted {
             id,
             is_signaled,
@@ -146,6 +154,16 @@ impl Output {
     /// Returns true if a part of a batch could not be sent yet, or requests wait for the next batch.
     pub(super) const fn is_pending(&self) -> bool {
         self.batch.is_some() || self.batched < self.posted
+    }
+
+    /// Returns true if the rest of a batch waits for space in the socket buffer.
+    pub(super) const fn is_blocked(&self) -> bool {
+        self.batch.is_some()
+    }
+
+    /// Returns the acknowledgement that was last sent.
+    pub(super) const fn reported(&self) -> u64 {
+        self.reported
     }
 
     /// Sends requests and the acknowledgement of the `done` messages of the other side that have completed, until
@@ -161,7 +179,7 @@ impl Output {
                 return Ok(());
             }
             match self.send(socket) {
-                Ok(true) => self.batch = None,
+                Ok(true) => self.batch = self.batch.filter(|batch| batch.count > 0),
                 Ok(false) => return Ok(()),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
@@ -209,7 +227,7 @@ impl Output {
         true
     }
 
-    /// Sends as much of the batch as possible. Returns true if the whole batch was sent.
+    /// Sends the next part of the batch. Returns false if the socket buffer is full.
     fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         let Self {
             requests,
@@ -227,6 +245,7 @@ impl Output {
         let len = requests.len() as u64;
         let request = |number: u64| &requests[usize::try_from(number % len).unwrap_or(0)];
         let (first, payload) = (batch.first, batch.payload);
+        let mut offered = block.len() - batch.block;
         let payloads = (first..first + batch.count as u64).map(|number| {
             let request = request(number);
             let bytes = request.payload_bytes();
@@ -241,26 +260,29 @@ impl Output {
                 }
             }
         });
+        let payloads = payloads.take_while(|part| {
+            let is_taken = offered < CALL_BYTES;
+            offered += if is_taken { part.bytes() } else { 0 };
+            is_taken
+        });
         let head = std::iter::once(Part::Bytes(&block[batch.block..]));
         let mut sent = vectors.send(socket, head.chain(payloads))?;
+        let is_full = sent < offered;
         let of_block = sent.min(block.len() - batch.block);
         batch.block += of_block;
         sent -= of_block;
-        if batch.block < block.len() {
-            return Ok(false);
-        }
-        while batch.count > 0 {
+        while batch.block == block.len() && batch.count > 0 {
             let left = request(batch.first).payload_bytes() - batch.payload;
             if sent < left {
                 batch.payload += sent;
-                return Ok(false);
+                break;
             }
             sent -= left;
             batch.payload = 0;
             batch.first += 1;
             batch.count -= 1;
         }
-        Ok(true)
+        Ok(!is_full)
     }
 
     /// Returns the number below which all requests were sent completely.

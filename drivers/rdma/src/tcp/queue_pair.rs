@@ -3,6 +3,10 @@
 //! The queue pair has no thread and no lock: everything happens on the thread that calls it. [`post_send`] only stores the
 //! request; [`poll`] sends all stored requests in one call, reads what has arrived, and acknowledges it.
 //!
+//! An acknowledgement of its own costs both sides a system call and the handling of a packet. So arrived messages are
+//! acknowledged together: with the next requests in the other direction, after [`MAX_DELAY`], before the thread sleeps,
+//! or at once if the peer has marked a message as urgent.
+//!
 //! [`post_send`]: QueuePair::post_send
 //! [`poll`]: QueuePair::poll
 
@@ -25,9 +29,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time between the handshake and the arrival of the stream. The listener may answer another connector for
-/// several seconds in between.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum time between the handshake and the arrival of the stream.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time from the end of the stream until the queue pair fails. In this time the peer's close message can arrive on the
 /// connection of the handshake, which distinguishes an intended end from a failure.
 const END_GRACE: Duration = Duration::from_millis(100);
@@ -35,6 +38,8 @@ const END_GRACE: Duration = Duration::from_millis(100);
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
 /// Maximum number of steps of one call of `poll`, each of which reads as much as the socket has.
 const MAX_STEPS: usize = 16;
+/// Maximum time until a message that has arrived is acknowledged, if its queue pair is polled.
+const MAX_DELAY: Duration = Duration::from_micros(100);
 /// Number of completions after which a call of `poll` reads nothing more.
 const BATCH: usize = 32;
 
@@ -70,7 +75,11 @@ pub(crate) struct TcpQueuePair {
     /// Completions, with the numbers of their requests.
     completions: VecDeque<(WorkCompletion, u64)>,
     /// Number of the peer's messages that have completed.
-    done: u64,
+    pub(super) done: u64,
+    /// Time at which the oldest message was detected that is not acknowledged.
+    unacknowledged: Option<Instant>,
+    /// True if an arrived message must be acknowledged at once.
+    is_urgent: bool,
     /// The rejection of the next message of the peer.
     refusal: Option<Status>,
 }
@@ -149,6 +158,8 @@ impl TcpQueuePair {
             received: 0,
             completions: VecDeque::with_capacity(sends + receives),
             done: 0,
+            unacknowledged: None,
+            is_urgent: false,
             refusal: None,
         })
     }
@@ -246,18 +257,27 @@ impl TcpQueuePair {
         if self.output.is_pending() {
             self.flush();
         }
-        let before = self.done;
         for _ in 0..MAX_STEPS {
             if self.completions.len() >= BATCH || !self.step() {
                 break;
             }
         }
-        if self.done != before || self.refusal.is_some() {
+        if self.refusal.is_some() {
+            self.flush();
+            self.fail(Status::Flushed);
+        } else if self.must_acknowledge() {
             self.flush();
         }
-        if self.refusal.is_some() {
-            self.fail(Status::Flushed);
+    }
+
+    /// Returns true if arrived messages must be acknowledged now.
+    fn must_acknowledge(&mut self) -> bool {
+        if self.done == self.output.reported() {
+            (self.unacknowledged, self.is_urgent) = (None, false);
+            return false;
         }
+        let since = *self.unacknowledged.get_or_insert_with(Instant::now);
+        self.is_urgent || since.elapsed() >= MAX_DELAY
     }
 
     /// Sends posted requests and acknowledgements.
@@ -267,6 +287,9 @@ impl TcpQueuePair {
         };
         // After an error, the next read reports the end of the stream, or a rejection that the peer has sent before.
         let _ = self.output.flush(stream.as_fd(), self.done, self.refusal);
+        if self.done == self.output.reported() {
+            (self.unacknowledged, self.is_urgent) = (None, false);
+        }
     }
 
     /// Handles the end of the stream. The queue pair fails later.
@@ -304,6 +327,7 @@ impl TcpQueuePair {
         match step {
             _ if !is_possible => self.fail(Status::Other(0)),
             Step::Progress => return true,
+            Step::Drained => return self.input.has_block(),
             Step::Blocked => {}
             Step::Ended => self.end(),
             Step::Invalid => self.fail(Status::Other(0)),
@@ -317,6 +341,7 @@ impl TcpQueuePair {
         for i in 0..self.input.arrived.len() {
             let arrived = self.input.arrived[i];
             self.done += 1;
+            self.is_urgent |= arrived.is_urgent;
             if arrived.immediate.is_none() {
                 continue;
             }
@@ -399,6 +424,7 @@ impl QueuePair for TcpQueuePair {
             bytes,
             rkey,
             immediate,
+            is_urgent: false,
         };
         self.output
             .post((work.id, work.signaled), message, &payload);
@@ -442,13 +468,22 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn stop(&mut self) -> Result<(), VerbsError> {
+        // The peer need not send again what has arrived.
+        self.flush();
         self.fail(Status::Flushed);
         Ok(())
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.output.is_blocked()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         if !self.completions.is_empty() {
             return Ok(true);
+        }
+        if self.done != self.output.reported() {
+            self.flush();
         }
         let Stream::Open(stream) = &self.stream else {
             std::thread::sleep(limit.min(IDLE_SLEEP));

@@ -333,6 +333,7 @@ fn word_is_stored_as_a_whole() {
         bytes: 8,
         rkey,
         immediate: None,
+        is_urgent: true,
     };
     let word = 0x1122_3344_5566_7788_u64.to_le_bytes();
     let bytes = [block(&[message]), word.to_vec()].concat();
@@ -351,6 +352,47 @@ fn word_is_stored_as_a_whole() {
     let mut answer = [0; HEAD];
     peer.read_exact(&mut answer).unwrap();
     assert_eq!(Head::decode(&answer).unwrap().done, 1);
+}
+
+/// Messages that are not urgent are acknowledged together: by the next urgent one, and before the thread sleeps.
+#[test]
+fn messages_are_acknowledged_together() {
+    let (mut end, mut peer) = with_peer();
+    let (address, rkey) = end.place();
+    let messages = |urgent: &[bool]| {
+        let message = |&is_urgent: &bool| Message {
+            address,
+            bytes: 0,
+            rkey,
+            immediate: None,
+            is_urgent,
+        };
+        block(&urgent.iter().map(message).collect::<Vec<_>>())
+    };
+    let mut answer = [0; HEAD];
+    peer.write_all(&messages(&[false, false, false, true]))
+        .unwrap();
+    let begun = Instant::now();
+    while peer_has_nothing(&peer) && begun.elapsed() < TIMEOUT {
+        end.poll();
+    }
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(Head::decode(&answer).unwrap().done, 4);
+    peer.write_all(&messages(&[false, false])).unwrap();
+    until(|| {
+        end.poll();
+        end.over_tcp().done == 6
+    });
+    assert!(end.queue_pair.wait(Duration::ZERO).unwrap());
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(Head::decode(&answer).unwrap().done, 6);
+}
+
+fn peer_has_nothing(peer: &TcpStream) -> bool {
+    peer.set_nonblocking(true).unwrap();
+    let result = peer.peek(&mut [0]);
+    peer.set_nonblocking(false).unwrap();
+    result.is_err()
 }
 
 #[test]

@@ -7,7 +7,8 @@
 //! ```
 //! `done` is the number of messages of the other side that have completed; a batch without messages is only this
 //! acknowledgement. The destinations of all payloads of a batch come first, so that the receiver can read the payloads
-//! with one call, each into its place. `check` covers head and messages. Payloads are covered by TCP's checksum only.
+//! with one call, each into its place. Bit 0 of `flags` means that the message has immediate data, bit 1 that it must be
+//! acknowledged at once. `check` covers head and messages. Payloads are covered by TCP's checksum only.
 
 use crate::verbs::Status;
 
@@ -46,6 +47,8 @@ pub(super) struct Message {
     pub rkey: u32,
     /// Immediate data; with it, the message uses a posted receive.
     pub immediate: Option<u32>,
+    /// True if the message must be acknowledged at once. Other messages may be acknowledged later, together.
+    pub is_urgent: bool,
 }
 
 /// Error: the bytes are not a batch of this protocol.
@@ -72,7 +75,8 @@ impl Head {
             block.extend(message.bytes.to_le_bytes());
             block.extend(message.rkey.to_le_bytes());
             block.extend(message.immediate.unwrap_or(0).to_le_bytes());
-            block.extend(u32::from(message.immediate.is_some()).to_le_bytes());
+            let flags = u32::from(message.immediate.is_some()) | u32::from(message.is_urgent) << 1;
+            block.extend(flags.to_le_bytes());
             block.extend([0; 4]);
         }
         debug_assert_eq!(block.len(), HEAD + self.count * MESSAGE);
@@ -113,11 +117,10 @@ impl Message {
     /// Decodes message `i` of a block.
     pub(super) fn decode(block: &[u8], i: usize) -> Result<Self, InvalidBatch> {
         let at = HEAD + i * MESSAGE;
-        let immediate = match word(block, at + 24) {
-            0 => None,
-            1 => Some(word(block, at + 20)),
-            _ => return Err(InvalidBatch),
-        };
+        let flags = word(block, at + 24);
+        if flags > 3 {
+            return Err(InvalidBatch);
+        }
         let bytes = long(block, at + 8);
         if bytes > MAX_PAYLOAD {
             return Err(InvalidBatch);
@@ -126,7 +129,8 @@ impl Message {
             address: long(block, at),
             bytes,
             rkey: word(block, at + 16),
-            immediate,
+            immediate: (flags & 1 == 1).then(|| word(block, at + 20)),
+            is_urgent: flags & 2 == 2,
         })
     }
 }
@@ -166,11 +170,13 @@ mod tests {
 
     fn message() -> impl Strategy<Value = Message> {
         let numbers = (any::<u64>(), 0..=MAX_PAYLOAD, any::<u32>());
-        (numbers, any::<Option<u32>>()).prop_map(|((address, bytes, rkey), immediate)| Message {
+        let flags = (any::<Option<u32>>(), any::<bool>());
+        (numbers, flags).prop_map(|((address, bytes, rkey), (immediate, is_urgent))| Message {
             address,
             bytes,
             rkey,
             immediate,
+            is_urgent,
         })
     }
 

@@ -499,7 +499,12 @@ impl Link {
             self.fail(Fault::Local, error.to_string());
             return;
         }
-        if credits != self.written {
+        // A write is unnecessary while the sender may still fill half of the slots. On an unreliable connection, lost frames
+        // use credits too.
+        let unused = self.written.saturating_sub(self.completed);
+        let is_needed =
+            self.shape.service != Service::Rc || 2 * unused <= u64::from(self.terms.slots.count);
+        if credits != self.written && is_needed {
             self.write_credits();
         }
         if is_idle && self.checked.elapsed() >= CHECK_INTERVAL {
@@ -551,6 +556,10 @@ impl Link {
     /// Waits for a completion on the rail of the next frame. Returns false if there is nothing to wait for.
     pub(super) fn wait(&mut self, limit: Duration) -> bool {
         let rail = rail_of(self.next, self.shape.rails);
+        if self.is_writing && rail != 0 {
+            // Over TCP, a posted write is sent when its queue pair is polled.
+            self.collect_from(0);
+        }
         let Some(live) = &mut self.live else {
             return false;
         };

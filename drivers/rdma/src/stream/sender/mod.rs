@@ -84,6 +84,8 @@ pub struct Options {
     pub chunk: usize,
     /// Maximum number of frames in flight per rail, at least 1. Lowered if a NIC supports fewer.
     pub depth: u32,
+    /// Maximum number of frames per lease, which also limits the frames in flight.
+    pub burst: usize,
     /// How the sender waits for the receiver.
     pub wait: Wait,
     /// Time without progress after which a receiver is reported as unavailable.
@@ -108,6 +110,7 @@ impl Options {
             inline: 256,
             chunk: 1 << 20,
             depth: 128,
+            burst: usize::MAX,
             wait: Wait::default(),
             timeout: Duration::from_secs(1),
             copied: false,
@@ -262,6 +265,11 @@ impl Sender {
                 options.packets_per_frame
             )));
         }
+        // A queue pair over TCP requests acknowledgements several times per window, so its window must be the real one.
+        let max_depth = options.burst.div_ceil(rails);
+        options.depth = options
+            .depth
+            .min(u32::try_from(max_depth).unwrap_or(u32::MAX));
         apply_limits(&nics, &mut options)?;
         probe_queue_pairs(&nics, &mut options)?;
         let window = rails * options.depth as usize;
@@ -598,11 +606,6 @@ impl Sender {
                     .to_owned(),
             ));
         }
-        let waits = self.options.wait;
-        if waits == Wait::Busy || waits == Wait::Adaptive && stood < SPIN_TIME {
-            std::hint::spin_loop();
-            return Ok(());
-        }
         // Over TCP, waiting also ends when credits arrive, which the receiver writes over the first rail.
         let may_wait = is_under_way || self.memory.transport() == Transport::Tcp;
         let rail = self.connection.as_mut().and_then(|connection| {
@@ -613,6 +616,17 @@ impl Sender {
                 rails.first_mut()
             }
         });
+        let polls = match self.options.wait {
+            Wait::Busy => true,
+            Wait::Adaptive => {
+                stood < SPIN_TIME && !rail.as_ref().is_some_and(|rail| rail.is_blocked())
+            }
+            Wait::Event => false,
+        };
+        if polls {
+            std::hint::spin_loop();
+            return Ok(());
+        }
         let slept = match rail {
             Some(rail) if may_wait => rail.wait(COMPLETION_WAIT)?,
             _ => false,

@@ -212,6 +212,11 @@ impl Rail {
         }
     }
 
+    /// Returns true if sleeping is better than polling, see [`QueuePair::is_blocked`].
+    pub(super) fn is_blocked(&self) -> bool {
+        self.queue.is_blocked()
+    }
+
     /// Waits at most `limit` for a completion. Returns false if waiting is not supported.
     pub(super) fn wait(&mut self, limit: std::time::Duration) -> Result<bool, LinkError> {
         self.queue.wait(limit).map_err(LinkError::Verbs)

@@ -89,6 +89,10 @@ pub(crate) fn send(
     checked(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) })
 }
 
+/// Size in bytes from which a call gets no further parts. More parts per call would not save calls of that size, but each
+/// call prepares all of its parts, even if the socket accepts or has only a few bytes.
+pub(crate) const CALL_BYTES: usize = 256 << 10;
+
 /// The parts of one message to a socket: bytes of this process, or a range of a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
@@ -96,6 +100,16 @@ pub(crate) enum Part<'a> {
     Bytes(&'a [u8]),
     /// Region, offset and number of bytes.
     Memory(&'a Region, usize, usize),
+}
+
+impl Part<'_> {
+    /// Returns the number of bytes.
+    pub(crate) const fn bytes(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Memory(_, _, bytes) => *bytes,
+        }
+    }
 }
 
 /// The list of the parts of a call, whose memory is used again by all calls.
