@@ -157,6 +157,11 @@ impl SourceSpec for FakeSource {
 struct FakeKernel {
     #[serde(default)]
     gpu: bool,
+    /// Whether the output has one channel, the sum of all channels.
+    #[serde(default)]
+    sums: bool,
+    #[serde(default)]
+    has_history: bool,
     #[serde(default = "one")]
     frames_per_output: f64,
 }
@@ -170,8 +175,13 @@ impl KernelSpec for FakeKernel {
         Ok(Layout {
             scalar: crate::layout::Scalar::Float32,
             points: input.points / 4,
+            channels: if self.sums { 1 } else { input.channels },
             ..input.clone()
         })
+    }
+
+    fn needs_consecutive_frames(&self) -> bool {
+        self.has_history
     }
 
     fn frames_per_output(&self, _: &Layout) -> f64 {

@@ -260,6 +260,22 @@ fn impossible_spreads_are_explained() {
             change("spread = \"points\"", "spread = \"frames\""),
             "cannot be spread by frames directly",
         ),
+        (
+            change(
+                "gpu = true\ninput = \"raw\"",
+                "gpu = true\nsums = true\ninput = \"raw\"",
+            ),
+            "ring `raw` is spread by channels, but kernel `fft` needs all channels of a frame",
+        ),
+        (
+            error(
+                &TURN
+                    .replace("spread = \"channels\"", "spread = \"frames\"")
+                    .replace("spread = \"points\"", "spread = \"frames\"")
+                    .replace("input = \"raw\"", "has_history = true\ninput = \"raw\""),
+            ),
+            "kernel `fft` needs consecutive frames, but each GPU gets only every 2. frame of ring `raw`",
+        ),
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
