@@ -219,6 +219,7 @@ impl Overlap {
                 slices,
                 from: source.pitch(self.from_row),
                 to: target.pitch(self.to_row),
+                is_followed: source.is_followed(slices) && target.is_followed(slices),
             };
             // SAFETY: the caller guarantees the requirements.
             unsafe {
@@ -258,6 +259,11 @@ impl Every {
     /// Returns the number of frames before the end of the ring.
     const fn contiguous(&self) -> usize {
         self.slots.contiguous().div_ceil(self.step)
+    }
+
+    /// Whether the ring has a further slot after the first `frames` frames, `step` slots after the last of them.
+    const fn is_followed(&self, frames: usize) -> bool {
+        self.slots.first + frames * self.step < self.slots.slots
     }
 
     /// Returns the distances between the rows and the frames.

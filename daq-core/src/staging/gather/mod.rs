@@ -106,7 +106,9 @@ impl Gather {
             Joins::Tiles { target, .. } => Some(target),
         };
         let options = producer.options();
-        let burst = (tuning.chunk / options.stride()).clamp(1, (options.slots / 4).max(1));
+        // Each share contributes a copy of about one chunk.
+        let chunks = tuning.chunk.saturating_mul(shares.len());
+        let burst = (chunks / options.stride()).clamp(1, (options.slots / 4).max(1));
         let shares = shares.into_iter();
         let inputs: Vec<_> = shares.map(|share| share.into_input(target)).collect();
         let fits = |input: &Input| input.overlap.is_some() == target.is_some();
@@ -206,6 +208,15 @@ impl Gather {
             && self.inputs.iter().all(|input| input.method.has_room())
     }
 
+    /// Returns the minimum number of frames of the next batch.
+    fn min_frames(&self) -> usize {
+        if self.batches.len() < ENOUGH_IN_FLIGHT {
+            1
+        } else {
+            self.burst
+        }
+    }
+
     /// Starts the next batch; returns false if too few frames are ready or the target has no free slot.
     fn begin(&mut self) -> Result<bool, StagingError> {
         if !self.has_room() {
@@ -215,7 +226,7 @@ impl Gather {
         let Some((frames, last)) = (room > 0).then(|| self.choose(room)).flatten() else {
             return Ok(false);
         };
-        if self.batches.len() >= ENOUGH_IN_FLIGHT && frames < self.burst {
+        if frames < self.min_frames() {
             return Ok(false);
         }
         self.last = Some(last);
@@ -338,15 +349,15 @@ impl Gather {
     /// Whether a step may have work to do.
     fn is_ready(&self) -> bool {
         let is_done = |input: &Input| input.reader.is_oldest_done();
-        let has_frames = |input: &Input| input.reader.pending() > 0;
-        let is_over = |input: &Input| input.is_over(0);
+        let min = self.min_frames() as u64;
+        // A share of whole frames has only a part of the frames of a batch.
+        let min_each = match self.joins {
+            Joins::Frames => 1,
+            Joins::Tiles { .. } => min,
+        };
+        let has_frames = |input: &Input| input.reader.pending() >= min_each || input.is_over(0);
         self.inputs.iter().any(is_done)
-            || self.has_room()
-                && self.producer.room() > 0
-                && self
-                    .inputs
-                    .iter()
-                    .all(|input| has_frames(input) || is_over(input))
+            || self.has_room() && self.producer.room() >= min && self.inputs.iter().all(has_frames)
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Block {
     pub from: Pitch,
     /// Distances at the target.
     pub to: Pitch,
+    /// Whether a further slice after the last one is allocated at the source and at the target.
+    pub is_followed: bool,
 }
 
 /// Largest pitch that all drivers accept.
@@ -117,7 +119,7 @@ pub(crate) unsafe fn copy_block_async(
         return Ok(());
     }
     // The driver rejects a copy if the bytes after its last row, up to the pitch, are outside of the allocation. Therefore
-    // the last slice, and the last row, are copied alone.
+    // the last slice, and the last row, are copied alone if nothing follows them.
     let (last, is_divisible) = if block.slices > 1 {
         (block.slices - 1, block.is_box())
     } else {
@@ -128,7 +130,11 @@ pub(crate) unsafe fn copy_block_async(
         return unsafe { copy_rows(to, from, block, stream) };
     }
     if is_divisible {
-        let before = block.up_to(last);
+        let before = if block.is_followed {
+            block
+        } else {
+            block.up_to(last)
+        };
         // SAFETY: the rows are rows of the block, for which the caller guarantees the requirements.
         unsafe {
             if before.slices > 1 {
@@ -137,6 +143,9 @@ pub(crate) unsafe fn copy_block_async(
                 copy_rows(to, from, before, stream)
             }
         }?;
+    }
+    if is_divisible && block.is_followed {
+        return Ok(());
     }
     let singles = if is_divisible { last } else { 0 };
     for i in singles..=last {
@@ -254,6 +263,7 @@ mod tests {
                 slices,
                 from,
                 to,
+                is_followed: false,
             }
             .flattened()
         };
