@@ -336,3 +336,29 @@ fn benchmark_compares_gpus() {
     assert_eq!(alone.code, 69);
     assert_contains!(alone.stderr => "only cuda:1 is selected", "--gpus 0,1");
 }
+
+#[test]
+fn benchmark_verifies_corner_turn() {
+    let simulated = Simulated::new("gpus=3,memory=1GiB");
+    let daq = simulated
+        .on(Daq::new(""))
+        .env("VK_DRIVER_FILES", "/dev/null");
+    let line =
+        "bench turn --rounds 1 --window 5ms --ring 4MiB --frames 256KiB --rows 512B,8KiB --json";
+    let tables: Vec<Value> = serde_json::from_str(&daq.cli_line(line).ok().stdout).unwrap();
+    assert_eq!(tables.len(), 2, "of two and of three GPUs: {tables:#?}");
+    for table in &tables {
+        let rows = table["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 10, "{table:#}");
+        let of_rings = rows.iter().filter(|row| row["method"] == "rings");
+        for row in of_rings {
+            assert!(
+                row["verified per round"].as_str().unwrap().ends_with("MiB"),
+                "{row:#}"
+            );
+        }
+        let raw = &rows[0];
+        assert!(raw["GB/s over links"].as_f64().unwrap() > 0.0, "{raw:#}");
+    }
+    assert_eq!(simulated.leaks(), [""; 0]);
+}

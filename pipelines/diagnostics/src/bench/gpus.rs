@@ -46,15 +46,34 @@ pub struct Args {
 
 /// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
 /// verified bytes. A figure is NaN if the method does not have it. Bytes are verified only in the first round.
-type Figures = [f64; 4];
+pub(super) type Figures = [f64; 4];
 
 /// Measures, and passes the result tables to `publish`.
 pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
     let topology = Topology::detect();
-    let ordinals: Vec<u32> = if args.gpus.is_empty() {
+    let devices = selected(&args.gpus, &topology)?;
+    publish(staging(common, args, &topology, &devices)?);
+    for (i, first) in devices.iter().enumerate() {
+        for second in &devices[i + 1..] {
+            if let Some(why) = without_access(&topology, &[first, second]) {
+                publish(Table::of("not measured", "GPUs | reason", [why]));
+                continue;
+            }
+            publish(Peers::new(common, first, second, args.ring)?.compare(args)?);
+        }
+    }
+    Ok(())
+}
+
+/// Opens the GPUs with the numbers `gpus`, or all GPUs if there are no numbers; at least two.
+pub(super) fn selected(
+    gpus: &[u32],
+    topology: &Topology,
+) -> Result<Vec<&'static Device>, BenchError> {
+    let ordinals: Vec<u32> = if gpus.is_empty() {
         topology.gpus.iter().map(|gpu| gpu.ordinal).collect()
     } else {
-        args.gpus.clone()
+        gpus.to_vec()
     };
     if ordinals.len() < 2 {
         let have = match ordinals.first() {
@@ -66,25 +85,19 @@ pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result
         )));
     }
     let devices = ordinals.iter().map(|ordinal| Device::open(*ordinal));
-    let devices = devices.collect::<Result<Vec<_>, _>>()?;
-    publish(staging(common, args, &topology, &devices)?);
-    for (i, first) in devices.iter().enumerate() {
-        for second in &devices[i + 1..] {
-            let (one, other) = (first.ordinal(), second.ordinal());
-            let both = [(one, other), (other, one)];
-            if both
-                .iter()
-                .any(|(from, to)| topology.peer_link(*from, *to).is_none())
-            {
-                let why = "the GPUs cannot access each other's memory";
-                let row = vec![format!("cuda:{one}, cuda:{other}").into(), why.into()];
-                publish(Table::of("not measured", "GPUs | reason", [row]));
-                continue;
-            }
-            publish(Peers::new(common, first, second, args.ring)?.compare(args)?);
-        }
-    }
-    Ok(())
+    Ok(devices.collect::<Result<_, _>>()?)
+}
+
+/// Returns a table row for the first two of the GPUs that cannot access each other's memory; `None` if all can.
+pub(super) fn without_access(topology: &Topology, devices: &[&Device]) -> Option<Vec<Cell>> {
+    let ordinals = devices.iter().map(|device| device.ordinal());
+    let pairs = ordinals
+        .clone()
+        .flat_map(|one| ordinals.clone().map(move |other| (one, other)));
+    let mut pairs = pairs.filter(|(one, other)| one != other);
+    let (one, other) = pairs.find(|(one, other)| topology.peer_link(*one, *other).is_none())?;
+    let why = "the GPUs cannot access each other's memory";
+    Some(vec![format!("cuda:{one}, cuda:{other}").into(), why.into()])
 }
 
 /// Runs `groups` for the measurement window. With a `seed`, fills the sources with the pattern of this seed before, and
@@ -97,6 +110,23 @@ fn run(common: &Common, groups: &[Group<'_>], seed: Option<u64>) -> Result<Figur
         }
     }
     let harness = Harness::start_groups(groups, Wait::Adaptive)?;
+    let (mut figures, copied) = observe(common, harness)?;
+    if let Some(seed) = seed {
+        let mut right = 0;
+        for ((ends, traffic), frames) in copies().zip(copied) {
+            right += ends.verify(seed, traffic.frame, frames)?;
+        }
+        figures[3] = right as f64;
+    }
+    Ok(figures)
+}
+
+/// Lets a harness run for the measurement window, then stops it. Returns the figures of all groups together, without the
+/// number of verified bytes, and the number of copied frames for each ring copy.
+pub(super) fn observe(
+    common: &Common,
+    harness: Harness,
+) -> Result<(Figures, Vec<u64>), BenchError> {
     std::thread::sleep(WARM_UP);
     let (before, start) = (harness.sample(), Instant::now());
     std::thread::sleep(common.window.0);
@@ -108,25 +138,18 @@ fn run(common: &Common, groups: &[Group<'_>], seed: Option<u64>) -> Result<Figur
             last.lost
         )));
     }
-    let mut verified = f64::NAN;
-    if let Some(seed) = seed {
-        let mut right = 0;
-        for ((ends, traffic), frames) in copies().zip(copied) {
-            right += ends.verify(seed, traffic.frame, frames)?;
-        }
-        verified = right as f64;
-    }
     let grown =
         |now: &[u64], then: &[u64]| (now.iter().sum::<u64>() - then.iter().sum::<u64>()) as f64;
     let moved = grown(&after.bytes, &before.bytes);
     let cpu = after.cpu.iter().sum::<Duration>();
     let cpu = cpu.saturating_sub(before.cpu.iter().sum());
-    Ok([
+    let figures = [
         moved / took,
         cpu.as_secs_f64() / took,
         moved / grown(&after.copies, &before.copies).max(1.0),
-        verified,
-    ])
+        f64::NAN,
+    ];
+    Ok((figures, copied))
 }
 
 /// The host memory and the GPU memory of one GPU's ring copy.

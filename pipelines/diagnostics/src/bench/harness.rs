@@ -1,22 +1,24 @@
 //! Runs rings with threads at both ends. Slots are filled in advance and only published, so the measurement covers only
 //! the transport and no data generator.
 
+mod publish;
+
 use super::BenchError;
 use super::place::{Ends, Place, slots};
-use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
 use daq_core::notify::{Notifier, Wait};
-use daq_core::region::Placement;
+use daq_core::region::{Placement, Region};
 use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::staging::{
     CopyEngineThread, CopyThread, Direction, RingCopy, Route, StagingError, Step, Tuning, on_stream,
 };
+use publish::{CommonEnd, publish};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval at which a waiting thread checks for a stop request.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -132,17 +134,7 @@ impl Harness {
 
     /// Starts the ring copies and the copy engine thread of each group. A group without ring copies has no thread.
     pub(super) fn start_groups(groups: &[Group<'_>], wait: Wait) -> Result<Self, BenchError> {
-        let words = || groups.iter().map(|_| AtomicU64::new(0)).collect();
-        let mut harness = Self {
-            shared: Arc::new(Shared {
-                cpu: words(),
-                bytes: words(),
-                ..Shared::default()
-            }),
-            copies: Vec::new(),
-            rings: Vec::new(),
-            threads: Vec::new(),
-        };
+        let mut harness = Self::new(groups.len());
         for (i, group) in groups.iter().enumerate() {
             if group.copies.is_empty() {
                 continue;
@@ -151,16 +143,94 @@ impl Harness {
             let stream = on_stream(group.route, tuning.depth)?;
             let mut copy_engine = CopyEngineThread::new(stream, tuning, bell.clone());
             for (ends, traffic) in &group.copies {
-                let copies = CopyLedger::default();
-                harness.copies.push((i, copies.clone()));
+                let copies = harness.copy_ledger(i);
                 copy_engine.add(harness.ring_copy(i, *traffic, *ends, &bell, copies, tuning)?);
             }
-            let shared = harness.shared.clone();
-            harness.threads.push(std::thread::spawn(move || {
-                serve(copy_engine, wait, &shared, i).map_err(|error| error.to_string())
-            }));
+            harness.run(copy_engine, wait, i);
         }
         Ok(harness)
+    }
+
+    /// Creates a harness without rings and threads, whose samples have `groups` entries.
+    pub(super) fn new(groups: usize) -> Self {
+        let words = || (0..groups).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            shared: Arc::new(Shared {
+                cpu: words(),
+                bytes: words(),
+                ..Shared::default()
+            }),
+            copies: Vec::new(),
+            rings: Vec::new(),
+            threads: Vec::new(),
+        }
+    }
+
+    /// Creates the ledger of copies of a group.
+    pub(super) fn copy_ledger(&mut self, group: usize) -> CopyLedger {
+        let ledger = CopyLedger::default();
+        self.copies.push((group, ledger.clone()));
+        ledger
+    }
+
+    /// Starts a thread for the copies of a group.
+    pub(super) fn run(&mut self, copies: impl CopyThread + 'static, wait: Wait, group: usize) {
+        let shared = self.shared.clone();
+        self.threads.push(std::thread::spawn(move || {
+            serve(copies, wait, &shared, group).map_err(|error| error.to_string())
+        }));
+    }
+
+    /// Creates a ring that notifies `bells`. Its frames are published by [`publish`](Self::publish).
+    pub(super) fn source(
+        &mut self,
+        region: &Arc<Region>,
+        traffic: Traffic,
+        bells: Vec<Arc<Notifier>>,
+    ) -> Result<(Ring, Producer), BenchError> {
+        let options = RingOptions {
+            notifiers: bells,
+            supports_backpressure: traffic.rate.is_none(),
+            ..slots(region, traffic.frame)
+        };
+        Ok(Ring::new(region.clone(), options, self.ledger())?)
+    }
+
+    /// Starts threads that publish the frames of sources, the same number of frames of each. All readers must be attached.
+    pub(super) fn publish(&mut self, producers: Vec<Producer>, traffic: Traffic) {
+        let end = Arc::new(CommonEnd::new(producers.len()));
+        for producer in producers {
+            let (shared, end) = (self.shared.clone(), end.clone());
+            self.threads.push(std::thread::spawn(move || {
+                publish(producer, traffic, &shared.stop, &end);
+                Ok(())
+            }));
+        }
+    }
+
+    /// Creates a ring with the slots of the ring `like` for the copies of `group`, and starts a thread that releases its
+    /// frames.
+    pub(super) fn target(
+        &mut self,
+        region: &Arc<Region>,
+        like: &Ring,
+        bell: &Arc<Notifier>,
+        group: usize,
+    ) -> Result<Producer, BenchError> {
+        let options = RingOptions {
+            notifiers: vec![bell.clone()],
+            supports_backpressure: true,
+            ..like.options().clone()
+        };
+        let frame = options.slot_bytes;
+        let (ring, producer) = Ring::new(region.clone(), options, RingLedger::default())?;
+        let end = ring.attach(true, BURST, ReaderLedger::default())?;
+        let shared = self.shared.clone();
+        self.threads.push(std::thread::spawn(move || {
+            take(end, group, frame, &shared);
+            Ok(())
+        }));
+        Ok(producer)
     }
 
     /// Creates a ring copy and starts the threads at its ends.
@@ -173,30 +243,10 @@ impl Harness {
         copies: CopyLedger,
         tuning: Tuning,
     ) -> Result<RingCopy, BenchError> {
-        let Ends { from, to } = ends;
-        let options = RingOptions {
-            notifiers: vec![bell.clone()],
-            supports_backpressure: traffic.rate.is_none(),
-            ..slots(from, traffic.frame)
-        };
-        let (source, producer) = Ring::new(from.clone(), options.clone(), self.ledger())?;
-        let options = RingOptions {
-            supports_backpressure: true,
-            ..options
-        };
-        let (target, copied) = Ring::new(to.clone(), options, RingLedger::default())?;
-        let end = target.attach(true, BURST, ReaderLedger::default())?;
+        let (source, producer) = self.source(ends.from, traffic, vec![bell.clone()])?;
+        let copied = self.target(ends.to, &source, bell, group)?;
         let reader = source.attach(true, BURST, ReaderLedger::default())?;
-        let shared = self.shared.clone();
-        self.threads.push(std::thread::spawn(move || {
-            publish(producer, traffic, &shared);
-            Ok(())
-        }));
-        let shared = self.shared.clone();
-        self.threads.push(std::thread::spawn(move || {
-            take(end, group, traffic.frame, &shared);
-            Ok(())
-        }));
+        self.publish(vec![producer], traffic);
         Ok(RingCopy::new(reader, copied, copies, tuning.chunk))
     }
 
@@ -264,7 +314,7 @@ impl Drop for Harness {
 }
 
 fn serve(
-    mut copy_engine: CopyEngineThread,
+    mut copies: impl CopyThread,
     wait: Wait,
     shared: &Shared,
     index: usize,
@@ -272,13 +322,13 @@ fn serve(
     daq_core::thread::wake_on_time();
     let mut steps = 0_u64;
     loop {
-        match copy_engine.step() {
+        match copies.step() {
             Ok(Step::Finished) => return Ok(()),
             Ok(Step::Busy) => {}
-            Ok(Step::Idle) => copy_engine.wait(wait, STOP_POLL_INTERVAL),
+            Ok(Step::Idle) => copies.wait(wait, STOP_POLL_INTERVAL),
             Err(error) => {
                 shared.stop.store(true, Ordering::Release);
-                while !copy_engine.discard() {
+                while !copies.discard() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 return Err(error);
@@ -290,45 +340,6 @@ fn serve(
             let time = u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
                 + u64::try_from(time.tv_nsec).unwrap_or(0);
             shared.cpu[index].store(time, Ordering::Relaxed);
-        }
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the number of due frames is small and positive"
-)]
-fn publish(mut producer: Producer, traffic: Traffic, shared: &Shared) {
-    let burst = BURST.min(producer.options().slots / 8).max(1);
-    let (start, mut sequence) = (Instant::now(), 0);
-    while !shared.stop.load(Ordering::Acquire) {
-        let wanted = match traffic.rate {
-            None => burst,
-            Some(rate) => {
-                let due = (start.elapsed().as_secs_f64() * rate / traffic.frame as f64) as u64;
-                usize::try_from(due.saturating_sub(sequence))
-                    .unwrap_or(usize::MAX)
-                    .min(burst)
-            }
-        };
-        if wanted == 0 {
-            std::hint::spin_loop();
-            continue;
-        }
-        let mut slots = producer.reserve(wanted);
-        let got = slots.remaining();
-        for _ in 0..got {
-            slots.finish(FrameMeta::whole(sequence, traffic.frame));
-            sequence += 1;
-        }
-        slots.publish();
-        if got == 0 && traffic.rate.is_none() {
-            producer.wait(Wait::Adaptive, STOP_POLL_INTERVAL);
-        } else if got < wanted && traffic.rate.is_some() {
-            let refused = (wanted - got) as u64;
-            producer.refuse(refused);
-            sequence += refused;
         }
     }
 }

@@ -23,6 +23,7 @@ mod scratch;
 mod staging;
 mod table;
 mod tcp;
+mod turn;
 
 pub(crate) use pipeline::{Environment, free_port};
 pub use rdma::Measured;
@@ -90,6 +91,9 @@ pub enum Benchmark {
     /// Compare staging to several GPUs with staging to one, and copies between rings on two GPUs with raw copies between
     /// the GPUs, in one direction and in both.
     Gpus(gpus::Args),
+    /// Compare the corner turn between GPUs with raw copies of the same parts of frames, and with contiguous copies. All
+    /// bytes are verified.
+    Turn(turn::Args),
     /// Measure single copies to and from a GPU, CPU stores, mapping of GPU memory, or kernel launches.
     Copy(copies::Args),
     /// Measure the round trip of a word from the CPU to a persistent kernel, compared with launches and copies.
@@ -126,6 +130,7 @@ impl Benchmark {
         match self {
             Self::Staging(_) => "staging",
             Self::Gpus(_) => "gpus",
+            Self::Turn(_) => "turn",
             Self::Copy(_) => "copy",
             Self::Doorbell(_) => "doorbell",
             Self::Persistent(_) => "persistent",
@@ -156,6 +161,7 @@ impl Benchmark {
         match self {
             Self::Staging(args) => staging::staging(common, args, publish)?,
             Self::Gpus(args) => gpus::gpus(common, args, publish)?,
+            Self::Turn(args) => turn::turn(common, args, publish)?,
             Self::Copy(args) => copies::copy(common, args, publish)?,
             Self::Doorbell(args) => doorbell::doorbell(common, args, publish)?,
             Self::Persistent(args) => persistent::persistent(common, args, publish)?,

@@ -13,7 +13,7 @@ use daq_core::units::ByteSize;
 use std::sync::Arc;
 
 /// Number of bytes that are written or compared per step.
-const PIECE: usize = 1 << 20;
+pub(super) const PIECE: usize = 1 << 20;
 
 /// One host region and one GPU region, used by one ring copy after another.
 #[derive(Clone, Debug)]
@@ -84,22 +84,7 @@ impl Ends<'_> {
     /// Fills the source region with the pattern of `seed`. Stale bytes in the target have the pattern of another seed,
     /// so they are not mistaken for copied bytes.
     pub(super) fn prepare(&self, seed: u64) -> Result<(), BenchError> {
-        let Self { from, .. } = self;
-        let mut bytes = vec![0; PIECE];
-        match from.memory() {
-            Some(memory) => {
-                for at in (0..memory.bytes()).step_by(PIECE) {
-                    let bytes = &mut bytes[..PIECE.min(memory.bytes() - at)];
-                    fill(bytes, at, seed);
-                    memory.write(at, bytes)?;
-                }
-                Ok(())
-            }
-            None => each_piece(from, |at, bytes| {
-                fill(bytes, at, seed);
-                Ok(())
-            }),
-        }
+        write(self.from, seed)
     }
 
     /// Compares the target with the pattern of `seed`, for a ring copy of `frames` frames of `frame` bytes. Skips slots
@@ -163,8 +148,27 @@ pub(super) fn slots(region: &Region, frame: usize) -> RingOptions {
     }
 }
 
+/// Fills a region with the pattern of `seed`.
+pub(super) fn write(region: &Arc<Region>, seed: u64) -> Result<(), BenchError> {
+    let mut bytes = vec![0; PIECE];
+    match region.memory() {
+        Some(memory) => {
+            for at in (0..memory.bytes()).step_by(PIECE) {
+                let bytes = &mut bytes[..PIECE.min(memory.bytes() - at)];
+                fill(bytes, at, seed);
+                memory.write(at, bytes)?;
+            }
+            Ok(())
+        }
+        None => each_piece(region, |at, bytes| {
+            fill(bytes, at, seed);
+            Ok(())
+        }),
+    }
+}
+
 /// Fills the bytes at offset `at` of a region with the pattern of `seed`. All words of a region differ.
-fn fill(bytes: &mut [u8], at: usize, seed: u64) {
+pub(super) fn fill(bytes: &mut [u8], at: usize, seed: u64) {
     let start = (at / 8) as u64;
     for (i, word) in (start..).zip(bytes.as_chunks_mut::<8>().0) {
         // Multiplication by an odd factor is a permutation of the words, so all words differ.

@@ -1,0 +1,212 @@
+//! The corner turn between rings, with the gathers of a pipeline.
+
+use super::Shape;
+use crate::bench::gpus::{self, Figures};
+use crate::bench::harness::{Harness, Traffic};
+use crate::bench::place::{PIECE, fill, write};
+use crate::bench::{BenchError, Common};
+use daq_core::gpu::driver::Device;
+use daq_core::ledger::ReaderLedger;
+use daq_core::notify::{Notifier, Wait};
+use daq_core::region::{Placement, Region};
+use daq_core::staging::{
+    Gather, Joins, MissingFill, Overflow, Rates, Share, Tuning, between, measure_peer, verify_peer,
+};
+use daq_core::units::ByteSize;
+use std::sync::Arc;
+
+/// A source and a target region on each GPU.
+pub(super) struct Rings {
+    devices: Vec<&'static Device>,
+    before: Vec<Arc<Region>>,
+    after: Vec<Arc<Region>>,
+    /// Tunings of the copies from each GPU to each other GPU; those within a GPU are assumed.
+    tunings: Vec<Vec<Tuning>>,
+}
+
+impl Rings {
+    /// Allocates two regions of `bytes` bytes on each GPU, and measures the copies between all GPUs.
+    pub(super) fn new(devices: &[&'static Device], bytes: usize) -> Result<Self, BenchError> {
+        let regions = || {
+            let regions = devices.iter().map(|device| Region::cuda(device, bytes));
+            regions.collect::<Result<Vec<_>, _>>()
+        };
+        let tuning = |from: &'static Device, to: &'static Device| -> Result<_, BenchError> {
+            if from.ordinal() == to.ordinal() {
+                return Ok(Rates::assumed_between_gpus().tuning());
+            }
+            verify_peer(from, to)?;
+            Ok(measure_peer(from, to)?.tuning())
+        };
+        let from = |from: &&'static Device| devices.iter().map(|to| tuning(from, to)).collect();
+        Ok(Self {
+            before: regions()?,
+            after: regions()?,
+            tunings: devices.iter().map(from).collect::<Result<_, _>>()?,
+            devices: devices.to_vec(),
+        })
+    }
+
+    /// Returns the size of each region.
+    pub(super) fn bytes(&self) -> usize {
+        let regions = self.before.iter().chain(&self.after);
+        regions.map(|region| region.bytes()).min().unwrap_or(0)
+    }
+
+    /// Returns the source region of a GPU.
+    pub(super) fn before(&self, gpu: usize) -> &Arc<Region> {
+        &self.before[gpu]
+    }
+
+    /// Returns the target region of a GPU.
+    pub(super) fn after(&self, gpu: usize) -> &Arc<Region> {
+        &self.after[gpu]
+    }
+
+    /// Returns the tuning of the copies from `gpus` GPUs to one of them, as a pipeline selects it.
+    fn tuning(&self, to: usize, gpus: usize) -> Tuning {
+        let into = self.tunings[..gpus].iter().map(|tunings| tunings[to]);
+        let largest = into.max_by_key(|tuning| tuning.chunk);
+        largest.unwrap_or_else(|| Rates::assumed_between_gpus().tuning())
+    }
+
+    /// Describes the copies between `gpus` GPUs.
+    pub(super) fn tuned(&self, gpus: usize) -> String {
+        let tunings = (0..gpus).map(|to| {
+            let Tuning { chunk, depth, .. } = self.tuning(to, gpus);
+            format!("{} × {depth}", ByteSize(chunk as u64))
+        });
+        let tunings: Vec<_> = tunings.collect();
+        format!("chunk size × chunks in flight {}", tunings.join(", "))
+    }
+
+    /// Measures the corner turn of frames of `shape`, then verifies all bytes of all slots.
+    pub(super) fn turn(
+        &self,
+        common: &Common,
+        shape: Shape,
+        seed: u64,
+    ) -> Result<Figures, BenchError> {
+        each(shape.gpus, |gpu| {
+            write(&self.before[gpu], own(seed, gpu))?;
+            Ok(0)
+        })?;
+        let harness = self.start(shape)?;
+        let (mut figures, copied) = gpus::observe(common, harness)?;
+        let verified = each(shape.gpus, |gpu| self.verify(shape, seed, gpu, copied[gpu]))?;
+        figures[3] = verified as f64;
+        Ok(figures)
+    }
+
+    /// Starts the rings, and a gather for each GPU.
+    fn start(&self, shape: Shape) -> Result<Harness, BenchError> {
+        let mut harness = Harness::new(shape.gpus);
+        let traffic = Traffic {
+            frame: shape.share(),
+            rate: None,
+        };
+        let bells: Vec<_> = (0..shape.gpus)
+            .map(|_| Arc::new(Notifier::default()))
+            .collect();
+        let sources = self.before[..shape.gpus].iter();
+        let sources = sources.map(|region| harness.source(region, traffic, bells.clone()));
+        let (sources, producers): (Vec<_>, Vec<_>) =
+            sources.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        for (to, bell) in bells.iter().enumerate() {
+            let (target, tuning) = (&self.after[to], self.tuning(to, shape.gpus));
+            let mut shares = Vec::new();
+            for (from, source) in sources.iter().enumerate() {
+                let method = between(&self.before[from], target, tuning.depth + 1)?;
+                shares.push(Share {
+                    reader: source.attach(true, 1, ReaderLedger::default())?,
+                    method: method.ok_or_else(|| {
+                        let gpu = Placement::Cuda(self.devices[from].ordinal());
+                        BenchError::Thread(format!("no method copies from {gpu}"))
+                    })?,
+                    tile: Some(shape.before(from)),
+                });
+            }
+            let gather = Gather::new(
+                shares,
+                harness.target(target, &sources[to], bell, to)?,
+                harness.copy_ledger(to),
+                Joins::Tiles {
+                    matrix: shape.matrix(),
+                    target: shape.after(to),
+                },
+                (
+                    Overflow::Wait,
+                    MissingFill::new(Some(self.devices[to]), tuning.depth)?,
+                ),
+                &tuning,
+                bell.clone(),
+            );
+            harness.run(gather, Wait::Adaptive, to);
+        }
+        harness.publish(producers, traffic);
+        Ok(harness)
+    }
+
+    /// Compares all slots of a target ring to which frames were copied with the sources. Returns the number of bytes.
+    fn verify(&self, shape: Shape, seed: u64, gpu: usize, frames: u64) -> Result<u64, BenchError> {
+        let Some(memory) = self.after[gpu].memory() else {
+            return Ok(0);
+        };
+        let share = shape.share();
+        let slots = self.after[gpu].bytes() / share;
+        let used = usize::try_from(frames).map_or(slots, |frames| frames.min(slots));
+        let first_row = shape.after(gpu).rows.start;
+        let mut wanted = vec![0; shape.row];
+        let mut bytes = vec![0; PIECE.next_multiple_of(shape.row)];
+        for at in (0..used * share).step_by(bytes.len()) {
+            let length = bytes.len().min(used * share - at);
+            memory.read(at, &mut bytes[..length])?;
+            for (i, row) in bytes[..length].chunks(shape.row).enumerate() {
+                let (slot, piece) = (
+                    (at + i * shape.row) / share,
+                    (at / shape.row + i) % (share / shape.row),
+                );
+                let (channel, from) = (first_row + piece / shape.gpus, piece % shape.gpus);
+                fill(
+                    &mut wanted,
+                    slot * share + channel * shape.row,
+                    own(seed, from),
+                );
+                if row != wanted {
+                    return Err(BenchError::Thread(format!(
+                        "wrong bytes from cuda:{} in channel {channel} of slot {slot} on cuda:{} after a corner turn of frames of {}; this is a defect in daq",
+                        self.devices[from].ordinal(),
+                        self.devices[gpu].ordinal(),
+                        ByteSize(shape.frame as u64),
+                    )));
+                }
+            }
+        }
+        Ok((used * share) as u64)
+    }
+}
+
+/// Returns the seed of a GPU's source. All words of all sources of a measurement differ.
+const fn own(seed: u64, gpu: usize) -> u64 {
+    seed << 8 | gpu as u64
+}
+
+/// Calls `work` for all GPUs at the same time, and returns the sum of the results.
+fn each(
+    gpus: usize,
+    work: impl Fn(usize) -> Result<u64, BenchError> + Sync,
+) -> Result<u64, BenchError> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = (0..gpus)
+            .map(|gpu| scope.spawn(move || work(gpu)))
+            .collect();
+        let results = threads.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(_) => Err(BenchError::Thread(
+                "a thread of the verification panicked".to_owned(),
+            )),
+        });
+        results.sum()
+    })
+}
