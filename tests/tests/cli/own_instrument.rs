@@ -76,8 +76,8 @@ input = "packets"
 listen = "127.0.0.1:0"
 "#;
 
-/// Builds the example with the versions, the profiles and the target directory of this workspace, so that third-party
-/// crates are not built again. Cargo builds the crates of daq again, because they are not members of the example's
+/// Builds the example with the versions, the profiles, the features and the target directory of this workspace, so that
+/// third-party crates are not built again. Cargo builds the crates of daq again, because they are not members of the example's
 /// workspace. Without optimisation and debug information this is several times faster.
 fn build(daq: &Daq) -> PathBuf {
     let (root, binary) = (repository(), binary());
@@ -102,6 +102,7 @@ fn build(daq: &Daq) -> PathBuf {
     }
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--offline", "--quiet", "--profile", profile])
+        .args(["--features", "daq/nats"])
         .arg("--config")
         .arg(daq.write("profiles.toml", &profiles))
         .arg("--target-dir")
