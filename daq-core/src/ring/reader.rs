@@ -48,9 +48,23 @@ pub struct Reader {
     overrun: u64,
     /// Whether frames with missing packets are dropped.
     drops_incomplete: bool,
+    /// When the producer is notified of freed slots.
+    notification: Notification,
     /// Number of the next recorded publication whose latency is to be counted.
     timed: u64,
     ledger: ReaderLedger,
+}
+
+/// When a reader notifies the producer of freed slots.
+#[derive(Debug)]
+enum Notification {
+    /// When they are freed.
+    Immediate,
+    /// When [`Reader::notify_freed`] is called.
+    Deferred {
+        /// Whether slots were freed since the last notification.
+        due: bool,
+    },
 }
 
 /// Value of `leased` in the ledger of a guaranteed reader, whose frames cannot be overwritten.
@@ -90,6 +104,7 @@ impl Reader {
             leased: 0,
             overrun: 0,
             drops_incomplete: false,
+            notification: Notification::Immediate,
             ledger,
         }
     }
@@ -99,6 +114,24 @@ impl Reader {
     pub fn dropping_incomplete(mut self, drops: bool) -> Self {
         self.drops_incomplete = drops;
         self
+    }
+
+    /// Defers notifications of freed slots until [`notify_freed`](Self::notify_freed), because the fence of a notification
+    /// waits for the CPU's stores to a GPU.
+    #[must_use]
+    pub(crate) fn deferring_notifications(mut self) -> Self {
+        self.notification = Notification::Deferred { due: false };
+        self
+    }
+
+    /// Notifies the producer if slots were freed without notification.
+    #[inline]
+    pub(crate) fn notify_freed(&mut self) {
+        if let Notification::Deferred { due } = &mut self.notification
+            && std::mem::take(due)
+        {
+            self.shared.notify_freed();
+        }
     }
 
     /// Returns the number of the next frame to lease, counted from the creation of the ring. The number increases when
@@ -340,7 +373,10 @@ impl Reader {
         let first = self.retired;
         self.retired += frames;
         self.publish_bound();
-        self.shared.notify_freed();
+        match &mut self.notification {
+            Notification::Immediate => self.shared.notify_freed(),
+            Notification::Deferred { due } => *due = true,
+        }
         match used {
             Use::Leased { read } => {
                 let (times, latency) = (&self.shared.ledger.times, &self.ledger.latency);

@@ -145,7 +145,8 @@ impl RingCopy {
     /// [step](Self::step). Returns `None` if the CPU cannot write the target or cannot read the source.
     ///
     /// Stores of a published frame may not have arrived in GPU memory yet. Therefore the thread that calls `step` must
-    /// be the target's only reader, and it must execute a fence before it notifies the GPU of a frame.
+    /// be the target's only reader, and it must execute a fence before it notifies the GPU of a frame. After that, it must
+    /// call [`notify_freed`](Self::notify_freed), so that the source can use the slots of the copied frames.
     ///
     /// `reader` must be guaranteed, or the producer of its ring must support backpressure.
     ///
@@ -158,6 +159,7 @@ impl RingCopy {
         burst: usize,
     ) -> Option<Self> {
         let stores = Box::new(cpu_stores(&reader, &producer)?.unfenced());
+        let reader = reader.deferring_notifications();
         let burst = burst.max(1);
         Some(Self::with(reader, producer, ledger, burst, Some(stores)))
     }
@@ -434,6 +436,12 @@ impl RingCopy {
         let run = Selection::All.run(0, frames);
         self.target.copy(lease, run, &Selection::All, stores)?;
         Ok(frames)
+    }
+
+    /// Notifies the source of the slots that [`step`](Self::step) has freed since the last call.
+    #[inline]
+    pub fn notify_freed(&mut self) {
+        self.reader.notify_freed();
     }
 
     /// Whether a [step](Self::step) would copy at least one frame.

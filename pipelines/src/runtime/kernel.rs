@@ -197,6 +197,7 @@ impl Runner {
                 }
                 if let Some(inline_copy) = &mut self.inline_copy {
                     inline_copy.discard();
+                    inline_copy.notify_freed();
                 }
                 self.reader.discard_pending();
                 self.wait(Step::Idle);
@@ -300,6 +301,15 @@ impl Runner {
 
     /// Publishes completed work and submits available frames. Never waits.
     pub fn step(&mut self) -> Result<Step, KernelError> {
+        let step = self.advance();
+        // A notification waits for the stores to the GPU, so it follows the submission.
+        if let Some(inline_copy) = &mut self.inline_copy {
+            inline_copy.notify_freed();
+        }
+        step
+    }
+
+    fn advance(&mut self) -> Result<Step, KernelError> {
         let reaped = self.reap()?;
         let moved = |step| if reaped { Step::Moved } else { step };
         if let Some(inline_copy) = &mut self.inline_copy {
