@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 
 /// Source code of the built-in kernel for this benchmark.
 const CODE: &str = include_str!("touch.cu");
-/// Number of threads that are pinned to a core. These are the measuring thread, the runtime's thread and a source's
-/// thread.
+/// Number of threads of a kernel that are pinned to a core. These are the measuring thread, the runtime's thread and a
+/// source's thread.
 const CORES: usize = 3;
 /// Maximum packet size in bytes.
 const PACKET: usize = 8 << 10;
-/// The numbers of concurrent frames for which the rate is measured.
-const CONCURRENT_FRAMES: [u32; 4] = [1, 8, 32, 64];
+/// The numbers of kernels, and of concurrent frames of each kernel, for which the rate is measured.
+const RATES: [(usize, u32); 6] = [(1, 1), (1, 8), (1, 32), (1, 64), (2, 8), (4, 8)];
 /// Copies that run concurrently with the kernel: their frame size, and the size of the host memory and of the GPU
 /// memory, in bytes.
 const CONCURRENT_COPIES: (usize, usize) = (1 << 20, 256 << 20);
@@ -221,21 +221,24 @@ fn packets(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
 fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
     let compared = bench
         .common
-        .compare(&CONCURRENT_FRAMES, &[()], |&frames, ()| {
-            Ok(Some([bench.rate(frames)? / 1e6]))
+        .compare(&RATES, &[()], |&(kernels, frames), ()| {
+            Ok(Some([bench.rate(kernels, frames)? / 1e6]))
         })?;
     let title = format!(
-        "{}: throughput in million frames per second, frame size {}; one thread commits, another reads",
+        "{}: throughput in million frames per second, frame size {}; for each kernel, one thread commits, one submits, and \
+         one reads",
         bench.device.name(),
         ByteSize(RATE_FRAME_BYTES as u64)
     );
-    let columns = "concurrent frames | million/s";
-    let plot = Plot::rates("Frames through a persistent kernel", "million frames/s")
+    let columns = "kernels | concurrent frames | million/s";
+    let plot = Plot::rates("Frames through persistent kernels", "million frames/s")
         .over("concurrent frames", "number of concurrent frames")
-        .columns(&["million/s"])
-        .names(|_| Some(("persistent kernel".to_owned(), true)));
+        .by(&["kernels"], "million/s")
+        .own(|_| true);
     let table = compared.table(&title, columns, |it| {
-        row([Cell::Number(f64::from(*it.scenario), 0)], it.figures, 2)
+        let (kernels, frames) = *it.scenario;
+        let ends = [kernels as f64, f64::from(frames)].map(|number| Cell::Number(number, 0));
+        row(ends, it.figures, 2)
     });
     Ok(table.with(&plot))
 }

@@ -168,6 +168,18 @@ impl Bench<'_> {
         frame: usize,
         concurrent_frames: u32,
     ) -> Result<Fixture, BenchError> {
+        let mut fixture = self.prepare(frame, concurrent_frames)?;
+        fixture.runner.start()?;
+        Ok(fixture)
+    }
+
+    /// Creates rings for frames of `frame` bytes and a persistent kernel, which is not started. All memory must be allocated
+    /// before the first persistent kernel of a GPU starts.
+    pub(super) fn prepare(
+        &self,
+        frame: usize,
+        concurrent_frames: u32,
+    ) -> Result<Fixture, BenchError> {
         let bell = Arc::new(Notifier::default());
         let options = |name: &str, bytes: usize| RingOptions::new(name, SLOTS, bytes);
         let carried = |name: &str| RingOptions {
@@ -199,7 +211,7 @@ impl Bench<'_> {
             Some((&input, &out)),
         )?;
         let control = Arc::new(Control::new(RESULT_TIMEOUT));
-        let mut runner = Runner::new(Parts {
+        let runner = Runner::new(Parts {
             name: "touch".to_owned(),
             reader: attach(&input)?,
             producer: made,
@@ -213,7 +225,6 @@ impl Bench<'_> {
             isolated: false,
             inline_copy: inline_copy.map(|inline_copy| (inline_copy, bell)),
         });
-        runner.start()?;
         Ok(Fixture {
             ends: Ends::new(frame, producer, attach(&out)?),
             output: Output {

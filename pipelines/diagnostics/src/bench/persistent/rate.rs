@@ -1,8 +1,9 @@
 //! Measures the frame rate. One thread commits frames, the runtime submits them, and another thread reads the results.
 
-use super::fixture::{Bench, Fixture, SLOTS, check, fill, total};
+use super::CORES;
+use super::fixture::{Bench, Fixture, Output, SLOTS, check, fill, total};
 use crate::bench::BenchError;
-use crate::bench::cores::joined;
+use crate::bench::cores::{Cores, joined};
 use daq_core::frame::FrameMeta;
 use daq_core::ring::{Producer, Reader};
 use daq_pipelines::runtime::control::{Heartbeat, Role};
@@ -14,55 +15,92 @@ pub(super) const RATE_FRAME_BYTES: usize = 256;
 /// Maximum number of frames committed and submitted in one batch.
 pub(super) const MAX_BATCH: usize = 256;
 
+/// The cores of a kernel's threads: for results, for the runtime, and for the source.
+const RESULTS: usize = 0;
+const RUNTIME: usize = 1;
+const SOURCE: usize = 2;
+
 impl Bench<'_> {
-    /// Measures frames per second with the given number of concurrent frames.
-    pub(super) fn rate(&self, concurrent_frames: u32) -> Result<f64, BenchError> {
+    /// Measures frames per second through `kernels` kernels, each with threads of its own and the given number of concurrent
+    /// frames.
+    pub(super) fn rate(&self, kernels: usize, concurrent_frames: u32) -> Result<f64, BenchError> {
+        let prepared: Result<Vec<_>, _> = (0..kernels)
+            .map(|_| self.prepare(RATE_FRAME_BYTES, concurrent_frames))
+            .collect();
+        let mut prepared = prepared?;
+        for fixture in &mut prepared {
+            fixture.runner.start()?;
+        }
+        let cores = Cores::near(self.device, CORES * kernels);
+        let stop = AtomicBool::new(false);
+        let measured: Result<Vec<_>, BenchError> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..)
+                .step_by(CORES)
+                .zip(prepared)
+                .map(|(core, fixture)| {
+                    let (cores, stop) = (&cores, &stop);
+                    scope.spawn(move || self.rate_of((cores, core), fixture, stop))
+                })
+                .collect();
+            threads.into_iter().map(joined).collect()
+        });
+        let mut sum = 0.0;
+        // The results are verified after all kernels have ended, because reading them synchronises with the GPU.
+        for (rate, made, output) in measured? {
+            output.check(made)?;
+            sum += rate;
+        }
+        Ok(sum)
+    }
+
+    /// Measures the frame rate of one kernel, with threads on three of `cores`, from number `core` on. Returns the rate, the number of
+    /// frames and the results. The first kernel whose measurement ends stops all kernels.
+    fn rate_of(
+        &self,
+        (cores, core): (&Cores, usize),
+        fixture: Fixture,
+        stop: &AtomicBool,
+    ) -> Result<(f64, u64, Output), BenchError> {
         let window = self.common.window.0;
         let Fixture {
             ends,
             output,
             runner,
             control,
-        } = self.fixture(RATE_FRAME_BYTES, concurrent_frames)?;
+        } = fixture;
         let (producer, mut results) = (ends.producer, ends.results);
-        let stop = AtomicBool::new(false);
-        let cores = &self.cores;
-        let (rate, made) = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let source = scope.spawn(|| {
-                cores.take(2);
+                cores.take(core + SOURCE);
                 Ok(commit(producer, || {
                     stop.load(Ordering::Relaxed) || control.is_stopping()
                 }))
             });
             let engine = scope.spawn(|| {
-                cores.take(1);
+                cores.take(core + RUNTIME);
                 runner.run(&Heartbeat::new("touch".to_owned(), Role::Step));
                 check(&control)
             });
-            let taken = cores.first(|| {
-                // The time until the rings are full is not counted.
-                let (before, _) = take(&mut results, window / 4, || control.is_stopping());
-                let (counted, rate) = take(&mut results, window, || control.is_stopping());
-                stop.store(true, Ordering::Relaxed);
-                let mut taken = before + counted;
-                while !results.is_finished() {
-                    taken += poll(&mut results);
-                }
-                Ok((rate, taken))
-            });
+            cores.take(core + RESULTS);
+            // The time until the rings are full is not counted.
+            let is_over = || stop.load(Ordering::Relaxed) || control.is_stopping();
+            let (before, _) = take(&mut results, window / 4, is_over);
+            let (counted, rate) = take(&mut results, window, is_over);
             stop.store(true, Ordering::Relaxed);
+            let mut taken = before + counted;
+            while !results.is_finished() {
+                taken += poll(&mut results);
+            }
             let made = joined(source);
             joined(engine)?;
-            let ((rate, taken), made) = (taken?, made?);
+            let made = made?;
             if taken == made {
-                return Ok((rate, made));
+                return Ok((rate, made, output));
             }
             Err(BenchError::Thread(format!(
                 "only {taken} of {made} frames have a result; this is a defect in daq"
             )))
-        })?;
-        output.check(made)?;
-        Ok(rate)
+        })
     }
 }
 
