@@ -581,6 +581,7 @@ impl Sender {
         }
         if done > self.done {
             self.set_done(done);
+            self.last_progress = Instant::now();
             self.connector.reset_backoff();
         }
         Ok(any)

@@ -178,6 +178,29 @@ fn unacknowledged_work_ends_connection() {
     far.end();
 }
 
+/// Acknowledgements must count as progress also if `send` returns before it waits.
+#[test]
+fn acknowledgement_is_progress() {
+    let shape = Shape::default();
+    let far = BaselineReceiver::start(shape.clone());
+    let mut sender_side = SenderFixture::new(far.address, 1, options(&shape));
+    sender_side.run(&[10]);
+    sender_side.publish(&[10]);
+    let lease = sender_side.reader.poll(1).unwrap();
+    let sender = &mut sender_side.sender;
+    let (done, begun) = (sender.done, Instant::now());
+    sender.last_progress = begun.checked_sub(Duration::from_secs(10)).unwrap();
+    assert!(sender.post(&lease, done + 1, |_| 0).unwrap());
+    while sender.done == done {
+        sender.collect().unwrap();
+        assert!(begun.elapsed() < HANG);
+    }
+    assert!(sender.last_progress >= begun);
+    lease.retire(daq_core::ring::Completion::Immediate);
+    sender_side.sender.finish();
+    sender_side.compare(&far.end());
+}
+
 #[test]
 fn connect_attempt_after_stop_is_cancelled() {
     let shape = Shape::default();
