@@ -458,6 +458,10 @@ pub trait QueuePair: Any + Send {
         false
     }
 
+    /// Sends requests and acknowledgements that the queue pair would send later, together with others. Should be called
+    /// before the thread waits for another queue pair.
+    fn flush(&mut self) {}
+
     /// Waits until a completion may be available or `limit` has passed. Returns false if waiting is not supported.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;
 }

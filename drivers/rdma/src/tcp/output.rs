@@ -161,6 +161,11 @@ impl Output {
         self.batch.is_some()
     }
 
+    /// Returns true if a rejection was sent completely.
+    pub(super) const fn is_refusal_sent(&self) -> bool {
+        self.is_refusal_sent && !self.is_blocked()
+    }
+
     /// Returns the acknowledgement that was last sent.
     pub(super) const fn reported(&self) -> u64 {
         self.reported

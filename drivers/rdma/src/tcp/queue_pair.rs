@@ -4,11 +4,13 @@
 //! request; [`poll`] sends all stored requests in one call, reads what has arrived, and acknowledges it.
 //!
 //! An acknowledgement of its own costs both sides a system call and the handling of a packet. So arrived messages are
-//! acknowledged together: with the next requests in the other direction, after [`MAX_DELAY`], before the thread sleeps,
-//! or at once if the peer has marked a message as urgent.
+//! acknowledged together: with the next requests in the other direction, after [`MAX_DELAY`], before the thread sleeps
+//! ([`flush`], [`wait`]), or at once if the peer has marked a message as urgent.
 //!
 //! [`post_send`]: QueuePair::post_send
 //! [`poll`]: QueuePair::poll
+//! [`flush`]: QueuePair::flush
+//! [`wait`]: QueuePair::wait
 
 use super::input::{Input, Resolve, Step};
 use super::join::{JoinKey, Mailbox};
@@ -80,8 +82,8 @@ pub(crate) struct TcpQueuePair {
     unacknowledged: Option<Instant>,
     /// True if an arrived message must be acknowledged at once.
     is_urgent: bool,
-    /// The rejection of the next message of the peer.
-    refusal: Option<Status>,
+    /// The rejection of the next message of the peer, and its time. After the rejection was sent, the queue pair fails.
+    pub(super) refusal: Option<(Status, Instant)>,
 }
 
 /// The parts of a queue pair that decide whether a message is accepted.
@@ -255,18 +257,20 @@ impl TcpQueuePair {
             Stream::Open(_) => {}
         }
         if self.output.is_pending() {
-            self.flush();
+            self.send_pending();
         }
         for _ in 0..MAX_STEPS {
             if self.completions.len() >= BATCH || !self.step() {
                 break;
             }
         }
-        if self.refusal.is_some() {
-            self.flush();
-            self.fail(Status::Flushed);
+        if let Some((_, since)) = self.refusal {
+            self.send_pending();
+            if self.output.is_refusal_sent() || since.elapsed() >= END_GRACE {
+                self.fail(Status::Flushed);
+            }
         } else if self.must_acknowledge() {
-            self.flush();
+            self.send_pending();
         }
     }
 
@@ -281,12 +285,13 @@ impl TcpQueuePair {
     }
 
     /// Sends posted requests and acknowledgements.
-    fn flush(&mut self) {
+    fn send_pending(&mut self) {
         let Stream::Open(stream) = &self.stream else {
             return;
         };
         // After an error, the next read reports the end of the stream, or a rejection that the peer has sent before.
-        let _ = self.output.flush(stream.as_fd(), self.done, self.refusal);
+        let refusal = self.refusal.map(|(status, _)| status);
+        let _ = self.output.flush(stream.as_fd(), self.done, refusal);
         if self.done == self.output.reported() {
             (self.unacknowledged, self.is_urgent) = (None, false);
         }
@@ -299,7 +304,7 @@ impl TcpQueuePair {
 
     /// Reads once. Returns true if another step may be useful.
     fn step(&mut self) -> bool {
-        let Stream::Open(stream) = &self.stream else {
+        let (Stream::Open(stream), None) = (&self.stream, self.refusal) else {
             return false;
         };
         let mut check = Check {
@@ -331,7 +336,7 @@ impl TcpQueuePair {
             Step::Blocked => {}
             Step::Ended => self.end(),
             Step::Invalid => self.fail(Status::Other(0)),
-            Step::Refused(status) => self.refusal = Some(status),
+            Step::Refused(status) => self.refusal = Some((status, Instant::now())),
         }
         false
     }
@@ -469,7 +474,7 @@ impl QueuePair for TcpQueuePair {
 
     fn stop(&mut self) -> Result<(), VerbsError> {
         // The peer need not send again what has arrived.
-        self.flush();
+        self.send_pending();
         self.fail(Status::Flushed);
         Ok(())
     }
@@ -478,13 +483,17 @@ impl QueuePair for TcpQueuePair {
         self.output.is_blocked()
     }
 
+    fn flush(&mut self) {
+        if self.output.is_pending() || self.done != self.output.reported() {
+            self.send_pending();
+        }
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         if !self.completions.is_empty() {
             return Ok(true);
         }
-        if self.done != self.output.reported() {
-            self.flush();
-        }
+        self.flush();
         let Stream::Open(stream) = &self.stream else {
             std::thread::sleep(limit.min(IDLE_SLEEP));
             return Ok(true);

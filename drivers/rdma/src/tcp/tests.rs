@@ -386,6 +386,54 @@ fn messages_are_acknowledged_together() {
     assert!(end.queue_pair.wait(Duration::ZERO).unwrap());
     peer.read_exact(&mut answer).unwrap();
     assert_eq!(Head::decode(&answer).unwrap().done, 6);
+    peer.write_all(&messages(&[false, false])).unwrap();
+    until(|| {
+        end.poll();
+        end.over_tcp().done == 8
+    });
+    end.queue_pair.flush();
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(Head::decode(&answer).unwrap().done, 8);
+}
+
+/// A rejection must be sent after the requests that fill the socket buffer, and before the queue pair fails.
+#[test]
+fn rejection_is_sent_after_full_socket_buffer() {
+    let (mut end, mut peer) = with_peer();
+    let place = end.place();
+    for id in 0..16 {
+        end.write(place, (0, 0, BYTES), id);
+    }
+    until(|| {
+        end.poll();
+        end.queue_pair.is_blocked()
+    });
+    let message = Message {
+        address: place.0,
+        bytes: 8,
+        rkey: place.1 ^ 1,
+        immediate: None,
+        is_urgent: false,
+    };
+    peer.write_all(&block(&[message])).unwrap();
+    until(|| {
+        end.poll();
+        end.over_tcp().refusal.is_some()
+    });
+    peer.set_nonblocking(true).unwrap();
+    let (mut sent, mut part) = (Vec::new(), vec![0; BYTES]);
+    until(|| {
+        end.poll();
+        match peer.read(&mut part) {
+            Ok(0) => return true,
+            Ok(bytes) => sent.extend_from_slice(&part[..bytes]),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        false
+    });
+    let last = Head::decode(sent.last_chunk::<HEAD>().unwrap()).unwrap();
+    assert_eq!(last.refusal, Some(Status::RemoteAccess));
+    assert!(sent.len() > 16 * BYTES);
 }
 
 fn peer_has_nothing(peer: &TcpStream) -> bool {

@@ -556,15 +556,20 @@ impl Link {
     /// Waits for a completion on the rail of the next frame. Returns false if there is nothing to wait for.
     pub(super) fn wait(&mut self, limit: Duration) -> bool {
         let rail = rail_of(self.next, self.shape.rails);
-        if self.is_writing && rail != 0 {
-            // Over TCP, a posted write is sent when its queue pair is polled.
-            self.collect_from(0);
-        }
         let Some(live) = &mut self.live else {
             return false;
         };
         if !self.pending[rail].is_empty() {
             return false;
+        }
+        // The sender may wait for acknowledgements or credits on other rails.
+        for (_, queue) in live
+            .queues
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| *i != rail)
+        {
+            queue.queue_pair().flush();
         }
         match live.queues[rail].wait(limit) {
             Ok(has_waited) => has_waited,

@@ -233,14 +233,19 @@ fn receiver_without_free_slots_applies_backpressure() {
 }
 
 /// Returns a NIC whose first `count` queue pairs return no completions until they are stopped, like a NIC that is slow
-/// to report what it has acknowledged.
-fn slow_nic(count: usize) -> Arc<dyn Nic> {
+/// to report what it has acknowledged. `flushes` counts the calls of [`QueuePair::flush`].
+fn slow_nic(count: usize, flushes: &Arc<AtomicUsize>) -> Arc<dyn Nic> {
+    let flushes = flushes.clone();
     let created = AtomicUsize::new(0);
     Arc::new(HookedNic {
         on_create: Box::new(move |_, create| {
             let is_slow = created.fetch_add(1, Ordering::AcqRel) < count;
             let queue = create()?;
-            Ok(Box::new(SlowQueuePair { queue, is_slow }))
+            Ok(Box::new(SlowQueuePair {
+                queue,
+                is_slow,
+                flushes: flushes.clone(),
+            }))
         }),
         ..HookedNic::new()
     })
@@ -249,6 +254,7 @@ fn slow_nic(count: usize) -> Arc<dyn Nic> {
 struct SlowQueuePair {
     queue: Box<dyn QueuePair>,
     is_slow: bool,
+    flushes: Arc<AtomicUsize>,
 }
 
 impl QueuePair for SlowQueuePair {
@@ -280,6 +286,10 @@ impl QueuePair for SlowQueuePair {
         self.queue.stop()
     }
 
+    fn flush(&mut self) {
+        self.flushes.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
         if self.is_slow {
             return Ok(false);
@@ -302,12 +312,19 @@ fn acknowledged_frame_is_reported_before_late_completion() {
                 rails,
                 ..Shape::default()
             };
-            let far = ReceiverFixture::with(&shape, slow_nic(rails));
+            let flushes = Arc::<AtomicUsize>::default();
+            let far = ReceiverFixture::with(&shape, slow_nic(rails, &flushes));
             let mut sender_side = SenderFixture::new(far.address, rails, options(&shape));
             // All frames that the credits allow. The sender gets acknowledgements for all of them, but the receiver has
             // seen no completion.
             sender_side.run(&lengths(SLOTS));
             assert_eq!(sender_side.counters.connections.get(), 1);
+            // A receiver that waits for the next frame must flush the queue pairs of all other rails.
+            let begun = Instant::now();
+            while rails > 1 && flushes.load(Ordering::Acquire) == 0 {
+                assert!(begun.elapsed() < HANG);
+                std::thread::yield_now();
+            }
             if is_cut {
                 sender_side.faults.cut();
                 sender_side.run(&lengths(20));
