@@ -243,7 +243,9 @@ impl Pair {
             return Ok(None);
         };
         let times = Self::time(self.source, &self.target, bytes, || {
-            inline_copy.step().map(drop)
+            let step = inline_copy.step();
+            inline_copy.notify_freed();
+            step.map(drop)
         });
         times.map(Some)
     }
