@@ -110,8 +110,8 @@ pub enum Benchmark {
     /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
     /// first connection without authentication: use a trusted network.
     Rdma(rdma::Args),
-    /// Measure streams over TCP on this host, from ring to ring, and the CPU time of both ends, beside a bare loop of send
-    /// and receive calls into an equal ring.
+    /// Measure streams over TCP on this host, from ring to ring, and the CPU time of both ends, beside a baseline loop of
+    /// send and receive calls into an equal ring.
     Tcp(tcp::Args),
 }
 

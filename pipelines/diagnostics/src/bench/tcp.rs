@@ -1,8 +1,8 @@
-//! Measures streams over TCP from ring to ring, beside a bare loop of `send` and `recv` calls into an equal ring. Both ends
-//! run in this process and are connected over loopback.
+//! Measures streams over TCP from ring to ring, beside a baseline loop of `send` and `recv` calls into an equal ring. Both
+//! ends run in this process and are connected over loopback.
 //!
 //! ```text
-//!   bare loop:      memory of a ring's size ── send ═══ recv ──▶ memory of a ring's size
+//!   baseline loop:  memory of a ring's size ── send ═══ recv ──▶ memory of a ring's size
 //!   ring to ring:   sim ─▶ ring ─▶ sink stream ════════ source stream ─▶ ring ─▶ null
 //! ```
 
@@ -42,16 +42,16 @@ pub struct Args {
 /// What moves the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
-    BareLoop,
+    Baseline,
     Stream,
 }
 
 impl Method {
-    const ALL: [Self; 2] = [Self::BareLoop, Self::Stream];
+    const ALL: [Self; 2] = [Self::Baseline, Self::Stream];
 
     const fn name(self) -> &'static str {
         match self {
-            Self::BareLoop => "bare loop",
+            Self::Baseline => "baseline loop",
             Self::Stream => "ring to ring",
         }
     }
@@ -64,7 +64,7 @@ pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<
     let (connections, window) = (args.connections, common.window.0);
     let compared = common.compare(&args.sizes, &Method::ALL, |&bytes, method| {
         let figures = match method {
-            Method::BareLoop => bare_loop(bytes, connections, window)?,
+            Method::Baseline => baseline(bytes, connections, window)?,
             Method::Stream => stream(&environment, bytes, connections, window)?,
         };
         Ok(Some(figures))
@@ -74,7 +74,7 @@ pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<
         common.window
     );
     let columns =
-        "method | size | MB/s | frames/s | sender CPU s/GB | receiver CPU s/GB | × bare loop";
+        "method | size | MB/s | frames/s | sender CPU s/GB | receiver CPU s/GB | × baseline loop";
     let table = compared.table(&title, columns, |row| {
         let [rate, sender, receiver] = row.figures;
         vec![
@@ -136,8 +136,8 @@ const fn slots(bytes: usize) -> usize {
     }
 }
 
-/// Measures the bare loop.
-fn bare_loop(bytes: usize, connections: usize, window: Duration) -> Result<[f64; 3], BenchError> {
+/// Measures the baseline loop.
+fn baseline(bytes: usize, connections: usize, window: Duration) -> Result<[f64; 3], BenchError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let (mut senders, mut receivers) = (Vec::new(), Vec::new());

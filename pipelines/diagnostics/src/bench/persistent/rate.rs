@@ -46,8 +46,8 @@ impl Bench<'_> {
         });
         let mut sum = 0.0;
         // The results are verified after all kernels have ended, because reading them synchronises with the GPU.
-        for (rate, made, output) in measured? {
-            output.check(made)?;
+        for (rate, produced, output) in measured? {
+            output.check(produced)?;
             sum += rate;
         }
         Ok(sum)
@@ -87,18 +87,18 @@ impl Bench<'_> {
             let (before, _) = take(&mut results, window / 4, is_over);
             let (counted, rate) = take(&mut results, window, is_over);
             stop.store(true, Ordering::Relaxed);
-            let mut taken = before + counted;
+            let mut read = before + counted;
             while !results.is_finished() {
-                taken += poll(&mut results);
+                read += poll(&mut results);
             }
-            let made = joined(source);
+            let produced = joined(source);
             joined(engine)?;
-            let made = made?;
-            if taken == made {
-                return Ok((rate, made, output));
+            let produced = produced?;
+            if read == produced {
+                return Ok((rate, produced, output));
             }
             Err(BenchError::Thread(format!(
-                "only {taken} of {made} frames have a result; this is a defect in daq"
+                "only {read} of {produced} frames have a result; this is a defect in daq"
             )))
         })
     }
@@ -106,34 +106,34 @@ impl Bench<'_> {
 
 /// Commits frames until `is_over` is true, then closes the ring. Returns the number of committed frames.
 fn commit(mut producer: Producer, is_over: impl Fn() -> bool) -> u64 {
-    let mut made = 0;
+    let mut produced = 0;
     while !is_over() {
         let mut slots = producer.reserve(MAX_BATCH / 4);
         while slots.remaining() > 0 {
             if let Some(bytes) = slots.bytes_mut() {
                 // Only the first frame in each slot is filled completely. Later frames change only the first word,
                 // because the other words sum to 0.
-                if made < SLOTS as u64 {
-                    fill(bytes, made);
+                if produced < SLOTS as u64 {
+                    fill(bytes, produced);
                 }
-                bytes[..4].copy_from_slice(&total(made).to_le_bytes());
+                bytes[..4].copy_from_slice(&total(produced).to_le_bytes());
             }
-            slots.finish(FrameMeta::whole(made, RATE_FRAME_BYTES));
-            made += 1;
+            slots.finish(FrameMeta::whole(produced, RATE_FRAME_BYTES));
+            produced += 1;
         }
         slots.publish();
     }
-    made
+    produced
 }
 
 /// Reads results for the time `time` or until `is_over` is true. Returns the number of results, and the number of
 /// results per second.
 fn take(results: &mut Reader, time: Duration, is_over: impl Fn() -> bool) -> (u64, f64) {
-    let (start, mut taken) = (Instant::now(), 0);
+    let (start, mut read) = (Instant::now(), 0);
     while start.elapsed() < time && !is_over() {
-        taken += poll(results);
+        read += poll(results);
     }
-    (taken, taken as f64 / start.elapsed().as_secs_f64())
+    (read, read as f64 / start.elapsed().as_secs_f64())
 }
 
 fn poll(results: &mut Reader) -> u64 {
