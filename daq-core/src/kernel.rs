@@ -332,10 +332,10 @@ pub trait KernelSpec: Send + Sync {
         side == Side::Cpu
     }
 
-    /// Whether the kernel needs all frames of a stream in order, because its results depend on earlier frames. Such a kernel
-    /// cannot read a ring that is spread by frames.
-    fn needs_consecutive_frames(&self) -> bool {
-        false
+    /// Checks that each GPU can process a part of the frames of a stream: the results do not depend on other frames, and each
+    /// GPU produces frames regularly. The error is the reason why not, as a clause.
+    fn supports_spread_frames(&self) -> Result<(), String> {
+        Ok(())
     }
 
     /// Checks that the kernel can be persistent ([`Dispatch::Persistent`]). The error is the reason why not, as a

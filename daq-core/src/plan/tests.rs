@@ -180,8 +180,11 @@ impl KernelSpec for FakeKernel {
         })
     }
 
-    fn needs_consecutive_frames(&self) -> bool {
-        self.has_history
+    fn supports_spread_frames(&self) -> Result<(), String> {
+        if self.has_history {
+            return Err("it needs the frame before".to_owned());
+        }
+        Ok(())
     }
 
     fn frames_per_output(&self, _: &Layout) -> f64 {

@@ -27,6 +27,7 @@
 
 mod baseline;
 mod burst;
+mod busy;
 mod copy_engine;
 mod direction;
 mod error;

@@ -1,12 +1,12 @@
 //! One copy between two rings.
 
 use super::StagingError;
+use super::busy::Busy;
 use super::methods::{CopyMethod, CpuStores};
 use super::selection::{Run, Selection};
 use crate::ledger::CopyLedger;
 use crate::region::Placement;
 use crate::ring::{Completion, Lease, Producer, Reader, WorkInFlight};
-use std::time::Instant;
 
 /// Copies the frames of one ring to another ring with slots of the same size.
 ///
@@ -45,8 +45,7 @@ struct Target {
     producer: Producer,
     ledger: CopyLedger,
     in_flight: WorkInFlight<InFlightCopy>,
-    /// Time since which at least one copy has been in flight.
-    busy: Option<Instant>,
+    busy: Busy,
 }
 
 /// A copy in flight.
@@ -203,7 +202,7 @@ impl RingCopy {
                 producer,
                 ledger,
                 in_flight: WorkInFlight::new(slots),
-                busy: None,
+                busy: Busy::default(),
             },
             stores: None,
             burst,
@@ -474,7 +473,7 @@ impl RingCopy {
             ledger.count_copy(done.bytes);
         });
         if ended > 0 {
-            target.count_busy();
+            target.busy.ended(&target.ledger, target.in_flight.len());
         }
         if target.producer.has_leaked_slots() && target.in_flight.is_empty() {
             // No slot of the target will become free, so pending frames are discarded and counted.
@@ -554,8 +553,7 @@ impl Target {
                 slots.submit();
                 let copy = InFlightCopy { frames, bytes };
                 self.in_flight.push(lease, done, copy);
-                self.ledger.in_flight.set(self.in_flight.len() as u64);
-                self.busy.get_or_insert_with(Instant::now);
+                self.busy.started(&self.ledger, self.in_flight.len());
                 Ok(Begun::Copy(bytes))
             }
             Err(error) => {
@@ -574,17 +572,6 @@ impl Target {
                 }
                 Err(error)
             }
-        }
-    }
-
-    /// Counts the time with copies in flight up to now, after copies have ended.
-    fn count_busy(&mut self) {
-        self.ledger.in_flight.set(self.in_flight.len() as u64);
-        let now = Instant::now();
-        if let Some(since) = self.busy {
-            let busy = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
-            self.ledger.busy_ns.add(busy);
-            self.busy = (!self.in_flight.is_empty()).then_some(now);
         }
     }
 }

@@ -299,8 +299,8 @@ impl Channelize {
 }
 
 impl KernelSpec for Channelize {
-    fn needs_consecutive_frames(&self) -> bool {
-        true
+    fn supports_spread_frames(&self) -> Result<(), String> {
+        Err("the filter needs the last samples of the frame before".to_owned())
     }
 
     fn problems(&self) -> Vec<Problem> {

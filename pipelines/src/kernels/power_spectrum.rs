@@ -486,8 +486,13 @@ impl PowerSpectrum {
 }
 
 impl KernelSpec for PowerSpectrum {
-    fn needs_consecutive_frames(&self) -> bool {
-        self.continuous
+    fn supports_spread_frames(&self) -> Result<(), String> {
+        if self.continuous {
+            return Err(
+                "with `continuous`, blocks begin in one frame and end in the next".to_owned(),
+            );
+        }
+        Ok(())
     }
 
     fn problems(&self) -> Vec<Problem> {

@@ -474,6 +474,13 @@ impl KernelSpec for Select {
         self.every as f64
     }
 
+    fn supports_spread_frames(&self) -> Result<(), String> {
+        if self.every > 1 || !self.drop.is_empty() {
+            return Err("with `every` or `drop`, one GPU could keep no frame while others wait for its frames".to_owned());
+        }
+        Ok(())
+    }
+
     fn memory(&self, input: &Layout) -> usize {
         self.selection(input)
             .map_or(0, |selection| selection.pieces.memory())

@@ -42,13 +42,16 @@ impl Resolver<'_> {
         }
         let gpus = self.topology.gpus.iter();
         let gpus = gpus.map(|gpu| format!("cuda:{} ({})", gpu.ordinal, gpu.name));
-        let there = match gpus.collect::<Vec<_>>().join(", ") {
-            none if none.is_empty() => self.topology.no_gpu.clone(),
-            gpus => format!("this machine has {gpus}"),
+        let missing = match gpus.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => format!(
+                "{}; {fix}. To plan for another machine, run `daq plan --no-hardware`",
+                self.topology.no_gpu
+            ),
+            gpus => format!("this machine has {gpus}; {fix}"),
         };
         self.plan
             .unavailable
-            .push(format!("{subject} needs cuda:{ordinal}: {there}; {fix}"));
+            .push(format!("{subject} needs cuda:{ordinal}: {missing}"));
     }
 
     /// Returns the processor that the key `device` of kernel `i` declares; `None` without the key.
@@ -80,7 +83,19 @@ impl Resolver<'_> {
             return Err(());
         }
         if let Side::Cuda(ordinal) = device.0 {
-            let fix = "name one of these GPUs in `device`, or remove `device`";
+            let input = &kernel.keys.input;
+            if self.spreads.contains_key(input) {
+                diagnostics.push(
+                    at(
+                        &kernel.section,
+                        "device",
+                        format!("ring `{input}` is spread over several GPUs, and kernel `{name}` runs on each of them"),
+                    )
+                    .help("remove `device`, or set device = \"cpu\" to read the joined frames in host memory"),
+                );
+                return Err(());
+            }
+            let fix = "name a GPU of this machine in `device`, or remove `device`";
             self.require_gpu(ordinal, &format!("kernel `{name}`"), fix);
         }
         Ok(Some(device.0))

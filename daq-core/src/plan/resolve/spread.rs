@@ -301,13 +301,15 @@ impl Resolver<'_> {
         };
         let whole = &self.declared_ring(ring, &declared);
         self.layouts.insert(output.clone(), whole.layout.clone());
-        if kernel.spec.needs_consecutive_frames() && spread.by == Spread::Frames {
+        if spread.by == Spread::Frames
+            && let Err(why) = kernel.spec.supports_spread_frames()
+        {
             diagnostics.push(
                 at(
                     &kernel.section,
                     "input",
                     format!(
-                        "kernel `{name}` needs consecutive frames, but each GPU gets only every {}. frame of ring `{input}`",
+                        "kernel `{name}` cannot read ring `{input}`, of which each GPU gets only one of {} frames: {why}",
                         spread.gpus.len()
                     ),
                 )
@@ -340,11 +342,11 @@ impl Resolver<'_> {
                         &kernel.section,
                         "input",
                         format!(
-                            "ring `{input}` is spread by {by}, but kernel `{name}` needs all {by} of a frame: from a share it produces {layout}, which is not a share of {}",
+                            "ring `{input}` is spread by {by}, but kernel `{name}` needs all {by} of a frame: its output for a share ({layout}) is not a share of its output for a whole frame ({})",
                             whole.layout
                         ),
                     )
-                    .help("spread the ring by frames or along another axis, or declare a ring between that is"),
+                    .help("spread the ring by frames or along another axis, or read a ring that is not spread"),
                 );
                 return false;
             };

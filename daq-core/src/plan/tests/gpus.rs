@@ -322,7 +322,7 @@ fn missing_gpu_of_kernel_is_named() {
     assert_eq!(
         plan.unavailable,
         [
-            "kernel `far` needs cuda:5: this machine has cuda:0 (Test GPU), cuda:1 (Test GPU); name one of these GPUs in `device`, or remove `device`"
+            "kernel `far` needs cuda:5: this machine has cuda:0 (Test GPU), cuda:1 (Test GPU); name a GPU of this machine in `device`, or remove `device`"
         ]
     );
 }

@@ -274,7 +274,14 @@ fn impossible_spreads_are_explained() {
                     .replace("spread = \"points\"", "spread = \"frames\"")
                     .replace("input = \"raw\"", "has_history = true\ninput = \"raw\""),
             ),
-            "kernel `fft` needs consecutive frames, but each GPU gets only every 2. frame of ring `raw`",
+            "kernel `fft` cannot read ring `raw`, of which each GPU gets only one of 2 frames: it needs the frame before",
+        ),
+        (
+            change(
+                "gpu = true\ninput = \"raw\"",
+                "gpu = true\ndevice = \"cuda:0\"\ninput = \"raw\"",
+            ),
+            "ring `raw` is spread over several GPUs, and kernel `fft` runs on each of them",
         ),
     ] {
         assert!(text.contains(expected), "{expected}: {text}");

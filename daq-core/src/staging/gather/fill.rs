@@ -27,14 +27,14 @@ impl MissingFill {
     /// Fills the bytes `overlap` of the next `frames` open slots, from slot `first` of the open slots on. `to` are these slots.
     ///
     /// # Safety
-    /// The slots must stay reserved until the returned completion is done, and contain the overlap.
+    /// The slots must stay reserved until the next [event](Self::record_event) is done, and contain the overlap.
     pub(super) unsafe fn fill(
         &self,
         producer: &Producer,
         overlap: &Overlap,
         (to, first): (Slice, u64),
         frames: usize,
-    ) -> Result<Completion, StagingError> {
+    ) -> Result<(), StagingError> {
         let (offset, width, rows, pitch) = overlap.at_target();
         match self {
             Self::Cpu => {
@@ -44,7 +44,6 @@ impl MissingFill {
                         producer.fill(first + i, begin..begin + width);
                     }
                 }
-                Ok(Completion::Immediate)
             }
             Self::Gpu(stream) => {
                 let mut pattern = producer.options().fill.pattern();
@@ -62,9 +61,17 @@ impl MissingFill {
                     // checked.
                     unsafe { stream.fill_rows(to.address(i) + offset as u64, pattern, rows) }?;
                 }
-                Ok(Completion::Event(stream.record_event()?))
             }
         }
+        Ok(())
+    }
+
+    /// Records the end of all fills started so far. Requires that [`has_room`](Self::has_room) is true.
+    pub(super) fn record_event(&self) -> Result<Completion, StagingError> {
+        Ok(match self {
+            Self::Cpu => Completion::Immediate,
+            Self::Gpu(stream) => Completion::Event(stream.record_event()?),
+        })
     }
 
     pub(super) fn has_room(&self) -> bool {

@@ -69,6 +69,8 @@ pub(super) struct Input {
     pub(super) method: Box<dyn CopyMethod>,
     /// The bytes of each frame to copy; `None` for whole frames.
     pub(super) overlap: Option<Overlap>,
+    /// Size of the share of a frame in bytes; 0 for whole frames.
+    pub(super) bytes: usize,
     /// The number of the batch that each copy in flight belongs to; `None` for frames that are discarded.
     pub(super) work: WorkInFlight<Option<u64>>,
     pub(super) take: Take,
@@ -96,6 +98,7 @@ impl Share {
             work: WorkInFlight::new(self.reader.options().slots),
             reader: self.reader,
             method: self.method,
+            bytes: self.tile.as_ref().map_or(0, Tile::bytes),
             overlap,
             take: Take::default(),
             is_lost: false,

@@ -10,6 +10,7 @@ pub use fill::MissingFill;
 pub use input::Share;
 
 use super::StagingError;
+use super::busy::Busy;
 use super::copy_engine::{CopyThread, Step, Tuning};
 use super::ring_copy::Overflow;
 use super::selection::without_packets;
@@ -23,7 +24,7 @@ use input::Input;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of batches in flight after which only whole batches start, so that frames accumulate.
 const ENOUGH_IN_FLIGHT: usize = 2;
@@ -69,8 +70,7 @@ pub struct Gather {
     /// Number of the last frame that was started.
     last: Option<(u32, u64)>,
     notifier: Arc<Notifier>,
-    /// Time since which at least one batch has been in flight.
-    busy: Option<Instant>,
+    busy: Busy,
     /// Whether a copy has failed whose batch is still in flight. No batch starts until all have ended.
     is_failing: bool,
 }
@@ -129,7 +129,7 @@ impl Gather {
             ended: 0,
             last: None,
             notifier,
-            busy: None,
+            busy: Busy::default(),
             is_failing: false,
         }
     }
@@ -171,7 +171,7 @@ impl Gather {
         ended += self.withdraw();
         self.ended += ended as u64;
         if ended > 0 {
-            self.count_busy();
+            self.busy.ended(&self.ledger, self.batches.len());
         }
         match failure.flatten() {
             Some(error) => Err(error),
@@ -261,8 +261,7 @@ impl Gather {
         self.is_failing |= batch.has_failed;
         self.producer.submit(batch.frames);
         self.batches.push_back(batch);
-        self.ledger.in_flight.set(self.batches.len() as u64);
-        self.busy.get_or_insert_with(Instant::now);
+        self.busy.started(&self.ledger, self.batches.len());
         failure.map_or(Ok(true), Err)
     }
 
@@ -293,6 +292,7 @@ impl Gather {
     fn joined(&self, i: usize, frames: usize, matrix: Matrix, target: &Tile) -> FrameMeta {
         let (mut joined, mut bytes) = (None::<FrameMeta>, 0);
         let mut is_whole = true;
+        let mut shortest = usize::MAX;
         for input in &self.inputs {
             let meta = input.reader.meta(i as u64);
             let Some(meta) = meta.filter(|_| input.take.count == frames) else {
@@ -300,6 +300,9 @@ impl Gather {
                 continue;
             };
             bytes += meta.length;
+            if meta.length < input.bytes {
+                shortest = shortest.min(meta.length);
+            }
             let flags = joined.map_or(meta.flags, |joined| joined.flags.with(meta.flags));
             joined = Some(FrameMeta {
                 flags,
@@ -312,34 +315,31 @@ impl Gather {
             return without_packets(meta, matrix.length_in(target, bytes));
         }
         let flags = meta.flags.with(Flags::INCOMPLETE);
-        without_packets(FrameMeta { flags, ..meta }, target.bytes())
+        // Bytes after the end of a short share are stale. A byte is at least as far from the start of the frame as from the
+        // start of its share.
+        let length = shortest.min(target.bytes());
+        without_packets(FrameMeta { flags, ..meta }, length)
     }
 
     /// Fills the bytes of the shares that the next batch lacks.
     fn fill_missing(&self, slots: Slice, frames: usize) -> Result<Completion, StagingError> {
         let first = self.producer.submitted();
-        let mut done = Completion::Immediate;
-        for input in self.inputs.iter().filter(|input| input.take.count == 0) {
-            if let Some(overlap) = &input.overlap {
-                // SAFETY: the slots stay reserved until the batch is published or withdrawn, which requires the end of
-                // this fill and of all fills before it on the same stream.
-                done = unsafe {
-                    self.fill
-                        .fill(&self.producer, overlap, (slots, first), frames)
-                }?;
-            }
+        let missing = self.inputs.iter().filter(|input| input.take.count == 0);
+        let mut missing = missing
+            .filter_map(|input| input.overlap.as_ref())
+            .peekable();
+        if missing.peek().is_none() {
+            return Ok(Completion::Immediate);
         }
-        Ok(done)
-    }
-
-    fn count_busy(&mut self) {
-        self.ledger.in_flight.set(self.batches.len() as u64);
-        let now = Instant::now();
-        if let Some(since) = self.busy {
-            let busy = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
-            self.ledger.busy_ns.add(busy);
-            self.busy = (!self.batches.is_empty()).then_some(now);
+        for overlap in missing {
+            // SAFETY: the slots stay reserved until the batch is published or withdrawn, which requires the end of these
+            // fills and of all fills before them on the same stream.
+            unsafe {
+                self.fill
+                    .fill(&self.producer, overlap, (slots, first), frames)
+            }?;
         }
+        self.fill.record_event()
     }
 
     fn is_finished(&self) -> bool {
@@ -349,6 +349,8 @@ impl Gather {
     /// Whether a step may have work to do.
     fn is_ready(&self) -> bool {
         let is_done = |input: &Input| input.reader.is_oldest_done();
+        let is_filled =
+            |batch: &Batch| batch.copies == 0 && !batch.has_failed && batch.filled.is_done();
         let min = self.min_frames() as u64;
         // A share of whole frames has only a part of the frames of a batch.
         let min_each = match self.joins {
@@ -356,8 +358,13 @@ impl Gather {
             Joins::Tiles { .. } => min,
         };
         let has_frames = |input: &Input| input.reader.pending() >= min_each || input.is_over(0);
+        let is_pending = |input: &Input| input.reader.pending() > 0;
         self.inputs.iter().any(is_done)
-            || self.has_room() && self.producer.room() >= min && self.inputs.iter().all(has_frames)
+            || self.batches.front().is_some_and(is_filled)
+            || self.has_room()
+                && self.producer.room() >= min
+                && self.inputs.iter().any(is_pending)
+                && self.inputs.iter().all(has_frames)
     }
 }
 

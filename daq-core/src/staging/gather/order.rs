@@ -88,7 +88,7 @@ impl Gather {
     }
 }
 
-/// Discards the frames of a share for which the target has gone on without them.
+/// Discards the frames of a share that are not newer than the last joined frame.
 fn discard_late(input: &mut Input, last: Option<(u32, u64)>) {
     if input.is_lost {
         input.discard(input.reader.pending());

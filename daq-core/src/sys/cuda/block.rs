@@ -33,8 +33,26 @@ pub struct Block {
 
 /// Largest pitch that all drivers accept.
 const MAX_PITCH: usize = (1 << 31) - 1;
+/// Largest length of a row that is copied with one call. The pitch of a single row is its length.
+const MAX_ROW: usize = 1 << 30;
 
 impl Block {
+    /// Returns a block of one row.
+    const fn row(width: usize) -> Self {
+        let pitch = Pitch {
+            row: width,
+            slice: width,
+        };
+        Self {
+            width,
+            rows: 1,
+            slices: 1,
+            from: pitch,
+            to: pitch,
+            is_followed: false,
+        }
+    }
+
     /// Returns the number of bytes.
     pub const fn bytes(&self) -> usize {
         self.width * self.rows * self.slices
@@ -117,6 +135,15 @@ pub(crate) unsafe fn copy_block_async(
     let block = block.flattened();
     if block.bytes() == 0 {
         return Ok(());
+    }
+    if block.bytes() == block.width && block.width > MAX_ROW {
+        let rest = Block::row(block.width - MAX_ROW);
+        let skipped = MAX_ROW as u64;
+        // SAFETY: both rows are parts of the row of the block, for which the caller guarantees the requirements.
+        return unsafe {
+            copy_rows(to, from, Block::row(MAX_ROW), stream)?;
+            copy_block_async(to + skipped, from + skipped, rest, stream)
+        };
     }
     // The driver rejects a copy if the bytes after its last row, up to the pitch, are outside of the allocation. Therefore
     // the last slice, and the last row, are copied alone if nothing follows them.
