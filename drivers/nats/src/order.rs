@@ -2,17 +2,23 @@
 //!
 //! A publisher numbers the frames of a run without gaps, and publishes frame `n + window` only after frame `n` was stored or
 //! refused. Messages of a stream are received in the order in which the server stored them. So when frame `m` arrives, all
-//! frames up to `m - window` that the stream contains have arrived before. A frame that has not is missing.
+//! frames up to `m - window` that the stream contains have arrived before. A frame that has not is missing. The caller must
+//! keep this order when the connection is interrupted.
+//!
+//! The numbers of an unordered run show nothing about missing frames. Its frames are delivered as they arrive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Number of runs whose position is remembered.
 const MAX_RUNS: usize = 64;
-/// Number of missing frames that are remembered, to recognise them if they arrive late.
-const MAX_MISSED: usize = 4096;
+/// Number of frames that a run remembers: missing frames, to recognise them if they arrive late, or delivered frames of an
+/// unordered run.
+const MAX_REMEMBERED: usize = 1 << 16;
+/// Maximum number of frames of a run that wait for earlier ones.
+const MAX_WINDOW: u64 = 1 << 16;
 
-/// What became of an inserted frame.
+/// Result of inserting a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
     /// The frame is new.
@@ -45,6 +51,10 @@ struct Run<T> {
     /// When the oldest gap appeared.
     gap_since: Option<Instant>,
     missed: BTreeSet<u64>,
+    /// The largest window of the sender.
+    window: u64,
+    /// Delivered frames of an unordered run; `None` if the run is ordered.
+    delivered: Option<BTreeSet<u64>>,
 }
 
 /// The runs of one consumer.
@@ -72,6 +82,11 @@ impl<T> Runs<T> {
         run.waiting.retain(|number, _| *number >= next);
     }
 
+    /// Declares that the frames of `run` arrive in any order and with any gaps.
+    pub fn set_unordered(&mut self, run: &str) {
+        self.run(run, 0).delivered.get_or_insert_default();
+    }
+
     fn run(&mut self, name: &str, next: u64) -> &mut Run<T> {
         let at = self.runs.iter().position(|run| run.name == name);
         let at = at.unwrap_or_else(|| {
@@ -87,6 +102,8 @@ impl<T> Runs<T> {
                 waiting: BTreeMap::new(),
                 gap_since: None,
                 missed: BTreeSet::new(),
+                window: 0,
+                delivered: None,
             });
             self.runs.len() - 1
         });
@@ -95,12 +112,21 @@ impl<T> Runs<T> {
 
     /// Returns the state of frame `number` of `run` without inserting it.
     pub fn state(&self, run: &str, number: u64) -> Inserted {
-        let run = self.runs.iter().find(|known| known.name == run);
-        match run {
-            Some(run) if run.waiting.contains_key(&number) => Inserted::Waiting,
-            Some(run) if number < run.next && run.missed.contains(&number) => Inserted::Late,
-            Some(run) if number < run.next => Inserted::Delivered,
-            _ => Inserted::New,
+        let Some(run) = self.runs.iter().find(|known| known.name == run) else {
+            return Inserted::New;
+        };
+        let is_past = match &run.delivered {
+            Some(delivered) => delivered.contains(&number),
+            None => number < run.next,
+        };
+        if run.waiting.contains_key(&number) {
+            Inserted::Waiting
+        } else if !is_past {
+            Inserted::New
+        } else if run.missed.contains(&number) {
+            Inserted::Late
+        } else {
+            Inserted::Delivered
         }
     }
 
@@ -140,16 +166,49 @@ impl<T> Runs<T> {
     pub fn waiting(&self) -> usize {
         self.runs.iter().map(|run| run.waiting.len()).sum()
     }
+
+    /// Returns the frames that wait for frames before them.
+    pub fn items(&self) -> impl Iterator<Item = &T> {
+        self.runs.iter().flat_map(|run| run.waiting.values())
+    }
+
+    /// Returns the sum of the windows of all runs that have waiting frames or for which `has_partial` returns true.
+    pub fn windows(&self, has_partial: impl Fn(&str) -> bool) -> usize {
+        let active = |run: &&Run<T>| !run.waiting.is_empty() || has_partial(&run.name);
+        let windows = self.runs.iter().filter(active).map(|run| run.window);
+        usize::try_from(windows.sum::<u64>()).unwrap_or(usize::MAX)
+    }
+
+    /// Restarts the timeouts of all gaps, because no frames can arrive at the moment.
+    pub fn restart_timeouts(&mut self) {
+        for run in &mut self.runs {
+            run.gap_since = None;
+        }
+    }
+}
+
+/// Adds `numbers` to a set of limited size.
+fn remember(set: &mut BTreeSet<u64>, numbers: impl IntoIterator<Item = u64>) {
+    set.extend(numbers);
+    while set.len() > MAX_REMEMBERED {
+        set.pop_first();
+    }
 }
 
 impl<T> Run<T> {
     fn prove(&mut self, number: u64, window: u64) {
+        self.window = self.window.max(window.min(MAX_WINDOW));
         let below = number.checked_sub(window);
         self.proven = self.proven.max(below);
     }
 
     fn pop(&mut self, now: Instant, timeout: Duration) -> Option<Ordered<T>> {
         let (&first, _) = self.waiting.first_key_value()?;
+        if let Some(delivered) = &mut self.delivered {
+            remember(delivered, [first]);
+            let (_, item) = self.waiting.pop_first()?;
+            return Some(Ordered { item, missing: 0 });
+        }
         let is_proven = self.proven.is_some_and(|proven| proven + 1 >= first);
         let is_next = first == self.next;
         let gap_since = *self.gap_since.get_or_insert(now);
@@ -158,11 +217,8 @@ impl<T> Run<T> {
         }
         self.gap_since = None;
         let missing = first - self.next;
-        self.missed
-            .extend(self.next.max(first.saturating_sub(MAX_MISSED as u64))..first);
-        while self.missed.len() > MAX_MISSED {
-            self.missed.pop_first();
-        }
+        let oldest = self.next.max(first.saturating_sub(MAX_REMEMBERED as u64));
+        remember(&mut self.missed, oldest..first);
         self.next = first + 1;
         let (_, item) = self.waiting.pop_first()?;
         Some(Ordered { item, missing })
@@ -238,6 +294,45 @@ mod tests {
         runs.insert("r", 13, 4, 13);
         assert_eq!(popped(&mut runs, now + TIMEOUT), [] as [(u64, u64); 0]);
         assert_eq!(popped(&mut runs, now + 3 * TIMEOUT), [(12, 4), (13, 0)]);
+    }
+
+    #[test]
+    fn frames_of_unordered_runs_are_delivered_once_in_any_order() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.set_unordered("r");
+        runs.insert("r", 5, 4, 5);
+        runs.insert("r", 9, 4, 9);
+        assert_eq!(popped(&mut runs, now), [(5, 0), (9, 0)]);
+        assert_eq!(runs.insert("r", 3, 4, 3), Inserted::New);
+        assert_eq!(popped(&mut runs, now), [(3, 0)]);
+        for number in [3, 5, 9] {
+            assert_eq!(runs.insert("r", number, 4, number), Inserted::Delivered);
+        }
+    }
+
+    #[test]
+    fn waiting_frames_of_each_run_have_a_window() {
+        let mut runs = Runs::new(TIMEOUT);
+        for name in ["a", "b", "c"] {
+            runs.resume(name, 0);
+            runs.saw(name, 1, 16);
+        }
+        runs.insert("a", 1, 16, 1);
+        runs.insert("b", 1, u64::MAX, 1);
+        let window = usize::try_from(MAX_WINDOW).unwrap();
+        assert_eq!(runs.windows(|_| false), 16 + window);
+        assert_eq!(runs.windows(|run| run == "c"), 32 + window);
+    }
+
+    #[test]
+    fn gap_does_not_time_out_while_no_frames_can_arrive() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.resume("r", 0);
+        runs.insert("r", 1, 16, 1);
+        assert_eq!(popped(&mut runs, now), []);
+        runs.restart_timeouts();
+        assert_eq!(popped(&mut runs, now + 2 * TIMEOUT), []);
+        assert_eq!(popped(&mut runs, now + 3 * TIMEOUT), [(1, 1)]);
     }
 
     proptest! {

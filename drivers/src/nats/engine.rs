@@ -139,9 +139,9 @@ unsafe impl Engine for NatsEngine {
 }
 
 impl Drop for NatsEngine {
-    /// The frames of the last poll are in the ring, or the run failed and they are received again.
+    /// A stopped engine is polled until no frames are left. If frames of the last poll are still here, the run failed before
+    /// they were in the ring. They are not acknowledged, so that they are received again.
     fn drop(&mut self) {
-        self.acknowledge();
         self.consumer.close();
     }
 }

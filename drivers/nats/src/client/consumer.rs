@@ -6,6 +6,9 @@
 //! ```
 //! The server stores the position of the consumer, so another process continues where this one stopped. Not more than
 //! `window` frames are received and not acknowledged, so a full ring stops the server.
+//!
+//! After an interruption, the server sends the messages of the broken connection again only after `ACK_WAIT`. Until then, the
+//! client requests no messages, because later ones would arrive first.
 
 use super::stream::is_absent;
 use super::{SEND_TIMEOUT, Shared, TICK, Worker, connect, with_sources};
@@ -14,6 +17,7 @@ use crate::options::{Begin, ConsumerCounters, ConsumerOptions};
 use crate::order::{Inserted, Runs};
 use crate::subject::covers;
 use crate::wire::{Chunk, FrameHeader, WHOLE, decode};
+use async_nats::connection::State;
 use async_nats::jetstream::consumer::pull::{Config, Stream as Messages};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer};
 use async_nats::jetstream::{AckKind, Message};
@@ -31,13 +35,13 @@ use std::time::{Duration, Instant};
 
 /// Time after which the server sends an unacknowledged message again.
 const ACK_WAIT: Duration = Duration::from_secs(5);
-/// Interval at which the server learns that frames are still being handled.
+/// Time after which the server has certainly queued unacknowledged messages to send them again.
+const REDELIVERY_WAIT: Duration = Duration::from_secs(6);
+/// Interval of progress reports to the server for frames in flight.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1500);
 /// Time after which a gap counts as missing frames although the sender could still publish them. Longer than the longest
 /// `timeout` of a sink.
 const GAP_TIMEOUT: Duration = Duration::from_secs(90);
-/// Maximum number of frames that wait for earlier ones.
-const MAX_SENDER_WINDOW: usize = 1 << 16;
 /// Interval between attempts to receive after an error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -132,6 +136,7 @@ struct Partial {
     header: FrameHeader,
     chunks: Vec<Option<(Chunk, Bytes)>>,
     messages: Vec<Message>,
+    /// Since when the other messages could arrive.
     since: Instant,
 }
 
@@ -176,12 +181,16 @@ struct Receiving {
     is_whole: bool,
     /// Whether the server deleted messages between the position of an earlier process and the first message.
     is_purged: bool,
-    /// The largest window of the senders.
-    sender_window: usize,
     /// The stream sequence of the last new message.
     last: u64,
-    /// Messages that were deleted since the last complete frame.
+    /// Messages that were deleted since the last complete frame, if gaps in the sequence numbers show deletions.
     deleted: u64,
+    /// When messages are requested again; `None` if this is not known yet.
+    request_at: Option<Instant>,
+    interruptions: u64,
+    /// The stream sequence of the last message that the server had sent before the last request, and the number of messages
+    /// up to it that must arrive before later ones.
+    sent: (u64, usize),
     progressed: Instant,
     limits: [LogLimit; 3],
 }
@@ -257,9 +266,11 @@ impl Receiving {
             has_lost_position: false,
             is_whole: false,
             is_purged: false,
-            sender_window: 1,
             last: position,
             deleted: 0,
+            request_at: None,
+            interruptions: 0,
+            sent: (0, 0),
             progressed: Instant::now(),
             limits: <[LogLimit; 3]>::default(),
             options,
@@ -270,16 +281,6 @@ impl Receiving {
         receiving.is_purged = stream.cached_info().state.first_sequence > receiving.last + 1;
         if receiving.last > 0 {
             receiving.resume(&stream).await;
-            let unfinished = info.num_ack_pending;
-            if unfinished > 0 {
-                let name = &receiving.options.name;
-                tracing::info!(
-                    "{name}: an earlier run received {unfinished} messages without finishing them; waiting {} s until the server \
-                     sends them again",
-                    ACK_WAIT.as_secs()
-                );
-                tokio::time::sleep(ACK_WAIT + RETRY_INTERVAL).await;
-            }
         }
         Ok(receiving)
     }
@@ -309,6 +310,11 @@ impl Receiving {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut messages: Option<Messages> = None;
         while !self.shared.is_closing.load(Ordering::Acquire) {
+            if self.is_interrupted() {
+                self.interruptions = self.shared.interruptions.load(Ordering::Acquire);
+                messages = None;
+                self.request_at = None;
+            }
             if messages.is_none() {
                 messages = self.messages().await;
             }
@@ -316,6 +322,12 @@ impl Receiving {
             let shared = self.shared.clone();
             tokio::select! {
                 received = next(&mut messages), if has_room && messages.is_some() => match received {
+                    // After an interruption, all messages are received again in their order.
+                    Some(Ok(_)) if self.is_interrupted() => {}
+                    Some(Ok(message)) if self.is_early(&message) => {
+                        messages = None;
+                        self.request_at = None;
+                    }
                     Some(Ok(message)) => self.receive(message).await,
                     Some(Err(error)) => {
                         let text = with_sources(&error);
@@ -329,28 +341,103 @@ impl Receiving {
                 _ = tick.tick() => {}
             }
             self.acknowledge().await;
+            let is_receiving = messages.is_some() && self.outstanding.len() < self.options.window;
+            self.check_timeouts(is_receiving).await;
             self.deliver();
             self.report_progress().await;
         }
         self.end().await;
     }
 
-    /// Whether a further message can be received. Frames that wait for earlier ones do not stop the client, because the earlier
-    /// ones may follow; the sender's window limits their number.
-    fn has_room(&self) -> bool {
-        let waiting = self.order.waiting() + self.partial.len();
-        self.outstanding.len() < self.options.window
-            && waiting < self.options.window.max(self.sender_window) + 1
+    fn is_interrupted(&self) -> bool {
+        self.shared.interruptions.load(Ordering::Acquire) != self.interruptions
     }
 
-    async fn messages(&self) -> Option<Messages> {
+    /// Whether messages are missing that the server sent before this one. Then all are received again in their order.
+    fn is_early(&mut self, message: &Message) -> bool {
+        let (last, unreceived) = &mut self.sent;
+        if message
+            .info()
+            .is_ok_and(|info| info.stream_sequence > *last)
+        {
+            return *unreceived > 0;
+        }
+        *unreceived = unreceived.saturating_sub(1);
+        false
+    }
+
+    /// Whether a further message can be received. Frames that wait for earlier ones do not stop the client, because the earlier
+    /// ones may follow; the windows of the senders limit their number.
+    fn has_room(&self) -> bool {
+        if self.outstanding.len() >= self.options.window {
+            return false;
+        }
+        let waiting = self.order.waiting() + self.partial.len();
+        let has_partial = |run: &str| self.partial.keys().any(|(of, _)| of == run);
+        waiting <= self.options.window || waiting <= self.order.windows(has_partial)
+    }
+
+    /// Returns where answers about messages are sent that are received and not acknowledged.
+    fn replies(&self) -> Vec<Subject> {
+        let partial = self.partial.values().flat_map(|frame| &frame.messages);
+        let waiting = self.order.items().flat_map(|frame| &frame.messages);
+        let messages = partial
+            .chain(waiting)
+            .filter_map(|message| message.reply.clone());
+        let outstanding = self.outstanding.iter().flat_map(|frame| &frame.replies);
+        messages.chain(outstanding.cloned()).collect()
+    }
+
+    /// Returns when messages can be requested: after the server has sent those again that did not arrive.
+    async fn request_at(&mut self) -> Option<Instant> {
+        let name = &self.options.name;
+        // The client cancels the subscription of the last requests in a task of its own.
+        tokio::task::yield_now().await;
+        let info = tokio::time::timeout(PROGRESS_INTERVAL, self.consumer.get_info()).await;
+        let sent = match info.ok()? {
+            Ok(info) => info,
+            Err(error) => {
+                let text = with_sources(&error);
+                self.limits[0].run(|suppressed| {
+                    tracing::warn!("{name}: cannot receive: {text}; trying again{suppressed}");
+                });
+                tokio::time::sleep(RETRY_INTERVAL).await;
+                return None;
+            }
+        };
+        let unreceived = sent.num_ack_pending.saturating_sub(self.replies().len());
+        self.sent = (sent.delivered.stream_sequence, unreceived);
+        if unreceived == 0 {
+            return Some(Instant::now());
+        }
+        tracing::info!(
+            "{name}: the server sent {unreceived} messages that were not received or not acknowledged; waiting {} s until it sends \
+             them again",
+            REDELIVERY_WAIT.as_secs()
+        );
+        Some(Instant::now() + REDELIVERY_WAIT)
+    }
+
+    async fn messages(&mut self) -> Option<Messages> {
+        if self.client.connection_state() != State::Connected {
+            return None;
+        }
+        if self.request_at.is_none() {
+            self.request_at = self.request_at().await;
+        }
+        if self.request_at? > Instant::now() {
+            return None;
+        }
         let batch = self.options.window.clamp(1, 500);
         let stream = self.consumer.stream().max_messages_per_batch(batch);
         let stream = stream
             .expires(Duration::from_secs(10))
             .heartbeat(Duration::from_secs(2));
         match stream.messages().await {
-            Ok(messages) => Some(messages),
+            Ok(messages) => {
+                self.request_at = None;
+                Some(messages)
+            }
             Err(error) => {
                 let text = with_sources(&error);
                 let name = &self.options.name;
@@ -404,11 +491,9 @@ impl Receiving {
         };
         if sequence > self.last {
             let is_first = self.last == 0 && self.options.begin == Begin::New;
-            self.deleted += if is_first {
-                0
-            } else {
-                sequence - self.last - 1
-            };
+            if !is_first && (self.is_whole || self.is_purged) {
+                self.deleted += sequence - self.last - 1;
+            }
             self.last = sequence;
         }
         let key = self.key(&header);
@@ -434,7 +519,7 @@ impl Receiving {
                 return;
             }
         }
-        self.place(&key, header, chunk, message);
+        self.place(&key, header, chunk, message).await;
     }
 
     /// Returns the name under which a frame is ordered. An earlier process has received the frames before its position and
@@ -449,21 +534,16 @@ impl Receiving {
     }
 
     /// Adds a message to its frame.
-    fn place(&mut self, run: &str, header: FrameHeader, chunk: Chunk, message: Message) {
+    async fn place(&mut self, run: &str, header: FrameHeader, chunk: Chunk, message: Message) {
         let (number, window) = (header.number, header.window);
         if *run != header.run || run.is_empty() {
             // The numbers of these frames do not show what is missing.
-            self.order.resume(run, number);
+            self.order.set_unordered(run);
         }
-        self.sender_window = self
-            .sender_window
-            .max(usize::try_from(window).unwrap_or(0).min(MAX_SENDER_WINDOW));
         let explained = if std::mem::take(&mut self.is_purged) {
             u64::MAX
-        } else if self.is_whole {
-            self.deleted
         } else {
-            0
+            self.deleted
         };
         self.order.explain(run, number, explained);
         if chunk == WHOLE {
@@ -508,6 +588,7 @@ impl Receiving {
         });
         if !is_joined || end != partial.header.meta.length as u64 {
             self.counters.invalid.add(1);
+            self.terminate(&partial.messages).await;
             return;
         }
         let complete = Complete {
@@ -566,17 +647,37 @@ impl Receiving {
         if count > 0 {
             self.shared.data.notify();
         }
-        self.drop_incomplete(now);
     }
 
-    /// Gives up frames whose messages have not all arrived in time. Later frames show them as missing.
-    fn drop_incomplete(&mut self, now: Instant) {
-        let before = self.partial.len();
-        self.partial
-            .retain(|_, partial| now.duration_since(partial.since) < 2 * ACK_WAIT);
-        self.counters
-            .incomplete
-            .add((before - self.partial.len()) as u64);
+    /// Drops frames that are incomplete for too long or count as missing. While no messages are received, no time is too long.
+    async fn check_timeouts(&mut self, is_receiving: bool) {
+        let now = Instant::now();
+        if !is_receiving {
+            self.order.restart_timeouts();
+            for partial in self.partial.values_mut() {
+                partial.since = now;
+            }
+            return;
+        }
+        let order = &self.order;
+        let dropped: Vec<_> = self
+            .partial
+            .extract_if(|(run, number), partial| {
+                now.duration_since(partial.since) >= GAP_TIMEOUT
+                    || order.state(run, *number) != Inserted::New
+            })
+            .collect();
+        for (_, partial) in dropped {
+            self.counters.incomplete.add(1);
+            self.terminate(&partial.messages).await;
+        }
+    }
+
+    /// Answers messages that the server must not send again, because their frame is dropped.
+    async fn terminate(&self, messages: &[Message]) {
+        for message in messages {
+            self.answer(message, AckKind::Term).await;
+        }
     }
 
     async fn answer(&self, message: &Message, kind: AckKind) {
@@ -599,17 +700,7 @@ impl Receiving {
             return;
         }
         self.progressed = Instant::now();
-        for partial in self.partial.values() {
-            for message in &partial.messages {
-                self.answer(message, AckKind::Progress).await;
-            }
-        }
-        let replies = self
-            .outstanding
-            .iter()
-            .flat_map(|frame| &frame.replies)
-            .cloned();
-        self.answer_all(replies.collect(), AckKind::Progress).await;
+        self.answer_all(self.replies(), AckKind::Progress).await;
     }
 
     async fn answer_all(&self, replies: Vec<Subject>, kind: AckKind) {
@@ -621,12 +712,7 @@ impl Receiving {
 
     async fn end(mut self) {
         self.acknowledge().await;
-        let replies = self
-            .outstanding
-            .iter()
-            .flat_map(|frame| &frame.replies)
-            .cloned();
-        self.answer_all(replies.collect(), AckKind::Nak(None)).await;
+        self.answer_all(self.replies(), AckKind::Nak(None)).await;
         let _ = tokio::time::timeout(SEND_TIMEOUT, self.client.flush()).await;
     }
 }

@@ -38,7 +38,7 @@ pub(crate) enum Trouble {
     /// They are accepted.
     None = 0,
     /// No server or no stream is available.
-    Away = 1,
+    Unavailable = 1,
     /// The stream is full.
     Full = 2,
 }
@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     progress_ms: AtomicU64,
     /// Incremented with each connection.
     pub(crate) connects: AtomicU64,
+    /// Incremented when a connection is interrupted.
+    pub(crate) interruptions: AtomicU64,
     start: Instant,
     connections: Counter,
     name: String,
@@ -73,6 +75,7 @@ impl Shared {
             is_closing: AtomicBool::new(false),
             progress_ms: AtomicU64::new(0),
             connects: AtomicU64::new(0),
+            interruptions: AtomicU64::new(0),
             start: Instant::now(),
             connections,
             name: name.to_owned(),
@@ -92,7 +95,7 @@ impl Shared {
     pub(crate) fn trouble(&self) -> Trouble {
         match self.trouble.load(Ordering::Acquire) {
             0 => Trouble::None,
-            1 => Trouble::Away,
+            1 => Trouble::Unavailable,
             _ => Trouble::Full,
         }
     }
@@ -132,9 +135,10 @@ impl Shared {
                 }
             }
             Event::Disconnected => {
+                self.interruptions.fetch_add(1, Ordering::AcqRel);
                 let why =
                     "the connection is interrupted; daq connects again as soon as a server answers";
-                self.set_trouble(Trouble::Away, why);
+                self.set_trouble(Trouble::Unavailable, why);
                 self.limits[1].run(|suppressed| {
                     tracing::warn!(
                         "{name}: the connection to the NATS server is interrupted{suppressed}"

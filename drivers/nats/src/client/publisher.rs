@@ -192,9 +192,9 @@ impl Publisher {
             let mut is_done = || self.oldest.load(Ordering::Acquire) > oldest;
             shared.data.sleep(TICK, &mut is_done);
         }
-        let left = self.next - self.oldest.load(Ordering::Acquire);
+        let refused = self.counters.refused.get();
         self.worker.join();
-        left
+        self.counters.refused.get() - refused
     }
 }
 
@@ -208,6 +208,18 @@ struct Flight {
     due: Option<Instant>,
     was_sent: bool,
     is_refused: bool,
+}
+
+impl Flight {
+    /// Counts the frame when it leaves the window.
+    fn count(&self, counters: &PublisherCounters) {
+        if self.is_refused || !self.open.is_empty() {
+            counters.refused.add(1);
+            counters.lost.add(1);
+        } else {
+            counters.acknowledged.add(1);
+        }
+    }
 }
 
 /// The client's side.
@@ -392,7 +404,7 @@ impl Sending {
                 Ok(Ok(())) => self.counters.repeated.add(u64::from(was_sent)),
                 Ok(Err(error)) => {
                     let why = format!("{}; set a smaller `chunk`", with_sources(&error));
-                    self.shared.set_trouble(Trouble::Away, &why);
+                    self.shared.set_trouble(Trouble::Unavailable, &why);
                     return false;
                 }
                 Err(_) => return false,
@@ -429,7 +441,7 @@ impl Sending {
             let why = format!(
                 "no stream stores the subject {subject}; check that the stream {name} exists and has a leader"
             );
-            self.shared.set_trouble(Trouble::Away, &why);
+            self.shared.set_trouble(Trouble::Unavailable, &why);
             return;
         }
         match serde_json::from_slice::<Response<PublishAck>>(&message.payload) {
@@ -439,7 +451,10 @@ impl Sending {
                 self.counters
                     .deduplicated
                     .add(u64::from(acknowledgement.duplicate));
-                if self.shared.trouble() == Trouble::Full {
+                // An answer of an interrupted connection does not show that a server is available.
+                if self.shared.trouble() != Trouble::None
+                    && self.client.connection_state() == State::Connected
+                {
                     self.shared.set_trouble(Trouble::None, "");
                 }
             }
@@ -449,7 +464,7 @@ impl Sending {
                 let trouble = if text.contains("maximum") {
                     Trouble::Full
                 } else {
-                    Trouble::Away
+                    Trouble::Unavailable
                 };
                 self.shared.set_trouble(
                     trouble,
@@ -466,7 +481,7 @@ impl Sending {
             Err(error) => {
                 flight.due = Some(Instant::now() + RETRY_INTERVAL);
                 self.shared.set_trouble(
-                    Trouble::Away,
+                    Trouble::Unavailable,
                     &format!("the server's answer is not valid: {error}"),
                 );
             }
@@ -494,13 +509,7 @@ impl Sending {
             let Some(flight) = self.flights.pop_front() else {
                 break;
             };
-            let counters = &self.counters;
-            if flight.is_refused {
-                counters.refused.add(1);
-                counters.lost.add(1);
-            } else {
-                counters.acknowledged.add(1);
-            }
+            flight.count(&self.counters);
             count += 1;
         }
         if count > 0 {
@@ -513,10 +522,38 @@ impl Sending {
     /// Counts what is left, and sends what the client still holds.
     async fn end(mut self) {
         self.take_submitted();
-        let left = self.flights.len() as u64;
-        self.counters.refused.add(left);
-        self.counters.lost.add(left);
-        self.flights.clear();
+        for flight in self.flights.drain(..) {
+            flight.count(&self.counters);
+        }
         let _ = tokio::time::timeout(SEND_TIMEOUT, self.client.flush()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use daq_core::ledger::Counter;
+
+    #[test]
+    fn frames_with_all_acknowledgements_are_not_lost() {
+        let counters = PublisherCounters::default();
+        for (open, is_refused) in [(1, false), (0, false), (0, true)] {
+            let flight = Flight {
+                frame: Arc::new(Buffer {
+                    number: 0,
+                    meta: FrameMeta::default(),
+                    present: Vec::new(),
+                    payload: Vec::new(),
+                }),
+                chunks: 1,
+                open: (0..open).collect(),
+                due: None,
+                was_sent: true,
+                is_refused,
+            };
+            flight.count(&counters);
+        }
+        let counts = [&counters.acknowledged, &counters.refused, &counters.lost];
+        assert_eq!(counts.map(Counter::get), [1, 2, 2]);
     }
 }

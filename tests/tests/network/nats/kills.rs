@@ -4,8 +4,9 @@
 
 use super::server::{Server, expected, nats, sink_config, source_config, stored};
 use daq_testkit::network::recording;
-use daq_testkit::{Daq, assert_counts, python};
+use daq_testkit::{Daq, Relay, assert_counts, python, wait_for};
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
@@ -70,6 +71,31 @@ fn killed_server_loses_and_duplicates_nothing() {
 }
 
 #[test]
+fn interrupted_receiver_loses_nothing() {
+    nats!();
+    let server = Server::new("");
+    let sender = Daq::new(&sink_config(server.port, "events", ""));
+    let _ = sender.run(&["--set", "source.adc.frames=4000"]).ok();
+    let relay = Relay::to((Ipv4Addr::LOCALHOST, server.port).into());
+    let receiver = Daq::new(&source_config(relay.address().port(), ""));
+    relay.cut_after(400_000);
+    let mut live = receiver.spawn(&[]);
+    wait_for("the second connection", || {
+        (relay.connections() > 1).then_some(())
+    });
+    relay.cut_after(400_000);
+    live.wait_count("sources.rx.delivered", 4000);
+    assert!(
+        relay.connections() > 2,
+        "{} connections",
+        relay.connections()
+    );
+    let outcome = live.stop().ok();
+    assert_counts!(outcome, "sources.rx" => expected: 4000, delivered: 4000, epochs: 1, counts.late: 0);
+    assert!(recording(&receiver, "disk").data == expected(0, 4000, 64));
+}
+
+#[test]
 fn killed_receiver_continues() {
     nats!();
     let server = Server::new("");
@@ -82,7 +108,7 @@ fn killed_receiver_continues() {
     let second = Daq::new(&source_config(server.port, "window = 64"));
     let mut live = second.spawn(&[]);
     // Messages that the killed process has not acknowledged arrive again; acknowledged ones do not, and none is lost.
-    let idle = daq_testkit::wait_for("all frames", || {
+    let idle = wait_for("all frames", || {
         let report = live.report();
         let delivered = daq_testkit::ledger::count(&report["sources"]["rx"], "delivered");
         let last = daq_testkit::ledger::count(&report["sources"]["rx"], "expected");

@@ -97,7 +97,7 @@ fn missing_part_loses_its_frame() {
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.rx.expected", 20);
     let outcome = live.stop().ok();
-    assert_counts!(outcome, "sources.rx" => expected: 20, delivered: 19, lost.expired: 1);
+    assert_counts!(outcome, "sources.rx" => expected: 20, delivered: 19, lost.expired: 1, counts.incomplete: 1);
     let whole = [expected(0, 2, 200 << 10), expected(3, 17, 200 << 10)].concat();
     assert!(recording(&daq, "disk").data == whole);
 }
