@@ -1,10 +1,11 @@
 """Measures the device code of power-spectrum for powers of two, beside cuFFT and PyTorch, on samples in GPU memory.
 
-    python tests/bench_spectra.py
+    python tests/bench_spectra.py [POINTS...]
 
-Needs PyTorch and CuPy. Prints GB/s of int16 input. "cuFFT" transforms float32 numbers that are already converted and does
-nothing else; "eager" and "compile" convert, apply a window, transform, square and average with PyTorch. Exits with 1 if a
-spectrum differs from a float64 reference by more than 1e-5 of the bin or of the mean, whichever is larger.
+Measures transforms of POINTS points; without POINTS, of all sizes. Needs PyTorch and CuPy. Prints GB/s of int16 input.
+"cuFFT" transforms float32 numbers that are already converted and does nothing else; "eager" and "compile" convert, apply
+a window, transform, square and average with PyTorch. Exits with 1 if a spectrum differs from a float64 reference by more
+than 1e-5 of the bin or of the mean, whichever is larger.
 
 The work of each burst of 64 MiB is recorded in a graph, so that the figures do not contain the time of launches on the host.
 The sizes of pieces and rounds are those of pipelines/src/kernels/power_spectrum/cuda.rs.
@@ -22,7 +23,9 @@ GENERATED = Path(__file__).resolve().parent.parent / "pipelines/generated"
 FRAME, BURST, FRAMES = 4 << 20, 16, 1024
 POINTS, RESIDENT, MAX_TERMS = 16, 512, 64
 PARTIAL_BYTES, WORK_BYTES = 32 << 20, 32 << 20
-SIZES = [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 1 << 20]
+SIZES = list(map(int, sys.argv[1:])) or [256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 1 << 20]
+# Sizes that are also measured with complex samples and with `torch.compile`.
+COMPILED = [size for size in (1024, 4096, 65536) if size in SIZES]
 DEVICE = cp.cuda.runtime.getDeviceProperties(0)
 PROCESSORS, MAX_SHARED = DEVICE["multiProcessorCount"], DEVICE["sharedMemPerBlockOptin"]
 
@@ -212,7 +215,7 @@ def references(samples, table):
         floats = numbers.float().view(4, -1, size)
         table[size].append(timed(lambda i: torch.fft.rfft(floats[i % 4])))
         del floats
-    for size in (1024, 4096, 65536):
+    for size in COMPILED:
         window = torch.hann_window(size, device="cuda")
 
         def spectrum(x):
@@ -231,10 +234,11 @@ def main():
     limit = samples.nbytes / 1e9 / median(lambda _: cp.copyto(copy, samples), 5)
     del copy
     table = {size: [measure(f"{size} points", Spectra(size), samples)] for size in SIZES}
-    for size in (1024, 4096, 65536):
+    for size in COMPILED:
         measure(f"{size} points, complex", Spectra(size, is_complex=True), samples)
-    measure("1024 points, one output per spectrum", Spectra(1024, each=1), samples)
-    measure("1024 points, one output per 8 spectra", Spectra(1024, each=8), samples)
+    if 1024 in SIZES:
+        measure("1024 points, one output per spectrum", Spectra(1024, each=1), samples)
+        measure("1024 points, one output per 8 spectra", Spectra(1024, each=8), samples)
     references(samples, table)
     print(f"\n{DEVICE['name'].decode()}; GB/s of int16 input; a copy on the device: {limit:.0f}")
     print(f"{'points':>8} {'daq':>8} {'cuFFT':>8} {'eager':>8} {'compile':>8}")
