@@ -1,4 +1,5 @@
-//! Copies frames on a GPU into the order (channel, antenna, time), which `correlate` and `beamform` read fastest.
+//! Copies frames on a GPU into the order (channel, antenna, time), which `channelize`, `correlate` and
+//! `beamform` read fastest.
 
 use super::antennas::{Axes, Extents, Steps};
 use super::device;
@@ -8,8 +9,11 @@ use daq_core::kernel::KernelError;
 use daq_core::layout::Layout;
 
 const THREADS: u32 = 256;
-/// Number of samples per side of the squares that are transposed.
-const SQUARE: usize = 32;
+/// Size of the tile that a block transposes, and maximum size of its rows in the input, in bytes.
+const TILE_BYTES: usize = 8192;
+const MAX_ROW_BYTES: usize = 64;
+/// Minimum number of samples per row of a tile.
+const MIN_WIDTH: usize = 4;
 /// Size of the scratch memory in bytes. If two frames need more memory, this limit is exceeded.
 const SCRATCH_BYTES: usize = 256 << 20;
 /// Maximum number of frames per launch: of blocks in the second dimension of a grid.
@@ -66,7 +70,14 @@ impl Reorder {
             (antennas, channels, [from.channel, to.antenna, to.channel])
         };
         let [slow_step, to_fast_step, to_slow_step] = steps.map(|step| step as u64);
-        let squares = fast.div_ceil(SQUARE) * times.div_ceil(SQUARE) * slow;
+        let bytes = input.sample_bytes().unwrap_or(0);
+        // Device code divides the axes in the same way.
+        let mut width = MIN_WIDTH;
+        while width < fast && width * bytes < MAX_ROW_BYTES {
+            width *= 2;
+        }
+        let length = TILE_BYTES / (width * bytes).max(1);
+        let tiles = fast.div_ceil(width) * times.div_ceil(length) * slow;
         Ok(Some(Self {
             function: module.function("reorder_samples")?,
             parameters: Reordering {
@@ -82,10 +93,10 @@ impl Reorder {
                 to_slow_step,
                 fast: small(fast),
                 times: small(times),
-                bytes: small(input.sample_bytes().unwrap_or(0)),
+                bytes: small(bytes),
                 ..Reordering::default()
             },
-            grid: Grid::line(small(squares), THREADS),
+            grid: Grid::line(small(tiles), THREADS),
             steps: to,
             _scratch: scratch,
         }))
