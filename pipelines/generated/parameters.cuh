@@ -187,37 +187,32 @@ static_assert(sizeof(Spectra) == 312 && OFFSET_OF(Spectra, from) == 0 && OFFSET_
     u32 given_space, u32 given_pending
 #define SPECTRA_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, {given_cut_total, given_cut_left, given_cut_each}, {given_rows_roots, given_rows_radices, given_rows_size, given_rows_count, given_rows_second}, {given_columns_roots, given_columns_radices, given_columns_size, given_columns_count, given_columns_second}, given_all_roots, given_window, given_means, given_work, given_partial, given_carried, given_carry, given_point_step, given_channel_step, given_hop, given_spectra, given_origin, given_chunk, given_factor, given_pieces, given_channels, given_scalar, given_complex, given_block, given_bins, given_width, given_complete, given_doubled, given_db, given_direct, given_history, given_spaces, given_space, given_pending}
 
-// Parameters of the kernels of `channelize`. The samples before a run of frames are in `history`, in the order of
-// the frames.
+// Parameters of the kernels of `channelize`. A point is a complex sample or two successive real samples.
 struct Polyphase {
     RingSlots from, to;
     const float* coefficients;
     const Complex* roots;
     const u8* history;
     u8* kept;
-    u64 point_step, channel_step, history_step;
-    u32 points, hop, before, taps, spectra, inputs, frames, phase, count, scalar, complex, kind, by_input, rotates;
+    u32 points, hop, before, taps, spectra, inputs, frames, sets, count, phase, scalar, complex, kind;
 };
-static_assert(sizeof(Polyphase) == 160 && OFFSET_OF(Polyphase, from) == 0 && OFFSET_OF(Polyphase, to) == 24 &&
+static_assert(sizeof(Polyphase) == 136 && OFFSET_OF(Polyphase, from) == 0 && OFFSET_OF(Polyphase, to) == 24 &&
     OFFSET_OF(Polyphase, coefficients) == 48 && OFFSET_OF(Polyphase, roots) == 56 &&
     OFFSET_OF(Polyphase, history) == 64 && OFFSET_OF(Polyphase, kept) == 72 &&
-    OFFSET_OF(Polyphase, point_step) == 80 && OFFSET_OF(Polyphase, channel_step) == 88 &&
-    OFFSET_OF(Polyphase, history_step) == 96 && OFFSET_OF(Polyphase, points) == 104 &&
-    OFFSET_OF(Polyphase, hop) == 108 && OFFSET_OF(Polyphase, before) == 112 &&
-    OFFSET_OF(Polyphase, taps) == 116 && OFFSET_OF(Polyphase, spectra) == 120 &&
-    OFFSET_OF(Polyphase, inputs) == 124 && OFFSET_OF(Polyphase, frames) == 128 &&
-    OFFSET_OF(Polyphase, phase) == 132 && OFFSET_OF(Polyphase, count) == 136 &&
-    OFFSET_OF(Polyphase, scalar) == 140 && OFFSET_OF(Polyphase, complex) == 144 &&
-    OFFSET_OF(Polyphase, kind) == 148 && OFFSET_OF(Polyphase, by_input) == 152 &&
-    OFFSET_OF(Polyphase, rotates) == 156);
+    OFFSET_OF(Polyphase, points) == 80 && OFFSET_OF(Polyphase, hop) == 84 &&
+    OFFSET_OF(Polyphase, before) == 88 && OFFSET_OF(Polyphase, taps) == 92 &&
+    OFFSET_OF(Polyphase, spectra) == 96 && OFFSET_OF(Polyphase, inputs) == 100 &&
+    OFFSET_OF(Polyphase, frames) == 104 && OFFSET_OF(Polyphase, sets) == 108 &&
+    OFFSET_OF(Polyphase, count) == 112 && OFFSET_OF(Polyphase, phase) == 116 &&
+    OFFSET_OF(Polyphase, scalar) == 120 && OFFSET_OF(Polyphase, complex) == 124 &&
+    OFFSET_OF(Polyphase, kind) == 128);
 #define POLYPHASE_PARAMETERS \
     u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
     u64 given_to_stride, u32 given_to_slots, u32 given_to_first, const float* given_coefficients, \
-    const Complex* given_roots, const u8* given_history, u8* given_kept, u64 given_point_step, \
-    u64 given_channel_step, u64 given_history_step, u32 given_points, u32 given_hop, u32 given_before, \
-    u32 given_taps, u32 given_spectra, u32 given_inputs, u32 given_frames, u32 given_phase, u32 given_count, \
-    u32 given_scalar, u32 given_complex, u32 given_kind, u32 given_by_input, u32 given_rotates
-#define POLYPHASE_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_coefficients, given_roots, given_history, given_kept, given_point_step, given_channel_step, given_history_step, given_points, given_hop, given_before, given_taps, given_spectra, given_inputs, given_frames, given_phase, given_count, given_scalar, given_complex, given_kind, given_by_input, given_rotates}
+    const Complex* given_roots, const u8* given_history, u8* given_kept, u32 given_points, u32 given_hop, \
+    u32 given_before, u32 given_taps, u32 given_spectra, u32 given_inputs, u32 given_frames, u32 given_sets, \
+    u32 given_count, u32 given_phase, u32 given_scalar, u32 given_complex, u32 given_kind
+#define POLYPHASE_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_coefficients, given_roots, given_history, given_kept, given_points, given_hop, given_before, given_taps, given_spectra, given_inputs, given_frames, given_sets, given_count, given_phase, given_scalar, given_complex, given_kind}
 
 // Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of
 // `from`.

@@ -2,372 +2,377 @@
 //
 // SIZE is the number of channels: the number of points of the complex transform. For complex samples, a point is a sample.
 // For real samples, a point consists of two samples, of which the second is the imaginary part, and the spectrum of the
-// 2 * SIZE real samples follows from the transform and its mirror image.
+// 2 * SIZE real samples follows from the transform and its mirror image. All distances are in points.
 //
-// A thread keeps POINTS points of a spectrum in registers, from the samples to the channels: it sums the products of
-// samples and coefficients, then the threads of a spectrum exchange their points through shared memory between the passes
-// of the transform. Only the first pass can have a radix below 16.
+// A block processes `count` sets of SPECTRA successive spectra of an input. First, each thread sums the products of samples
+// and coefficients for two neighbouring points of all spectra of a set. If the windows of successive spectra are a transform
+// apart, a thread keeps the coefficients of GROUP taps while it loads samples, and uses each sample for several spectra.
+// GROUP is 0 for other windows. The threads write the sums to shared memory, where they transform them in place.
 
-#include "spectra.cuh"
+#include "channelize_fft.cuh"
 #include "quantise.cuh"
 
-constexpr u32 POINTS = 16;
+// Number of taps that are processed together, and to whose multiple the coefficients are extended with zeros.
+constexpr u32 CHUNK = 8;
 
-// Two successive numbers of a frame: a complex sample or two real samples.
-template <class N> struct alignas(2 * sizeof(N)) Two {
-    N x, y;
-};
-
-// A transform of 16 points.
-__device__ __forceinline__ void transform16(Complex (&v)[POINTS]) {
-    // cos(2 pi k / 16)
-    constexpr float C1 = 0.92387953251128676f, C2 = 0.70710678118654752f, C3 = 0.38268343236508977f;
-    Complex rows[4][4];
-#pragma unroll
-    for (int a = 0; a < 4; a++) {
-#pragma unroll
-        for (int b = 0; b < 4; b++) rows[a][b] = v[a + 4 * b];
-        Small<4>::run(rows[a]);
-    }
-    rows[1][1] = rows[1][1] * Complex{C1, -C3};
-    rows[1][2] = Complex{C2 * (rows[1][2].x + rows[1][2].y), C2 * (rows[1][2].y - rows[1][2].x)};
-    rows[1][3] = rows[1][3] * Complex{C3, -C1};
-    rows[2][1] = Complex{C2 * (rows[2][1].x + rows[2][1].y), C2 * (rows[2][1].y - rows[2][1].x)};
-    rows[2][2] = turned(rows[2][2]);
-    rows[2][3] = Complex{C2 * (rows[2][3].y - rows[2][3].x), -C2 * (rows[2][3].x + rows[2][3].y)};
-    rows[3][1] = rows[3][1] * Complex{C3, -C1};
-    rows[3][2] = Complex{C2 * (rows[3][2].y - rows[3][2].x), -C2 * (rows[3][2].x + rows[3][2].y)};
-    rows[3][3] = rows[3][3] * Complex{-C1, C3};
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        Complex column[4] = {rows[0][k], rows[1][k], rows[2][k], rows[3][k]};
-        Small<4>::run(column);
-#pragma unroll
-        for (int b = 0; b < 4; b++) v[k + 4 * b] = column[b];
-    }
+// Returns an address that the compiler knows to be in global memory.
+template <class T> __device__ __forceinline__ T* in_global_memory(T* address) {
+#ifdef __CUDACC__
+    __builtin_assume(__isGlobal(address));
+#endif
+    return address;
 }
 
-// A transform of SIZE points by SIZE / POINTS threads. Thread `i` has the points `i + m * THREADS`, and at the end the
-// channels with the same numbers.
-template <u32 SIZE> struct Fft {
-    static constexpr u32 THREADS = SIZE / POINTS;
-    // Radix of the first pass: SIZE is FIRST times a power of 16.
-    static constexpr u32 FIRST = SIZE == 64 || SIZE == 1024      ? 4
-                                 : SIZE == 128 || SIZE == 2048   ? 8
-                                 : SIZE == 512 || SIZE == 8192   ? 2
-                                                                 : 16;
-    // Whether the buffer has place for whole points, or for real and imaginary parts one after the other.
-    static constexpr bool WHOLE = SIZE <= 4096;
-    // Size of the buffer of a transform in floats. The last place is not used, so that transforms begin in other banks.
-    static constexpr u32 PITCH = ((SIZE + SIZE / 16) | 1) * (WHOLE ? 2 : 1);
+// Returns the sizes of a point of the input and of a number of the output.
+__device__ inline u32 point_bytes(u32 scalar) { return scalar == FLOAT32 ? 8 : scalar == INT16 ? 4 : 2; }
+__device__ inline u32 output_bytes(u32 kind) { return kind == FLOAT32 ? 8 : kind == INT8 ? 2 : 4; }
 
-    float* buffer;
-    u32 i;
-    // The roots of unity exp(-pi i k / SIZE).
-    const Complex* roots;
-
-    // Returns the place of a point in the buffer. Points at a distance of a small power of two are in different banks.
-    __device__ static constexpr u32 place(u32 point) { return point + (point >> 4); }
-
-    // Writes point `m` to place `to(m)`, and replaces it with the point in place `from(m)`. All threads of the block must
-    // call this function.
-    template <class To, class From>
-    __device__ __forceinline__ void exchange(const Complex (&v)[POINTS], Complex (&w)[POINTS], To to, From from) const {
-        __syncthreads();
-        if constexpr (WHOLE) {
-            Complex* points = (Complex*)buffer;
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) points[to(m)] = v[m];
-            __syncthreads();
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) w[m] = points[from(m)];
-        } else {
-            float real[POINTS];
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) buffer[to(m)] = v[m].x;
-            __syncthreads();
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) real[m] = buffer[from(m)];
-            __syncthreads();
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) buffer[to(m)] = v[m].y;
-            __syncthreads();
-#pragma unroll
-            for (u32 m = 0; m < POINTS; m++) w[m] = Complex{real[m], buffer[from(m)]};
-        }
-    }
-
-    // Exchanges the points after a pass of radix R. DONE is the product of the radices of earlier passes.
-    template <u32 R, u32 DONE> __device__ __forceinline__ void shuffle(Complex (&v)[POINTS]) const {
-        constexpr u32 K = POINTS / R;
-        const u32 j = i;
-        exchange(
-            v, v,
-            [j](u32 m) {
-                u32 at = j + m % K * THREADS;
-                return place(at / DONE * DONE * R + at % DONE + m / K * DONE);
-            },
-            [j](u32 m) { return place(j + m * THREADS); });
-    }
-
-    // Performs the passes of radix 16 after a pass of radix R.
-    template <u32 R, u32 DONE> __device__ __forceinline__ void proceed(Complex (&v)[POINTS]) const {
-        if constexpr (R * DONE < SIZE) {
-            shuffle<R, DONE>(v);
-            constexpr u32 NOW = R * DONE;
-            const Complex root = roots[i % NOW * (2 * SIZE / (NOW * POINTS))];
-            Complex power = root;
-#pragma unroll
-            for (u32 m = 1; m < POINTS; m++) {
-                v[m] = v[m] * power;
-                // Short chains of products keep the error small.
-                power = m % 4 == 3 ? roots[i % NOW * (m + 1) * (2 * SIZE / (NOW * POINTS))] : power * root;
-            }
-            transform16(v);
-            proceed<POINTS, NOW>(v);
-        }
-    }
-
-    __device__ __forceinline__ void run(Complex (&v)[POINTS]) const {
-        if constexpr (FIRST == 16) {
-            transform16(v);
-        } else {
-            constexpr u32 K = POINTS / FIRST;
-#pragma unroll
-            for (u32 q = 0; q < K; q++) {
-                Complex u[FIRST];
-#pragma unroll
-                for (u32 r = 0; r < FIRST; r++) u[r] = v[q + K * r];
-                Small<FIRST>::run(u);
-#pragma unroll
-                for (u32 r = 0; r < FIRST; r++) v[q + K * r] = u[r];
-            }
-        }
-        proceed<FIRST, 1>(v);
-    }
-
-    // Makes the spectrum of 2 * SIZE real samples from the transform of SIZE pairs.
-    __device__ __forceinline__ void unfold(Complex (&v)[POINTS]) const {
-        Complex w[POINTS];
-        const u32 j = i;
-        exchange(
-            v, w, [j](u32 m) { return place(j + m * THREADS); },
-            [j](u32 m) { return place((SIZE - j - m * THREADS) % SIZE); });
-#pragma unroll
-        for (u32 m = 0; m < POINTS; m++) {
-            // Twice the transforms of the even and of the odd samples.
-            Complex even = {v[m].x + w[m].x, v[m].y - w[m].y}, odd = {v[m].y + w[m].y, w[m].x - v[m].x};
-            odd = odd * roots[j + m * THREADS];
-            v[m] = Complex{0.5f * (even.x + odd.x), 0.5f * (even.y + odd.y)};
-        }
-    }
-};
-
-// The samples of one input from the first sample of a window: the samples before the burst and the frames follow each
-// other.
-struct Window {
-    // Sample 0 of the part that contains the window's position, and of the following frame.
+// Where the points of a row are: up to `split` in `now`, then in `next`. Both addresses are relative to the row.
+struct Row {
     const u8 *now, *next;
-    // Position in the part, and length of the part.
-    u32 at, length;
-    // Slot of the following frame.
-    u32 slot;
+    u32 split;
 
-    __device__ Window(const Polyphase& p, u32 frame, u32 spectrum, u32 input, u32 bytes) {
-        u64 start = (u64)spectrum * p.hop;
-        u32 back = 0;
-        if (start < p.before) {
-            u32 missing = p.before - (u32)start;
-            back = (missing + p.points - 1) / p.points;
-            if (back > frame) {
-                at = p.before - (missing - frame * p.points);
-                length = p.before;
-                now = p.history + (u64)input * p.history_step * bytes;
-                slot = p.from.first;
-                next = address(p, input, bytes);
-                return;
-            }
-            at = back * p.points - missing;
+    __device__ Row(const Polyphase& p, u32 input, u32 position, u32 bytes) {
+        u32 frame = 0;
+        if (position < p.before) {
+            now = p.history + ((u64)input * p.before + position) * bytes;
+            split = p.before - position;
         } else {
-            at = (u32)start - p.before;
+            frame = (position - p.before) / p.points;
+            const u32 at = position - p.before - frame * p.points;
+            now = start(p, frame++, input, bytes) + (u64)at * bytes;
+            split = p.points - at;
         }
-        slot = (u32)((p.from.first + frame - back) % p.from.slots);
-        now = address(p, input, bytes);
-        length = p.points;
-        follow(p, input, bytes);
+        next = start(p, frame, input, bytes) - (u64)split * bytes;
     }
 
-    __device__ const u8* address(const Polyphase& p, u32 input, u32 bytes) const {
-        return (const u8*)p.from.base + slot * p.from.stride + input * p.channel_step * bytes;
+    // Returns the address of the first point of a frame.
+    __device__ static const u8* start(const Polyphase& p, u32 frame, u32 input, u32 bytes) {
+        return frame_of(p.from, frame) + (u64)input * p.points * bytes;
     }
 
-    __device__ __forceinline__ void follow(const Polyphase& p, u32 input, u32 bytes) {
-        slot = slot + 1 == p.from.slots ? 0 : slot + 1;
-        next = address(p, input, bytes);
+    template <class N> __device__ __forceinline__ Two<N> at(u32 point) const {
+        return ((const Two<N>*)in_global_memory(point < split ? now : next))[point];
+    }
+};
+
+// What a block keeps in shared memory: the points of all transforms, and the addresses of outputs and samples.
+template <u32 SIZE, u32 SPECTRA, u32 GROUP> struct Space {
+    // Number of rows of a set.
+    static constexpr u32 ROWS = GROUP ? SPECTRA + CHUNK - 1 : SPECTRA * CHUNK;
+
+    Complex* points;
+    u8** outputs;
+    Row* rows;
+
+    __device__ Space(void* shared, u32 count)
+        : points((Complex*)shared), outputs((u8**)(points + count * SPECTRA * SIZE)),
+          rows((Row*)(outputs + count * SPECTRA)) {}
+};
+
+// Numbers that are successive in memory.
+template <class N, u32 COUNT> struct alignas(COUNT * sizeof(N)) Numbers {
+    N v[COUNT];
+};
+
+// Converts samples. For integers, this replaces slow conversions: the bits of the sample, with its sign bit inverted, become
+// the last bits of the float32 number 2^23, and the sum of all offsets is subtracted.
+__device__ __forceinline__ void convert(float (&to)[4], const Numbers<float, 4>& from) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) to[i] = from.v[i];
+}
+__device__ __forceinline__ void convert(float (&to)[4], const Numbers<short, 4>& from) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const u32 word = ((const u32*)from.v)[i / 2] ^ 0x80008000u;
+        to[i] = __uint_as_float(__byte_perm(word, 0x4b000000u, i % 2 ? 0x7432 : 0x7410)) - 8421376.0f;
+    }
+}
+__device__ __forceinline__ void convert(float (&to)[4], const Numbers<signed char, 4>& from) {
+    const u32 word = *(const u32*)from.v ^ 0x80808080u;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) to[i] = __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - 8388736.0f;
+}
+
+// Sums the products of samples and coefficients of at most CHUNK taps for two neighbouring points of all spectra of a set.
+template <u32 SIZE, u32 SPECTRA, class N, bool REAL> struct Filter {
+    // Number of coefficients for the two points.
+    static constexpr u32 EACH = REAL ? 4 : 2;
+
+    Complex* points;
+    // The first of the two points, the first spectrum of the set in the block, and the rows of the set.
+    u32 n, transform;
+    const Row* rows;
+    // The coefficients, the number of taps, and whether sums of earlier taps exist.
+    const float* coefficients;
+    u32 taps;
+    bool continues;
+
+    // Loads the coefficients of COUNT taps. There are at least CHUNK taps in memory.
+    template <u32 COUNT> __device__ __forceinline__ void load(Numbers<float, EACH> (&h)[COUNT], u32 tap) const {
+#pragma unroll
+        for (u32 t = 0; t < COUNT; t++) h[t] = *(const Numbers<float, EACH>*)(coefficients + ((tap + t) * SIZE + n) * EACH / 2);
     }
 
-    __device__ __forceinline__ void advance(const Polyphase& p, u32 samples, u32 input, u32 bytes) {
-        at += samples;
-        if (at >= length) {
-            at -= length;
-            length = p.points;
-            now = next;
-            follow(p, input, bytes);
+    __device__ __forceinline__ static void add(float (&sums)[4], const Numbers<float, EACH>& h, const float (&x)[4]) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) sums[i] += h.v[i * EACH / 4] * x[i];
+    }
+
+    // Returns point `n` of spectrum `s`.
+    __device__ __forceinline__ Complex& point(u32 s, u32 n) const {
+        return points[Fft<SIZE>::place(transform + s, n % SIZE)];
+    }
+
+    // Loads the sums of earlier taps for points `n` and n + 1 of spectrum `s`.
+    __device__ __forceinline__ void begin(float (&sums)[4], u32 s, u32 n) const {
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            const Complex a = continues ? point(s, n + j) : Complex{0.0f, 0.0f};
+            sums[2 * j] = a.x, sums[2 * j + 1] = a.y;
+        }
+    }
+
+    // For windows that are a transform apart: row `t` of spectrum `s` has the number t + s.
+    template <u32 GROUP> __device__ __forceinline__ void slide() const {
+        float sums[SPECTRA][4];
+#pragma unroll
+        for (u32 s = 0; s < SPECTRA; s++) begin(sums[s], s, n);
+#pragma unroll 1
+        for (u32 tap = 0; tap < taps; tap += GROUP) {
+            Numbers<float, EACH> h[GROUP];
+            load(h, tap);
+#pragma unroll
+            for (u32 r = 0; r < SPECTRA + GROUP - 1; r++) {
+                float x[4];
+                convert(x, ((const Numbers<N, 4>*)in_global_memory(rows[tap + r].now))[n / 2]);
+#pragma unroll
+                for (u32 t = 0; t < GROUP; t++) {
+                    if (t <= r && r - t < SPECTRA && tap + t < taps) add(sums[r - t], h[t], x);
+                }
+            }
+        }
+#pragma unroll
+        for (u32 s = 0; s < SPECTRA; s++) {
+            const float(&sum)[4] = sums[s];
+            (Four<float>&)point(s, n) = Four<float>{{sum[0], sum[1]}, {sum[2], sum[3]}};
+        }
+    }
+
+    // Loads point `n` and the following one of all taps of a spectrum.
+    __device__ __forceinline__ void fetch(Numbers<N, 4> (&x)[CHUNK], u32 s, u32 hop) const {
+        const Row* row = rows + s * CHUNK;
+        if (hop % 2 == 0 && row->split >= CHUNK * SIZE) {
+            const Numbers<N, 4>* from = (const Numbers<N, 4>*)in_global_memory(row->now) + n / 2;
+#pragma unroll
+            for (u32 t = 0; t < CHUNK; t++) {
+                if (t < taps) x[t] = from[t * SIZE / 2];
+            }
+        } else {
+#pragma unroll
+            for (u32 t = 0; t < CHUNK; t++) {
+                if (t < taps) {
+                    const Two<N> a = row[t].template at<N>(n), b = row[t].template at<N>(n + 1);
+                    x[t] = Numbers<N, 4>{{a.x, a.y, b.x, b.y}};
+                }
+            }
+        }
+    }
+
+    // For other windows: row `t` of spectrum `s` has the number t + s * CHUNK. Sample `t` of the epoch is added to point `t`
+    // modulo SIZE, so that the phases of the channels do not depend on the window. `shift` is the number of the first
+    // sample of the set.
+    __device__ __forceinline__ void step(u32 shift, u32 hop) const {
+        Numbers<float, EACH> h[CHUNK];
+        load(h, 0);
+#pragma unroll 1
+        for (u32 s = 0; s < SPECTRA; s++, shift += hop) {
+            Numbers<N, 4> x[CHUNK];
+            fetch(x, s, hop);
+            float sums[4];
+            begin(sums, s, n + shift);
+#pragma unroll
+            for (u32 t = 0; t < CHUNK; t++) {
+                if (t < taps) {
+                    float y[4];
+                    convert(y, x[t]);
+                    add(sums, h[t], y);
+                }
+            }
+            point(s, n + shift) = Complex{sums[0], sums[1]};
+            point(s, n + 1 + shift) = Complex{sums[2], sums[3]};
         }
     }
 };
 
-// Sums the products of samples and coefficients of a window that is in one part. `PAIRS` is 2 for real samples, of which
-// each point has two, otherwise 1. The numbers of a point follow each other.
-template <u32 SIZE, class N, u32 PAIRS>
-__device__ __forceinline__ void filter(Complex (&v)[POINTS], const Polyphase& p, const Window& window, u32 i) {
-    constexpr u32 THREADS = SIZE / POINTS;
-    // Distance between two points in pairs of numbers.
-    const u32 step = PAIRS == 2 ? 1 : (u32)p.point_step;
-    const Two<N>* from = (const Two<N>*)(window.now + (u64)window.at * sizeof(Two<N>) / PAIRS * step) + i * step;
-    const float* coefficients = p.coefficients + i * PAIRS;
-    for (u32 tap = 0; tap < p.taps; tap++) {
-#pragma unroll
-        for (u32 m = 0; m < POINTS; m++) {
-            Two<N> two = from[m * THREADS * step];
-            if constexpr (PAIRS == 2) {
-                Complex h = ((const Complex*)coefficients)[m * THREADS];
-                v[m].x += h.x * (float)two.x;
-                v[m].y += h.y * (float)two.y;
-            } else {
-                float h = coefficients[m * THREADS];
-                v[m].x += h * (float)two.x;
-                v[m].y += h * (float)two.y;
-            }
+// Sums the products of samples and coefficients of the taps from `first` on for all points of a block.
+template <u32 SIZE, u32 SPECTRA, u32 GROUP, class N, bool REAL>
+__device__ __forceinline__ void filter(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space, u32 first) {
+    for (u32 item = threadIdx.x; item < p.count * (SIZE / 2); item += blockDim.x) {
+        const u32 set = item / (SIZE / 2);
+        const Filter<SIZE, SPECTRA, N, REAL> filter{space.points,
+                                                    item % (SIZE / 2) * 2,
+                                                    set * SPECTRA,
+                                                    space.rows + set * space.ROWS,
+                                                    p.coefficients + (u64)first * SIZE * (REAL ? 2 : 1),
+                                                    min(CHUNK, p.taps - first),
+                                                    first > 0};
+        if constexpr (GROUP > 0) {
+            filter.template slide<GROUP>();
+        } else {
+            filter.step(p.phase + (blockIdx.x * p.count + set) % p.sets * SPECTRA * p.hop, p.hop);
         }
-        coefficients += SIZE * PAIRS;
-        from += SIZE * step;
     }
 }
 
-// Does the same for a window that is in several parts, and for real samples that do not follow each other.
-template <u32 SIZE, class N>
-__device__ __forceinline__ void filter_parts(Complex (&v)[POINTS], const Polyphase& p, Window& window, u32 i, u32 input,
-                                             u32 bytes) {
-    constexpr u32 THREADS = SIZE / POINTS;
-    const u32 pairs = p.complex ? 1 : 2, samples = SIZE * pairs, step = (u32)p.point_step * bytes;
-    // Distance between the two numbers of a point, of samples and of coefficients.
-    const u32 second = p.complex ? (u32)sizeof(N) : step, other = p.complex ? 0 : 1;
-    const float* coefficients = p.coefficients + i * pairs;
-    for (u32 tap = 0; tap < p.taps; tap++) {
-        const u32 here = window.length - window.at;
-        const u8 *now = window.now + (u64)window.at * step, *next = window.next - (u64)here * step;
-#pragma unroll
-        for (u32 m = 0; m < POINTS; m++) {
-            const u32 n = pairs * (i + m * THREADS);
-            const u8* x = (n < here ? now : next) + n * step;
-            v[m].x += coefficients[pairs * m * THREADS] * (float)*(const N*)x;
-            v[m].y += coefficients[pairs * m * THREADS + other] * (float)*(const N*)(x + second);
-        }
-        coefficients += samples;
-        window.advance(p, samples, input, bytes);
-    }
-}
-
-template <u32 SIZE, class N>
-__device__ __forceinline__ void filter_any(Complex (&v)[POINTS], const Polyphase& p, u32 i, u32 frame, u32 spectrum,
-                                           u32 input) {
-    const u32 bytes = (u32)sizeof(N) << p.complex;
-    Window window(p, frame, spectrum, input, bytes);
-    const bool in_one = window.at + p.taps * (p.complex ? SIZE : 2 * SIZE) <= window.length;
-#pragma unroll
-    for (u32 m = 0; m < POINTS; m++) v[m] = Complex{0.0f, 0.0f};
-    if (in_one && p.complex) {
-        filter<SIZE, N, 1>(v, p, window, i);
-    } else if (in_one && p.point_step == 1) {
-        filter<SIZE, N, 2>(v, p, window, i);
+template <u32 SIZE, u32 SPECTRA, u32 GROUP, class N>
+__device__ __forceinline__ void filter_any(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space, u32 first) {
+    if (p.complex) {
+        filter<SIZE, SPECTRA, GROUP, N, false>(p, space, first);
     } else {
-        filter_parts<SIZE, N>(v, p, window, i, input, bytes);
+        filter<SIZE, SPECTRA, GROUP, N, true>(p, space, first);
+    }
+}
+
+// Finds the samples of the taps from `first` on.
+template <u32 SIZE, u32 SPECTRA, u32 GROUP>
+__device__ __forceinline__ void find_rows(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space, u32 first) {
+    const u32 each = space.ROWS, bytes = point_bytes(p.scalar);
+    // Position of the last row of the run. It replaces rows that no output needs.
+    const u32 last = (p.frames * p.spectra - 1) * p.hop + (p.taps - 1) * SIZE;
+    for (u32 i = threadIdx.x; i < p.count * each; i += blockDim.x) {
+        const u32 set = min(blockIdx.x * p.count + i / each, p.sets * p.inputs - 1), row = i % each;
+        const u32 spectrum = set % p.sets * SPECTRA + (GROUP ? 0 : row / CHUNK);
+        const u32 tap = first + (GROUP ? row : row % CHUNK);
+        space.rows[i] = Row(p, set / p.sets, min(spectrum * p.hop + tap * SIZE, last), bytes);
+    }
+}
+
+// Finds the outputs; null for spectra that do not exist.
+template <u32 SIZE, u32 SPECTRA, u32 GROUP>
+__device__ __forceinline__ void find_outputs(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space) {
+    const u32 bytes = output_bytes(p.kind);
+    for (u32 i = threadIdx.x; i < p.count * SPECTRA; i += blockDim.x) {
+        const u32 set = blockIdx.x * p.count + i / SPECTRA, spectrum = set % p.sets * SPECTRA + i % SPECTRA;
+        const u64 index = (u64)(spectrum % p.spectra) * p.inputs + set / p.sets;
+        const bool exists = set < p.sets * p.inputs && spectrum < p.frames * p.spectra;
+        space.outputs[i] = exists ? frame_of(p.to, spectrum / p.spectra) + index * SIZE * bytes : nullptr;
+    }
+}
+
+// Stores `v[m]` in place `m` * STEP of `low`, or of `high` for m >= 8, and `v[15]` in the first place of `last`.
+template <u32 STEP, u32 KIND>
+__device__ __forceinline__ void store_as(u8* low, u8* high, u8* last, const Complex (&v)[POINTS]) {
+#pragma unroll
+    for (u32 m = 0; m < POINTS - 1; m++) store(m < POINTS / 2 ? low : high, m * STEP, v[m], KIND);
+    store(last, 0, v[POINTS - 1], KIND);
+}
+template <u32 STEP>
+__device__ __forceinline__ void store_all(u8* low, u8* high, u8* last, const Complex (&v)[POINTS], u32 kind) {
+    switch (kind) {
+    case FLOAT32: store_as<STEP, FLOAT32>(low, high, last, v); break;
+    case INT8: store_as<STEP, INT8>(low, high, last, v); break;
+    case INT16: store_as<STEP, INT16>(low, high, last, v); break;
+    default: store_as<STEP, FLOAT16>(low, high, last, v); break;
     }
 }
 
 // Channelizes the frames of a run.
-// blocks: x is a group of `count` pairs of spectrum and input, y the frame; SIZE / 16 threads per pair
-template <u32 SIZE> __device__ __forceinline__ void channelize(const Polyphase& p, float* shared) {
+// blocks: `count` sets of spectra; the sets of an input follow each other
+template <u32 SIZE, u32 SPECTRA, u32 GROUP> __device__ __forceinline__ void channelize(const Polyphase& p, void* shared) {
     constexpr u32 THREADS = SIZE / POINTS;
-    const u32 t = threadIdx.x / THREADS, i = threadIdx.x % THREADS;
-    const u32 pairs = p.spectra * p.inputs, frame = blockIdx.y;
-    // Threads without work compute the last pair again, so that all threads reach the barriers.
-    const u32 pair = min(blockIdx.x * p.count + t, pairs - 1);
-    // Neighbours read the same cache lines.
-    const u32 spectrum = p.by_input ? pair / p.inputs : pair % p.spectra;
-    const u32 input = p.by_input ? pair % p.inputs : pair / p.spectra;
-    Complex v[POINTS];
-#define FILTER(N) filter_any<SIZE, N>(v, p, i, frame, spectrum, input)
-    switch (p.scalar) {
-    case INT8: FILTER(signed char); break;
-    case INT16: FILTER(short); break;
-    default: FILTER(float); break;
-    }
-    Fft<SIZE> fft{shared + t * Fft<SIZE>::PITCH, i, p.roots};
-    fft.run(v);
-    if (!p.complex) fft.unfold(v);
-    if (p.rotates) {
-        // The phase of channel k is that of the first sample of the window.
-        const u32 first = (u32)(p.phase + (u64)frame * p.points + (u64)spectrum * p.hop);
-#pragma unroll
-        for (u32 m = 0; m < POINTS; m++) {
-            u32 turn = first * (i + m * THREADS);
-            v[m] = v[m] * p.roots[(p.complex ? 2 * turn : turn) & (2 * SIZE - 1)];
+    const Space<SIZE, SPECTRA, GROUP> space(shared, p.count);
+    find_outputs(p, space);
+    for (u32 tap = 0; tap < p.taps; tap += CHUNK) {
+        find_rows(p, space, tap);
+        __syncthreads();
+        switch (p.scalar) {
+        case INT8: filter_any<SIZE, SPECTRA, GROUP, signed char>(p, space, tap); break;
+        case INT16: filter_any<SIZE, SPECTRA, GROUP, short>(p, space, tap); break;
+        default: filter_any<SIZE, SPECTRA, GROUP, float>(p, space, tap); break;
         }
+        __syncthreads();
     }
-    const u32 bytes = p.kind == FLOAT32 ? 8 : p.kind == INT8 ? 2 : 4;
-    u8* to = frame_of(p.to, frame) + ((u64)spectrum * p.inputs + input) * SIZE * bytes;
-#pragma unroll
-    for (u32 m = 0; m < POINTS; m++) {
-        u32 channel = i + m * THREADS;
-        // The negative frequencies of complex samples come first.
-        store(to, p.complex ? (channel + SIZE / 2) % SIZE : channel, v[m], p.kind);
+    const u32 slices = p.count * SPECTRA * THREADS, bytes = output_bytes(p.kind);
+    Fft<SIZE>::run(space.points, p.roots, slices);
+    for (u32 slice = threadIdx.x; slice < slices; slice += blockDim.x) {
+        const u32 transform = slice / THREADS;
+        u8* to = in_global_memory(space.outputs[transform]);
+        Complex v[POINTS];
+        if (p.complex) {
+            const u32 k = slice % THREADS;
+            Fft<SIZE>::last(v, space.points, p.roots, transform, k);
+            // The negative frequencies come first.
+            u8 *low = to + (k + SIZE / 2) * bytes, *high = to + k * bytes - SIZE / 2 * bytes;
+            if (to != nullptr) store_all<THREADS>(low, high, high + (SIZE - THREADS) * bytes, v, p.kind);
+        } else {
+            const Mirror<SIZE> mirror(slice % THREADS);
+            Fft<SIZE>::last(v, space.points, p.roots, transform, mirror.k);
+            mirror.unfold(v, p.roots);
+            u8 *low = to + mirror.k * bytes, *high = to + (THREADS - mirror.k) * bytes;
+            u8* last = high + (mirror.k == 0 ? SIZE / 2 - THREADS : SIZE - THREADS) * bytes;
+            if (to != nullptr) store_all<THREADS>(low, high, last, v, p.kind);
+        }
     }
 }
 
-// Copies sample `i` of `from` to sample `j` of `to`.
-__device__ inline void copy_sample(u8* to, u64 j, const u8* from, u64 i, u32 bytes) {
+// Copies point `i` of `from` to point `j` of `to`.
+__device__ inline void copy_point(u8* to, u64 j, const u8* from, u64 i, u32 bytes) {
     switch (bytes) {
-    case 1: to[j] = from[i]; break;
     case 2: ((u16*)to)[j] = ((const u16*)from)[i]; break;
     case 4: ((u32*)to)[j] = ((const u32*)from)[i]; break;
     default: ((u64*)to)[j] = ((const u64*)from)[i]; break;
     }
 }
 
-// Copies the last samples of a run of `frames` frames to `kept`. The next burst needs them.
-// blocks: 256 samples each
+// Copies the last points of a run of `frames` frames to `kept`. The next burst needs them.
+// blocks: 256 points each
 extern "C" __global__ void __launch_bounds__(256) channelize_history(POLYPHASE_PARAMETERS) {
     const Polyphase p = POLYPHASE_GIVEN;
     const u64 i = (u64)blockIdx.x * 256 + threadIdx.x;
     if (i >= (u64)p.before * p.inputs) return;
-    // The order is that of the frames.
-    const u32 input = p.by_input ? (u32)(i % p.inputs) : (u32)(i / p.before);
-    const u32 h = p.by_input ? (u32)(i / p.inputs) : (u32)(i % p.before);
-    const u32 bytes = (p.scalar == FLOAT32 ? 4 : p.scalar >= INT16 ? 2 : 1) << p.complex;
-    const u64 end = (u64)p.frames * p.points + h;
-    const u64 to = input * p.history_step + h * p.point_step;
+    const u64 input = i / p.before, end = (u64)p.frames * p.points + i % p.before;
+    const u32 bytes = point_bytes(p.scalar);
     if (end < p.before) {
-        copy_sample(p.kept, to, p.history, input * p.history_step + end * p.point_step, bytes);
+        copy_point(p.kept, i, p.history, input * p.before + end, bytes);
     } else {
-        u64 at = end - p.before;
-        u64 from = input * p.channel_step + at % p.points * p.point_step;
-        copy_sample(p.kept, to, frame_of(p.from, at / p.points), from, bytes);
+        const u64 at = end - p.before;
+        copy_point(p.kept, i, frame_of(p.from, at / p.points), input * p.points + at % p.points, bytes);
     }
 }
 
-template <u32 SIZE> constexpr u32 BLOCK_THREADS = SIZE <= 2048 ? 128 : SIZE / POINTS;
+// Returns the number of spectra per set for blocks of `threads` threads with 32 points each.
+__device__ constexpr u32 spectra_of(u32 size, u32 threads) { return threads * 32 < 8 * size ? threads * 32 / size : 8; }
 
-#define SIZED_KERNEL(size, threads)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(threads, 512 / threads) channelize_##size(POLYPHASE_PARAMETERS) { \
-        const Polyphase p = POLYPHASE_GIVEN;                                                                     \
-        DYNAMIC_SHARED(float, shared);                                                                           \
-        channelize<size>(p, shared);                                                                             \
+#define CHANNELIZE_FUNCTION(name, size, threads, blocks, group)                                                      \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(POLYPHASE_PARAMETERS) {                       \
+        const Polyphase p = POLYPHASE_GIVEN;                                                                         \
+        DYNAMIC_SHARED(Four<float>, shared);                                                                         \
+        channelize<size, spectra_of(size, threads), group>(p, shared);                                               \
     }
-#define CHANNELIZE_KERNEL(size) SIZED_KERNEL(size, (BLOCK_THREADS<size>))
+#define CRITICAL_KERNEL(size, threads, blocks, group)                                                                \
+    CHANNELIZE_FUNCTION(channelize_##size##_##threads, size, threads, blocks, group)
+// The filter needs 128 registers.
+#define OVERSAMPLED_KERNEL(size, threads)                                                                            \
+    CHANNELIZE_FUNCTION(channelize_##size##_##threads##_oversampled, size, threads, 512 / threads, 0)
+
+// The functions of each size: threads per block, blocks per multiprocessor for which registers must be available, and GROUP.
+// GPUs with little shared memory use the second function.
+#define CHANNELIZE_64(CRITICAL, OVERSAMPLED) CRITICAL(64, 64, 12, 4) OVERSAMPLED(64, 64)
+#define CHANNELIZE_128(CRITICAL, OVERSAMPLED) CRITICAL(128, 64, 12, 4) OVERSAMPLED(128, 64)
+#define CHANNELIZE_256(CRITICAL, OVERSAMPLED) CRITICAL(256, 64, 12, 4) OVERSAMPLED(256, 64)
+#define CHANNELIZE_512(CRITICAL, OVERSAMPLED) CRITICAL(512, 128, 6, 4) OVERSAMPLED(512, 128)
+#define CHANNELIZE_1024(CRITICAL, OVERSAMPLED) CRITICAL(1024, 128, 5, 8) OVERSAMPLED(1024, 128)
+#define CHANNELIZE_2048(CRITICAL, OVERSAMPLED) \
+    CRITICAL(2048, 384, 2, 4) CRITICAL(2048, 128, 6, 4) OVERSAMPLED(2048, 128)
+#define CHANNELIZE_4096(CRITICAL, OVERSAMPLED) \
+    CRITICAL(4096, 256, 3, 8) CRITICAL(4096, 128, 6, 4) OVERSAMPLED(4096, 256) OVERSAMPLED(4096, 128)
+#define CHANNELIZE_8192(CRITICAL, OVERSAMPLED) \
+    CRITICAL(8192, 768, 1, 4) CRITICAL(8192, 256, 3, 4) OVERSAMPLED(8192, 256)
 
 // NVRTC compiles this file once for each size. The tests compile all sizes together.
 #ifdef ONLY_SIZE
-CHANNELIZE_KERNEL(ONLY_SIZE)
+#define CHANNELIZE_OF(size) CHANNELIZE_##size(CRITICAL_KERNEL, OVERSAMPLED_KERNEL)
+#define CHANNELIZE_EXPANDED(size) CHANNELIZE_OF(size)
+CHANNELIZE_EXPANDED(ONLY_SIZE)
 #endif

@@ -38,8 +38,9 @@
 //!
 //! # On a GPU
 //! The CUDA side supports powers of two from 64 to 8192 channels, samples of the types int8, int16 and float32,
-//! frames of at least `L` samples, and, for real samples, an even hop. Other cases run on the CPU. A burst needs
-//! one launch and one more that keeps the last samples for the next burst.
+//! frames of at least `L` samples, and, for real samples, an even hop. Other cases run on the CPU. 8192 channels need a
+//! GPU with more than 64 KiB of shared memory per block. A burst needs one launch and one more that keeps the last samples
+//! for the next burst. Interleaved inputs need another launch, which copies them to planar frames.
 
 mod continuity;
 mod cpu;
@@ -181,6 +182,10 @@ impl Shape {
     /// Returns the number of samples of earlier frames that the first spectrum of a frame contains.
     const fn history(&self) -> usize {
         self.size * self.taps - self.hop
+    }
+
+    const fn is_oversampled(&self) -> bool {
+        self.hop != self.size
     }
 }
 

@@ -353,32 +353,25 @@ parameters! {
         pending: u32,
     }
 
-    /// Parameters of the kernels of `channelize`. The samples before a run of frames are in `history`, in the order of
-    /// the frames.
+    /// Parameters of the kernels of `channelize`. A point is a complex sample or two successive real samples.
     Polyphase {
-        /// The input.
+        /// The input, planar.
         from: RingSlots,
         /// The output.
         to: RingSlots,
-        /// The coefficients of the prototype filter.
+        /// The coefficients of the prototype filter, for real samples times 0.5.
         coefficients: u64 as "const float*",
         /// The roots of unity `exp(-pi i k / channels)`.
         roots: u64 as "const Complex*",
-        /// The samples before the run.
+        /// The points before the run, those of an input after each other.
         history: u64 as "const u8*",
-        /// Memory for the samples before the next run.
+        /// Memory for the points before the next run.
         kept: u64 as "u8*",
-        /// Distance between two successive samples of an input in samples.
-        point_step: u64,
-        /// Distance between two inputs in samples.
-        channel_step: u64,
-        /// Distance between two inputs in `history` in samples.
-        history_step: u64,
-        /// Number of samples per input and frame.
+        /// Number of points per input and frame.
         points: u32,
-        /// Number of samples between the starts of two spectra.
+        /// Number of points between the starts of two spectra.
         hop: u32,
-        /// Number of samples per input in `history`.
+        /// Number of points per input in `history`.
         before: u32,
         /// Number of taps.
         taps: u32,
@@ -388,20 +381,18 @@ parameters! {
         inputs: u32,
         /// Number of frames of the run.
         frames: u32,
-        /// Number of the first sample of the run's first window, modulo the number of samples of a transform.
-        phase: u32,
-        /// Number of spectra per block.
+        /// Number of sets of successive spectra per input.
+        sets: u32,
+        /// Number of sets per block.
         count: u32,
+        /// Number of the first point of the run's first window, modulo the number of channels.
+        phase: u32,
         /// Type of the values.
         scalar: u32,
         /// 1 for complex samples.
         complex: u32,
         /// Type of the output's real and imaginary parts.
         kind: u32,
-        /// 1 if the inputs are interleaved.
-        by_input: u32,
-        /// 1 if the phases depend on the position of the window, because the filter bank is oversampled.
-        rotates: u32,
     }
 
     /// Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of

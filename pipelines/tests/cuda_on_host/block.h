@@ -47,6 +47,17 @@ inline void leave(State state) {
 inline void __syncthreads() { leave(State::at_barrier); }
 inline void __syncwarp() { leave(State::at_warp_barrier); }
 
+// Returns the value that lane `lane` of the warp passes. All threads of the warp must call this function.
+inline OF_BLOCK float passed[32][32];
+inline float __shfl_sync(unsigned, float value, unsigned lane) {
+    float* warp = passed[threadIdx.x / 32];
+    warp[threadIdx.x % 32] = value;
+    __syncwarp();
+    float result = warp[lane];
+    __syncwarp();
+    return result;
+}
+
 inline void live() {
     for (;;) {
         (*block.kernel)();

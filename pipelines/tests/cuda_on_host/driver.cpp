@@ -43,8 +43,12 @@ LONG_SIZES(LONG_KERNELS)
 } // namespace power_of_two
 namespace channelize {
 #include "channelize.cu"
-#define CHANNELIZE_SIZES(CALL) CALL(64) CALL(128) CALL(256) CALL(512) CALL(1024) CALL(2048) CALL(4096) CALL(8192)
-CHANNELIZE_SIZES(CHANNELIZE_KERNEL)
+#define CHANNELIZE_ALL(CRITICAL, OVERSAMPLED)                                            \
+    CHANNELIZE_64(CRITICAL, OVERSAMPLED) CHANNELIZE_128(CRITICAL, OVERSAMPLED)           \
+    CHANNELIZE_256(CRITICAL, OVERSAMPLED) CHANNELIZE_512(CRITICAL, OVERSAMPLED)          \
+    CHANNELIZE_1024(CRITICAL, OVERSAMPLED) CHANNELIZE_2048(CRITICAL, OVERSAMPLED)        \
+    CHANNELIZE_4096(CRITICAL, OVERSAMPLED) CHANNELIZE_8192(CRITICAL, OVERSAMPLED)
+CHANNELIZE_ALL(CRITICAL_KERNEL, OVERSAMPLED_KERNEL)
 } // namespace channelize
 namespace correlate {
 #include "correlate.cu"
@@ -107,8 +111,11 @@ static std::vector<Kernel> kernels() {
     kernel("power_spectrum_columns_" #size, power_of_two::power_spectrum_columns_##size), \
         kernel("power_spectrum_rows_" #size, power_of_two::power_spectrum_rows_##size),
         SHORT_SIZES(SHORT_ENTRY) LONG_SIZES(LONG_ENTRIES)
-#define CHANNELIZE_ENTRY(size) kernel("channelize_" #size, channelize::channelize_##size),
-        CHANNELIZE_SIZES(CHANNELIZE_ENTRY)
+#define CRITICAL_ENTRY(size, threads, blocks, group) \
+    kernel("channelize_" #size "_" #threads, channelize::channelize_##size##_##threads),
+#define OVERSAMPLED_ENTRY(size, threads) \
+    kernel("channelize_" #size "_" #threads "_oversampled", channelize::channelize_##size##_##threads##_oversampled),
+        CHANNELIZE_ALL(CRITICAL_ENTRY, OVERSAMPLED_ENTRY)
         kernel("channelize_history", channelize::channelize_history),
         kernel("correlate_any", correlate::correlate_any),
         kernel("correlate_int8", correlate_tensor::correlate_int8),

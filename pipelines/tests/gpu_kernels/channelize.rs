@@ -84,21 +84,37 @@ fn cpu_and_gpu(
     }
 }
 
-#[test]
-fn channels_of_every_size_equal_cpu() {
-    let Some(device) = device() else { return };
-    for (seed, channels) in (0..).zip([64, 128, 256, 512, 1024, 2048, 4096, 8192]) {
-        for complex in [false, true] {
-            let hop = if complex { channels } else { 2 * channels };
+/// Compares all kinds of filter banks with `channels` channels.
+fn every_kind_of_size(channels: usize, seed: u64, device: &'static Device) {
+    for complex in [false, true] {
+        for (ratio, divisor) in [(Ratio::ONE, 1), (Ratio::new(2, 1).unwrap(), 2)] {
+            let size = if complex { channels } else { 2 * channels };
+            let hop = size / divisor;
             let spec = Channelize {
                 channels: Some(channels),
                 taps: 4,
+                oversampling: ratio,
                 ..Channelize::default()
             };
             let samples = samples(Scalar::Int16, complex, 1, Order::Planar);
             cpu_and_gpu(&spec, &layout(&samples, 2 * hop), seed, 4, false, device);
         }
     }
+}
+
+#[test]
+fn channels_of_every_size_equal_cpu() {
+    let Some(device) = device() else { return };
+    for (seed, channels) in (0..).zip([64, 128, 256, 512, 1024, 2048, 4096]) {
+        every_kind_of_size(channels, seed, device);
+    }
+}
+
+/// This size needs more shared memory than small devices have.
+#[test]
+fn largest_number_of_channels_equals_cpu() {
+    let Some(device) = device() else { return };
+    every_kind_of_size(8192, 7, device);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use daq_testkit::assert_contains;
 use std::path::Path;
 use std::process::Command;
 
-const FILES: [(&str, &str); 22] = [
+const FILES: [(&str, &str); 23] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
@@ -18,6 +18,10 @@ const FILES: [(&str, &str); 22] = [
     (
         "quantise.cuh",
         include_str!("../../src/kernels/quantise.cuh"),
+    ),
+    (
+        "channelize_fft.cuh",
+        include_str!("../../src/kernels/channelize_fft.cuh"),
     ),
     (
         "channelize.cu",
@@ -95,6 +99,7 @@ fn kernels_compiled_for_cpu_pass() {
     ];
     // Small devices have no tensor cores, use other code for these transforms, and add more spectra per block.
     let some = [
+        "channels_of_every_size",
         "spectra_of_every_radix",
         "many_spectra",
         "spectra_of_long",

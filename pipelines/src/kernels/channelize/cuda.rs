@@ -2,30 +2,109 @@
 //!
 //! Successive frames of a burst that continue each other form a run, which needs one launch. After each run, another launch
 //! copies the last samples to memory on the device, from which the first spectra of the next run read them. Two buffers
-//! are used in turn; a third one with zeros replaces samples that are not known.
+//! are used in turn; a third one with zeros replaces samples that are not known. Interleaved inputs are copied to planar
+//! frames first.
 
 use super::super::account::Account;
+use super::super::antennas::{Axes, Extents};
 use super::super::device::{self, promise, slots};
-use super::super::parameters::{Polyphase, code_of, small};
-use super::super::samples::Walk;
+use super::super::parameters::{Polyphase, RingSlots, code_of, small};
+use super::super::reorder::{self, Reorder};
 use super::continuity::{Before, Continuity};
 use super::cpu::phase;
 use super::{Channelize, Shape};
 use daq_core::gpu::driver::{self, Backing, Device, Function, Grid, Memory};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
-use daq_core::layout::{Layout, Order};
+use daq_core::layout::Layout;
 use daq_core::ring::{Lease, Slice, SlotsMut};
 use std::f64::consts::PI;
 
-/// Number of points of a transform that a thread computes.
-const POINTS: usize = 16;
-/// Minimum number of threads per block.
-const THREADS: usize = 128;
-/// Number of channels up to which the shared memory of a block contains whole points.
-const MAX_WHOLE: usize = 4096;
+/// Number of taps that device code processes together, and to whose multiple the coefficients are extended with zeros.
+const CHUNK: usize = 8;
+/// Number of points per thread.
+const POINTS: usize = 32;
+/// Maximum number of successive spectra that a block computes together.
+const MAX_SPECTRA: usize = 8;
+/// Sizes in shared memory of a point, of the address of an output, and of the addresses of a row of samples.
+const POINT_BYTES: usize = 8;
+const OUTPUT_BYTES: usize = 8;
+const ROW_BYTES: usize = 24;
 const HISTORY_THREADS: usize = 256;
-/// Maximum number of frames per launch: of blocks in the second dimension of a grid.
-const MAX_RUN: usize = 65_535;
+
+/// Maximum number of threads per block of an oversampled filter bank.
+const MAX_OVERSAMPLED: usize = 256;
+
+/// Returns the numbers of threads per block for which device code exists. The second one needs less shared memory.
+const fn threads(channels: usize) -> &'static [usize] {
+    match channels {
+        0..=256 => &[64],
+        512 | 1024 => &[128],
+        2048 => &[384, 128],
+        4096 => &[256, 128],
+        _ => &[768, 256],
+    }
+}
+
+/// How spectra are divided between blocks.
+#[derive(Clone, Copy)]
+struct Blocks {
+    threads: usize,
+    /// Number of successive spectra that a block computes together.
+    per_set: usize,
+    /// Number of sets of spectra per block.
+    count: usize,
+    /// Size of the shared memory in bytes.
+    shared: usize,
+}
+
+impl Blocks {
+    fn new(shape: &Shape, threads: usize) -> Self {
+        let per_set = (threads * POINTS / shape.channels).min(MAX_SPECTRA);
+        let count = threads * POINTS / (per_set * shape.channels);
+        let rows = if shape.is_oversampled() {
+            per_set * CHUNK
+        } else {
+            per_set + CHUNK - 1
+        };
+        let set = per_set * (shape.channels * POINT_BYTES + OUTPUT_BYTES) + rows * ROW_BYTES;
+        Self {
+            threads,
+            per_set,
+            count,
+            shared: count * set,
+        }
+    }
+
+    /// Returns the first division that fits into `max_shared` bytes of shared memory.
+    fn fitting(shape: &Shape, max_shared: usize) -> Result<Self, KernelError> {
+        let mut all = threads(shape.channels)
+            .iter()
+            .filter(|&&threads| !shape.is_oversampled() || threads <= MAX_OVERSAMPLED)
+            .map(|&threads| Self::new(shape, threads));
+        all.find(|blocks| blocks.shared <= max_shared).ok_or_else(|| {
+            KernelError::Refused(format!(
+                "a block of the GPU has {max_shared} bytes of shared memory, too few for {} channels; choose fewer \
+                 `channels`, or set `memory = \"host\"` for the input ring",
+                shape.channels
+            ))
+        })
+    }
+}
+
+/// Returns the axes of the inputs as `reorder` copies them.
+const fn extents(input: &Layout) -> Extents {
+    let (channels, times) = (input.channels as usize, input.points);
+    Extents {
+        antennas: 1,
+        channels,
+        times,
+        steps: if channels == 1 {
+            Axes::ChannelAntennaTime.steps(1, channels, times)
+        } else {
+            Axes::of(input).steps(1, channels, times)
+        },
+    }
+}
 
 /// Returns the size of a buffer for the samples before a run.
 fn history_bytes(input: &Layout, shape: &Shape) -> usize {
@@ -34,7 +113,10 @@ fn history_bytes(input: &Layout, shape: &Shape) -> usize {
 
 /// Returns the number of bytes allocated on a device.
 pub(super) fn memory(input: &Layout, shape: &Shape) -> usize {
-    3 * history_bytes(input, shape) + shape.size * shape.taps * 4 + shape.channels * 2 * 8
+    3 * history_bytes(input, shape)
+        + shape.size * shape.taps.next_multiple_of(CHUNK) * 4
+        + shape.channels * 2 * 8
+        + reorder::memory(input, &extents(input))
 }
 
 pub(super) fn build(
@@ -52,59 +134,68 @@ pub(super) fn build(
         ))
     })?;
     let (device, module) = code.load(ordinal)?;
-    let function = module.function(&format!("channelize_{}", shape.channels))?;
+    let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(0);
+    let blocks = Blocks::fitting(&shape, max_shared)?;
+    let suffix = if shape.is_oversampled() {
+        "_oversampled"
+    } else {
+        ""
+    };
+    let name = format!("channelize_{}_{}{suffix}", shape.channels, blocks.threads);
+    let function = module.function(&name)?;
     let keep = module.function("channelize_history")?;
     let table = |numbers: &mut dyn Iterator<Item = f32>| {
         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
         Memory::holding(device, &bytes)
     };
-    let coefficients = table(&mut coefficients.iter().copied())?;
+    // Each point of real samples contributes twice to the sums that make channels from a transform.
+    let factor = if input.complex { 1.0 } else { 0.5 };
+    let zeros = shape.size * (shape.taps.next_multiple_of(CHUNK) - shape.taps);
+    let padded = coefficients.iter().map(|h| h * factor);
+    let coefficients = table(&mut padded.chain(std::iter::repeat_n(0.0, zeros)))?;
     let roots = table(&mut roots(shape.channels))?;
     let history = || history(device, input, &shape);
     let history = [history()?, history()?, history()?];
-    let threads = THREADS.max(shape.channels / POINTS);
-    let count = threads * POINTS / shape.channels;
-    let pitch = (shape.channels + shape.channels / 16) | 1;
-    let shared = count * pitch * if shape.channels <= MAX_WHOLE { 8 } else { 4 };
-    let blocks = shape.spectra * shape.inputs;
+    function.allow_shared(small(blocks.shared))?;
     let grid = Grid {
-        shared: small(shared),
-        ..Grid::line(small(blocks.div_ceil(count)), small(threads))
+        shared: small(blocks.shared),
+        ..Grid::line(1, small(blocks.threads))
     };
-    let walk = Walk::through(input);
-    let is_interleaved = input.order == Order::Interleaved && input.channels > 1;
+    let in_points = |samples: usize| small(if input.complex { samples } else { samples / 2 });
     let parameters = Polyphase {
         coefficients: coefficients.address(),
         roots: roots.address(),
-        point_step: walk.point as u64,
-        channel_step: walk.channel as u64,
-        history_step: if is_interleaved {
-            1
-        } else {
-            shape.history() as u64
-        },
-        points: small(shape.points),
-        hop: small(shape.hop),
-        before: small(shape.history()),
+        points: in_points(shape.points),
+        hop: in_points(shape.hop),
+        before: in_points(shape.history()),
         taps: small(shape.taps),
         spectra: small(shape.spectra),
         inputs: small(shape.inputs),
-        count: small(count),
+        count: small(blocks.count),
         scalar: code_of(input.scalar),
         complex: u32::from(input.complex),
         kind: code_of(keys.output.scalar()),
-        by_input: u32::from(is_interleaved),
-        rotates: u32::from(shape.hop != shape.size),
         ..Polyphase::default()
     };
+    let reorder = Reorder::new(ordinal, input, &extents(input))?;
+    // Device code counts the points of a run in 32 bits.
+    let points = u32::MAX as usize / 2 - shape.size * (shape.taps + blocks.per_set);
+    let max_run = reorder
+        .as_ref()
+        .map_or(usize::MAX, Reorder::frames)
+        .min(points / shape.points)
+        .max(1);
     Ok(Box::new(Channelizer {
         occupancy: function.occupancy(&grid)?,
+        max_run,
         launcher: Launcher {
             shape,
+            per_set: blocks.per_set,
             parameters,
             grid,
             function,
             keep,
+            reorder,
             history,
             _tables: [coefficients, roots],
         },
@@ -136,12 +227,15 @@ fn roots(size: usize) -> impl Iterator<Item = f32> {
 
 struct Launcher {
     shape: Shape,
+    /// Number of spectra per set.
+    per_set: usize,
     /// The parameters without those of the run.
     parameters: Polyphase,
-    /// The grid for one frame.
+    /// The grid without the number of blocks.
     grid: Grid,
     function: Function,
     keep: Function,
+    reorder: Option<Reorder>,
     /// The samples before the next run, a buffer for those before the run after it, and zeros.
     history: [Memory; 3],
     /// Memory to which the parameters point.
@@ -166,28 +260,35 @@ impl Launcher {
         run: &Run,
     ) -> Result<(), KernelError> {
         let [known, next, zeros] = &self.history;
+        let mut from: RingSlots = (&from.after(run.first)).into();
+        if let Some(reorder) = &self.reorder {
+            from = reorder.launch(stream, from, run.frames)?;
+        }
+        let sets = (run.frames * self.shape.spectra).div_ceil(self.per_set);
+        let blocks = (sets * self.shape.inputs).div_ceil(self.parameters.count as usize);
         let parameters = Polyphase {
-            from: (&from.after(run.first)).into(),
+            from,
             to: (&run.to).into(),
             history: match run.before {
                 Before::Previous => known.address(),
                 Before::Zeros => zeros.address(),
             },
             kept: next.address(),
-            phase: small(phase(&self.shape, run.sequence)),
+            phase: small(phase(&self.shape, run.sequence) * self.shape.channels / self.shape.size),
             frames: small(run.frames),
+            sets: small(sets),
             ..self.parameters
         };
         let arguments = parameters.arguments();
         let grid = Grid {
-            blocks: [self.grid.blocks[0], small(run.frames), 1],
+            blocks: [small(blocks), 1, 1],
             ..self.grid
         };
         self.function.launch(stream, &grid, &arguments)?;
-        let samples = self.shape.history() * self.shape.inputs;
-        if samples > 0 {
+        let points = self.parameters.before as usize * self.shape.inputs;
+        if points > 0 {
             let grid = Grid::line(
-                small(samples.div_ceil(HISTORY_THREADS)),
+                small(points.div_ceil(HISTORY_THREADS)),
                 small(HISTORY_THREADS),
             );
             self.keep.launch(stream, &grid, &arguments)?;
@@ -201,6 +302,8 @@ struct Channelizer {
     launcher: Launcher,
     continuity: Continuity,
     account: Account,
+    /// Maximum number of frames per launch.
+    max_run: usize,
     /// Sizes of an input and of an output frame.
     bytes: [usize; 2],
     occupancy: f64,
@@ -230,7 +333,9 @@ impl Kernel for Channelizer {
             }
             let (before, made) = self.continuity.accept(&meta);
             match &mut run {
-                Some(run) if before == Before::Previous && run.frames < MAX_RUN => run.frames += 1,
+                Some(run) if before == Before::Previous && run.frames < self.max_run => {
+                    run.frames += 1;
+                }
                 _ => {
                     if let Some(run) = run.take() {
                         self.launcher.launch(stream, &from, &run)?;

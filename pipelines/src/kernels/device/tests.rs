@@ -132,6 +132,7 @@ fn generated_code_is_current() {
         ("samples.cuh", SAMPLES),
         ("spectra.cuh", SPECTRA),
         ("quantise.cuh", QUANTISE),
+        ("channelize_fft.cuh", include_str!("../channelize_fft.cuh")),
         ("tensor.cuh", include_str!("../tensor.cuh")),
         ("correlate.cuh", include_str!("../correlate.cuh")),
         ("beamform.cuh", include_str!("../beamform.cuh")),
