@@ -37,6 +37,9 @@ pub const LABEL_MISSING: &str = "missing";
 /// The annotation label of frames with kept fields.
 pub const LABEL_KEPT: &str = "kept";
 
+/// The annotation label of frames that were computed from incomplete frames.
+pub const LABEL_INCOMPLETE: &str = "incomplete";
+
 /// The annotation label of payload that failed a check at the source.
 pub const LABEL_SUSPECT: &str = "suspect";
 

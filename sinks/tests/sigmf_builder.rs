@@ -259,6 +259,26 @@ fn capture_has_time_of_first_frame_with_time() {
 }
 
 #[test]
+fn frames_computed_from_incomplete_frames_are_annotated() {
+    let mut builder = MetaBuilder::new(recording(Number::I8, 1, 64, 64));
+    for (sequence, incomplete) in [false, true, true, false].into_iter().enumerate() {
+        let record = Record {
+            sequence: sequence as u64,
+            bytes: 64,
+            incomplete,
+            ..Record::default()
+        };
+        builder.frame(&record, []);
+    }
+    let annotations = builder.build().annotations;
+    let [note] = &annotations[..] else {
+        panic!("{annotations:?}");
+    };
+    assert_eq!(note.label.as_deref(), Some("incomplete"));
+    assert_eq!((note.sample_start, note.sample_count), (64, Some(128)));
+}
+
+#[test]
 fn metadata_never_exceeds_its_bound() {
     let mut recording = recording(Number::I8, 1, 64, 1 << 40);
     recording.description = Some("\u{1}\"".repeat(500));
@@ -276,6 +296,7 @@ fn metadata_never_exceeds_its_bound() {
                 utc: true,
             }),
             suspect: true,
+            incomplete: true,
             packets_per_frame: 64,
             cause: Some("disk_full"),
             ..Record::default()

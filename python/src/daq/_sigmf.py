@@ -98,8 +98,9 @@ class _Reader:
         spans = list(self._spans(starts, ends))
         for span in spans:
             flags[span.index] |= Flags.INCOMPLETE | (Flags.TRUNCATED if span.cause == "truncated" else 0)
-        for note in self._labelled("suspect"):
-            flags[_overlap(note, starts, ends)] |= Flags.SUSPECT
+        for label, flag in ("suspect", Flags.SUSPECT), ("incomplete", Flags.INCOMPLETE):
+            for note in self._labelled(label):
+                flags[_overlap(note, starts, ends)] |= flag
         return Segment(
             path=self.path,
             layout=self.layout,

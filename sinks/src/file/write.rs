@@ -98,6 +98,7 @@ impl FileSink {
             moment: moment(meta),
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
+            incomplete: meta.is_incomplete() && meta.packets_per_frame == 0,
             packets_per_frame: meta.packets_per_frame,
             packet_sizes: meta.packet_sizes,
             truncated: meta.flags.contains(Flags::TRUNCATED),

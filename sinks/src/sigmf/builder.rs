@@ -4,8 +4,8 @@ use super::kept::Kept;
 use super::recording::{Moment, Record, Recording, nanoseconds};
 use daq_core::frame::KeptFields;
 use daq_core::sigmf::{
-    Annotation, Capture, Extension, Global, LABEL_MISSING, LABEL_SUSPECT, MAX_INTEGER, Meta,
-    NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
+    Annotation, Capture, Extension, Global, LABEL_INCOMPLETE, LABEL_MISSING, LABEL_SUSPECT,
+    MAX_INTEGER, Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
 };
 use daq_core::units::counted;
 use daq_core::units::format_datetime;
@@ -44,6 +44,7 @@ enum Kind {
     Missing,
     Truncated,
     Suspect,
+    Incomplete,
     Lost { frames: u64 },
 }
 
@@ -239,6 +240,9 @@ impl MetaBuilder {
         if record.suspect {
             self.note(Kind::Suspect, start, samples, None);
         }
+        if record.incomplete {
+            self.note(Kind::Incomplete, start, samples, None);
+        }
         let mut begins = false;
         for (first, count) in missing {
             let kind = if record.truncates(first, count, begins) {
@@ -336,7 +340,7 @@ impl MetaBuilder {
                 Kind::Lost { frames } => {
                     self.unlisted.frames = self.unlisted.frames.saturating_add(frames);
                 }
-                Kind::Truncated | Kind::Suspect => {}
+                Kind::Truncated | Kind::Suspect | Kind::Incomplete => {}
             }
         }
     }
@@ -344,10 +348,10 @@ impl MetaBuilder {
     /// Returns the maximum number of bytes of the metadata text after one more frame with `spans` spans of missing
     /// packets.
     pub fn json_bytes(&self, spans: usize) -> u64 {
-        // The frame may add one capture. Besides the spans, it may add an annotation for suspect data and one for lost
-        // frames.
+        // The frame may add one capture. Besides the spans, it may add annotations for suspect data, for incomplete data and
+        // for lost frames.
         let captures = (self.runs.len() + 1).min(self.max_runs);
-        let annotations = (self.notes.len() + spans + 2).min(self.max_notes) + 1;
+        let annotations = (self.notes.len() + spans + 3).min(self.max_notes) + 1;
         (captures + annotations) as u64 * ENTRY_BYTES + self.kept.json_bytes() + self.global_bytes
     }
 
@@ -464,6 +468,11 @@ impl Note {
             Kind::Suspect => (
                 LABEL_SUSPECT,
                 "the source detected an error in this payload".into(),
+                0,
+            ),
+            Kind::Incomplete => (
+                LABEL_INCOMPLETE,
+                "computed from samples of which some were missing".into(),
                 0,
             ),
             Kind::Lost { frames } => (

@@ -100,6 +100,8 @@ pub struct Record {
     pub restart: bool,
     /// Whether the source detected an error in the payload.
     pub suspect: bool,
+    /// Whether the frame does not consist of packets, and was computed from samples of which some were missing.
+    pub incomplete: bool,
     /// Number of packets of the frame; 0 if the frame does not consist of packets.
     pub packets_per_frame: u32,
     /// Sizes of the packets; 0 means those of the recording.
