@@ -87,6 +87,10 @@ pub struct Moment {
 
 /// Properties of a frame that was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the properties are independent"
+)]
 pub struct Record {
     /// Number of the frame in its epoch.
     pub sequence: u64,
