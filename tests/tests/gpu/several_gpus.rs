@@ -287,7 +287,7 @@ fn missing_gpu_of_kernel_is_reported() {
     let outcome = daq.run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert_contains!(outcome.stderr =>
-        "kernel `near` needs cuda:7: this machine has cuda:0", "name one of these GPUs in `device`"
+        "kernel `near` needs cuda:7: this machine has cuda:0", "name a GPU of this machine in `device`"
     );
     // The configuration is correct for another machine.
     let _ = daq.cli(&["check", "--no-hardware", "daq.toml"]).ok();
