@@ -254,6 +254,24 @@ struct Cell {
     retired: AtomicU64,
 }
 
+/// Cells that represent the payload of each slot in model checking.
+#[cfg(loom)]
+#[derive(Debug)]
+struct Canaries(Box<[crate::sync::UnsafeCell<u64>]>);
+
+// SAFETY: loom checks that no access to a cell is concurrent with a write.
+#[cfg(loom)]
+unsafe impl Sync for Canaries {}
+
+#[cfg(loom)]
+impl std::ops::Index<usize> for Canaries {
+    type Output = crate::sync::UnsafeCell<u64>;
+
+    fn index(&self, slot: usize) -> &Self::Output {
+        &self.0[slot]
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     options: RingOptions,
@@ -272,7 +290,7 @@ struct Shared {
     freed: Notifier,
     /// Represents the payload of each slot in model checking, where loom detects every unordered access.
     #[cfg(loom)]
-    canary: Box<[crate::sync::UnsafeCell<u64>]>,
+    canary: Canaries,
 }
 
 /// A handle to a ring, to attach readers and query its state.
@@ -351,9 +369,11 @@ impl Ring {
             filled: Notifier::default(),
             freed: Notifier::default(),
             #[cfg(loom)]
-            canary: (0..options.slots)
-                .map(|_| crate::sync::UnsafeCell::new(0))
-                .collect(),
+            canary: Canaries(
+                (0..options.slots)
+                    .map(|_| crate::sync::UnsafeCell::new(0))
+                    .collect(),
+            ),
             region,
             options,
         });
