@@ -100,7 +100,7 @@ class _Reader:
             flags[span.index] |= Flags.INCOMPLETE | (Flags.TRUNCATED if span.cause == "truncated" else 0)
         for label, flag in ("suspect", Flags.SUSPECT), ("incomplete", Flags.INCOMPLETE):
             for note in self._labelled(label):
-                flags[_overlap(note, starts, ends)] |= flag
+                flags[_overlap(note, starts, ends)] |= np.uint32(flag)
         return Segment(
             path=self.path,
             layout=self.layout,
