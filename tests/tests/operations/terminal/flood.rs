@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// Maximum number of log lines at the start and the end of a run, in addition to one line every five seconds.
 const MAX_LINES: usize = 40;
+/// Version of the handshake between daemons.
+const HANDSHAKE_VERSION: u16 = 3;
 
 #[test]
 fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
@@ -24,7 +26,7 @@ fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
     body.extend([0xff; 52]);
     let mut greeting = Vec::new();
     greeting.extend(0x6371_6164_u32.to_le_bytes());
-    greeting.extend(1_u16.to_le_bytes());
+    greeting.extend(HANDSHAKE_VERSION.to_le_bytes());
     greeting.extend([1, 1]);
     greeting.extend(u32::try_from(body.len()).unwrap().to_le_bytes());
     greeting.extend(body);
@@ -34,7 +36,9 @@ fn rdma_greetings_malformed_are_counted_and_log_is_rate_limited() {
             .set_read_timeout(Some(Duration::from_secs(1)))
             .unwrap();
         let _ = stream.write_all(&greeting);
-        let _ = stream.read(&mut [0; 300]);
+        // A greeting of another version is not answered.
+        let answered = stream.read(&mut [0; 300]).unwrap_or(0);
+        assert!(answered > 0, "the greeting was not answered");
     };
     wait_for("200 rejected greetings", || {
         greet();
