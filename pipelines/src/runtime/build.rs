@@ -37,7 +37,7 @@ enum Copier {
 }
 
 /// Notifiers of the threads that perform copies. Both rings of a copy notify the thread of the copy.
-type Bells = BTreeMap<Copier, Arc<Notifier>>;
+type Notifiers = BTreeMap<Copier, Arc<Notifier>>;
 
 /// Parts that are created before any thread runs.
 struct Parts<'a> {
@@ -46,7 +46,7 @@ struct Parts<'a> {
     options: &'a Options,
     regions: BTreeMap<String, Arc<Region>>,
     profiles: BTreeMap<u32, Profile>,
-    bells: Bells,
+    notifiers: Notifiers,
     producers: BTreeMap<String, Producer>,
     /// DMA engines of the sources by name, created before any persistent kernel starts.
     engines: BTreeMap<String, dma::Runner>,
@@ -216,7 +216,7 @@ impl Pipeline {
             // Measure before the rings are allocated, because the measurement temporarily needs memory.
             profiles: copies::measured(config, plan, options)?,
             regions: BTreeMap::new(),
-            bells: Bells::new(),
+            notifiers: Notifiers::new(),
             producers: BTreeMap::new(),
             engines: BTreeMap::new(),
             device_bells: BTreeMap::new(),
@@ -230,11 +230,11 @@ impl Pipeline {
         }
         for copy in &plan.copies {
             let copier = parts.copier(copy);
-            parts.bells.entry(copier).or_default();
+            parts.notifiers.entry(copier).or_default();
         }
         for gather in &plan.gathers {
             let copier = Copier::Gather(gather.to.clone());
-            parts.bells.entry(copier).or_default();
+            parts.notifiers.entry(copier).or_default();
         }
         for planned in &plan.rings {
             let (ring, producer) = self.ring(&parts, planned)?;
@@ -318,7 +318,9 @@ impl Pipeline {
         let copiers = copiers.chain(gathers.map(|gather| Copier::Gather(gather.to.clone())));
         let ring_options = RingOptions {
             single_threaded,
-            notifiers: copiers.map(|copier| parts.bells[&copier].clone()).collect(),
+            notifiers: copiers
+                .map(|copier| parts.notifiers[&copier].clone())
+                .collect(),
             ..planned.options()
         };
         Ok(Ring::new(
@@ -507,14 +509,14 @@ impl Pipeline {
         let Some(copy) = copies.find(|copy| parts.copier(copy) == copier) else {
             return Ok(None);
         };
-        let bell = parts.bells[&copier].clone();
+        let notifier = parts.notifiers[&copier].clone();
         let reader = self.attach(&copy.from, &copy.name, true, 1)?;
         let producer = parts.producer(&copy.to);
         let ledger = self.ledgers.copy(&copy.to);
         let inline_copy = RingCopy::inline(reader, producer, ledger, burst);
         let inline_copy = inline_copy
             .expect("`copier` selects a kernel thread only if the CPU can store to the ring");
-        Ok(Some((inline_copy, bell)))
+        Ok(Some((inline_copy, notifier)))
     }
 
     /// Opens the devices of DMA engines and maps their memory. Does not start the engines.

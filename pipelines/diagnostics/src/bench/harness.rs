@@ -139,12 +139,12 @@ impl Harness {
             if group.copies.is_empty() {
                 continue;
             }
-            let (bell, tuning) = (Arc::new(Notifier::default()), group.tuning);
+            let (notifier, tuning) = (Arc::new(Notifier::default()), group.tuning);
             let stream = on_stream(group.route, tuning.depth)?;
-            let mut copy_engine = CopyEngineThread::new(stream, tuning, bell.clone());
+            let mut copy_engine = CopyEngineThread::new(stream, tuning, notifier.clone());
             for (ends, traffic) in &group.copies {
                 let copies = harness.copy_ledger(i);
-                copy_engine.add(harness.ring_copy(i, *traffic, *ends, &bell, copies, tuning)?);
+                copy_engine.add(harness.ring_copy(i, *traffic, *ends, &notifier, copies, tuning)?);
             }
             harness.run(copy_engine, wait, i);
         }
@@ -214,11 +214,11 @@ impl Harness {
         &mut self,
         region: &Arc<Region>,
         like: &Ring,
-        bell: &Arc<Notifier>,
+        notifier: &Arc<Notifier>,
         group: usize,
     ) -> Result<Producer, BenchError> {
         let options = RingOptions {
-            notifiers: vec![bell.clone()],
+            notifiers: vec![notifier.clone()],
             supports_backpressure: true,
             ..like.options().clone()
         };
@@ -239,12 +239,12 @@ impl Harness {
         group: usize,
         traffic: Traffic,
         ends: Ends<'_>,
-        bell: &Arc<Notifier>,
+        notifier: &Arc<Notifier>,
         copies: CopyLedger,
         tuning: Tuning,
     ) -> Result<RingCopy, BenchError> {
-        let (source, producer) = self.source(ends.from, traffic, vec![bell.clone()])?;
-        let copied = self.target(ends.to, &source, bell, group)?;
+        let (source, producer) = self.source(ends.from, traffic, vec![notifier.clone()])?;
+        let copied = self.target(ends.to, &source, notifier, group)?;
         let reader = source.attach(true, BURST, ReaderLedger::default())?;
         self.publish(vec![producer], traffic);
         Ok(RingCopy::new(reader, copied, copies, tuning.chunk))

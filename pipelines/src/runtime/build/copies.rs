@@ -107,8 +107,8 @@ impl Pipeline {
         for (i, (route, copies)) in staged.into_iter().enumerate() {
             let tuning = tuning(keys, &parts.profiles, route)?;
             let stream = on_stream(route, tuning.depth)?;
-            let bell = parts.bells[&Copier::Engine(route)].clone();
-            let mut copy_engine = CopyEngineThread::new(stream, tuning, bell);
+            let notifier = parts.notifiers[&Copier::Engine(route)].clone();
+            let mut copy_engine = CopyEngineThread::new(stream, tuning, notifier);
             let mut all_isolated = true;
             for copy in copies {
                 let reader = self.attach(&copy.from, &copy.name, true, 1)?;

@@ -118,7 +118,7 @@ impl Pipeline {
         };
         let fill = MissingFill::new(device, tuning.depth)
             .map_err(|error| StartError::Unavailable(error.to_string()))?;
-        let bell = parts.bells[&Copier::Gather(gather.to.clone())].clone();
+        let notifier = parts.notifiers[&Copier::Gather(gather.to.clone())].clone();
         Ok(Gather::new(
             shares,
             parts.producer(&gather.to),
@@ -126,7 +126,7 @@ impl Pipeline {
             joins,
             (overflow(gather.guarantee), fill),
             tuning,
-            bell,
+            notifier,
         ))
     }
 }

@@ -105,14 +105,14 @@ impl Rings {
             frame: shape.share(),
             rate: None,
         };
-        let bells: Vec<_> = (0..shape.gpus)
+        let notifiers: Vec<_> = (0..shape.gpus)
             .map(|_| Arc::new(Notifier::default()))
             .collect();
         let sources = self.before[..shape.gpus].iter();
-        let sources = sources.map(|region| harness.source(region, traffic, bells.clone()));
+        let sources = sources.map(|region| harness.source(region, traffic, notifiers.clone()));
         let (sources, producers): (Vec<_>, Vec<_>) =
             sources.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-        for (to, bell) in bells.iter().enumerate() {
+        for (to, notifier) in notifiers.iter().enumerate() {
             let (target, tuning) = (&self.after[to], self.tuning(to, shape.gpus));
             let mut shares = Vec::new();
             for (from, source) in sources.iter().enumerate() {
@@ -128,7 +128,7 @@ impl Rings {
             }
             let gather = Gather::new(
                 shares,
-                harness.target(target, &sources[to], bell, to)?,
+                harness.target(target, &sources[to], notifier, to)?,
                 harness.copy_ledger(to),
                 Joins::Tiles {
                     matrix: shape.matrix(),
@@ -139,7 +139,7 @@ impl Rings {
                     MissingFill::new(Some(self.devices[to]), tuning.depth)?,
                 ),
                 &tuning,
-                bell.clone(),
+                notifier.clone(),
             );
             harness.run(gather, Wait::Adaptive, to);
         }
@@ -155,35 +155,50 @@ impl Rings {
         let share = shape.share();
         let slots = self.after[gpu].bytes() / share;
         let used = usize::try_from(frames).map_or(slots, |frames| frames.min(slots));
-        let first_row = shape.after(gpu).rows.start;
-        let mut wanted = vec![0; shape.row];
         let mut bytes = vec![0; PIECE.next_multiple_of(shape.row)];
         for at in (0..used * share).step_by(bytes.len()) {
             let length = bytes.len().min(used * share - at);
             memory.read(at, &mut bytes[..length])?;
-            for (i, row) in bytes[..length].chunks(shape.row).enumerate() {
-                let (slot, piece) = (
-                    (at + i * shape.row) / share,
-                    (at / shape.row + i) % (share / shape.row),
-                );
-                let (channel, from) = (first_row + piece / shape.gpus, piece % shape.gpus);
-                fill(
-                    &mut wanted,
-                    slot * share + channel * shape.row,
-                    own(seed, from),
-                );
-                if row != wanted {
-                    return Err(BenchError::Thread(format!(
-                        "wrong bytes from cuda:{} in channel {channel} of slot {slot} on cuda:{} after a corner turn of frames of {}; this is a defect in daq",
-                        self.devices[from].ordinal(),
-                        self.devices[gpu].ordinal(),
-                        ByteSize(shape.frame as u64),
-                    )));
-                }
+            if let Some(wrong) = wrong_row(shape, seed, gpu, at, &bytes[..length]) {
+                return Err(BenchError::Thread(format!(
+                    "wrong bytes from cuda:{} in channel {} of slot {} on cuda:{} after a corner turn of frames of {}; this is a defect in daq",
+                    self.devices[wrong.from].ordinal(),
+                    wrong.channel,
+                    wrong.slot,
+                    self.devices[gpu].ordinal(),
+                    ByteSize(shape.frame as u64),
+                )));
             }
         }
         Ok((used * share) as u64)
     }
+}
+
+/// The position of a part of a channel in a target ring, and the GPU that it came from.
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    slot: usize,
+    channel: usize,
+    from: usize,
+}
+
+/// Returns the first row with wrong bytes among the `bytes` from offset `at` of the target ring of `gpu`, both multiples of
+/// the length of a row.
+fn wrong_row(shape: Shape, seed: u64, gpu: usize, at: usize, bytes: &[u8]) -> Option<Row> {
+    let (share, first_row) = (shape.share(), shape.after(gpu).rows.start);
+    let mut wanted = vec![0; shape.row];
+    bytes.chunks(shape.row).enumerate().find_map(|(i, row)| {
+        let offset = at + i * shape.row;
+        let piece = offset % share / shape.row;
+        let position = Row {
+            slot: offset / share,
+            channel: first_row + piece / shape.gpus,
+            from: piece % shape.gpus,
+        };
+        let source = position.slot * share + position.channel * shape.row;
+        fill(&mut wanted, source, own(seed, position.from));
+        (row != wanted).then_some(position)
+    })
 }
 
 /// Returns the seed of a GPU's source. All words of all sources of a measurement differ.
@@ -209,4 +224,38 @@ fn each(
         });
         results.sum()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_wrong_byte_of_a_corner_turn_is_found() {
+        let shape = Shape::new(2, 1 << 10, 64);
+        let (seed, gpu, share) = (7, 1, shape.share());
+        // Two slots of the target, copied row by row from the sources.
+        let mut target = vec![0; 2 * share];
+        for (i, row) in target.chunks_mut(shape.row).enumerate() {
+            let (slot, piece) = (i * shape.row / share, i % (share / shape.row));
+            let channel = shape.channels() * gpu + piece / 2;
+            fill(
+                row,
+                slot * share + channel * shape.row,
+                own(seed, piece % 2),
+            );
+        }
+        assert_eq!(wrong_row(shape, seed, gpu, 0, &target), None);
+        assert_eq!(wrong_row(shape, seed, gpu, share, &target[share..]), None);
+        for at in 0..target.len() {
+            target[at] ^= 1;
+            let found = wrong_row(shape, seed, gpu, 0, &target).unwrap();
+            let piece = at % share / shape.row;
+            assert_eq!((found.slot, found.from), (at / share, piece % 2), "{at}");
+            target[at] ^= 1;
+        }
+        // Content of another measurement, and of the other GPU's half.
+        assert!(wrong_row(shape, seed + 1, gpu, 0, &target).is_some());
+        assert!(wrong_row(shape, seed, 0, 0, &target).is_some());
+    }
 }
