@@ -76,15 +76,18 @@ template <class N, u32 COUNT> struct alignas(COUNT * sizeof(N)) Numbers {
 };
 
 // Converts samples. For integers, this replaces slow conversions: the bits of the sample, with its sign bit inverted, become
-// the last bits of the float32 number 2^23, and the sum of all offsets is subtracted.
+// the last bits of the float32 number 2^23, and the sum of all offsets is subtracted. Each function copies its numbers as a
+// whole, so that the compiler loads them with one instruction.
 __device__ __forceinline__ void convert(float (&to)[4], const Numbers<float, 4>& from) {
+    const Numbers<float, 4> copy = from;
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) to[i] = from.v[i];
+    for (u32 i = 0; i < 4; i++) to[i] = copy.v[i];
 }
 __device__ __forceinline__ void convert(float (&to)[4], const Numbers<short, 4>& from) {
+    const Numbers<u32, 2> words = (const Numbers<u32, 2>&)from;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u32 word = ((const u32*)from.v)[i / 2] ^ 0x80008000u;
+        const u32 word = words.v[i / 2] ^ 0x80008000u;
         to[i] = __uint_as_float(__byte_perm(word, 0x4b000000u, i % 2 ? 0x7432 : 0x7410)) - 8421376.0f;
     }
 }

@@ -13,10 +13,11 @@ template <class N> struct alignas(4 * sizeof(N)) Four {
     Two<N> first, second;
 };
 
+// cos(2 pi k / 16)
+constexpr float C1 = 0.92387953251128676f, C2 = 0.70710678118654752f, C3 = 0.38268343236508977f;
+
 // A transform of 16 points.
 __device__ __forceinline__ void transform16(Complex (&v)[POINTS]) {
-    // cos(2 pi k / 16)
-    constexpr float C1 = 0.92387953251128676f, C2 = 0.70710678118654752f, C3 = 0.38268343236508977f;
     Complex rows[4][4];
 #pragma unroll
     for (int a = 0; a < 4; a++) {
@@ -40,6 +41,44 @@ __device__ __forceinline__ void transform16(Complex (&v)[POINTS]) {
 #pragma unroll
         for (int b = 0; b < 4; b++) v[k + 4 * b] = column[b];
     }
+}
+
+// Replaces `a` and `b` by a + root * b and a - root * b.
+__device__ __forceinline__ void butterfly(Complex& a, Complex& b, Complex root) {
+    const Complex sum = {a.x + root.x * b.x - root.y * b.y, a.y + root.x * b.y + root.y * b.x};
+    b = Complex{fmaf(2.0f, a.x, -sum.x), fmaf(2.0f, a.y, -sum.y)};
+    a = sum;
+}
+
+// Multiplies point `m` by root^m and transforms the 16 points. The twiddle factors of the four passes of radix 2 contain
+// these powers, so that each butterfly consists of six fused operations. `root4` is root^4.
+__device__ __forceinline__ void twiddle_and_transform16(Complex (&v)[POINTS], Complex root, Complex root4) {
+    const Complex root2 = root * root, root8 = root4 * root4;
+    const Complex roots2[2] = {root2, root2 * Complex{C2, -C2}};
+    const Complex roots1[4] = {root, root * Complex{C1, -C3}, root * Complex{C2, -C2}, root * Complex{C3, -C1}};
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) butterfly(v[i], v[i + 8], root8);
+    // The first bits of the index of a point are the last bits of its channel, in reverse order. `k` is their value.
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 k = i / 4, at = k * 8 + i % 4;
+        butterfly(v[at], v[at + 4], k ? turned(root4) : root4);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 k = i / 4 + i / 2 % 2 * 2, at = i / 2 * 4 + i % 2;
+        butterfly(v[at], v[at + 2], k / 2 ? turned(roots2[k % 2]) : roots2[k % 2]);
+    }
+    Complex channels[POINTS];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 k = i / 4 + i / 2 % 2 * 2 + i % 2 * 4;
+        butterfly(v[2 * i], v[2 * i + 1], k / 4 ? turned(roots1[k % 4]) : roots1[k % 4]);
+        channels[k] = v[2 * i];
+        channels[k + 8] = v[2 * i + 1];
+    }
+#pragma unroll
+    for (u32 k = 0; k < POINTS; k++) v[k] = channels[k];
 }
 
 // Transforms of SIZE points in place. A pass reads and writes points whose numbers differ in one digit. The first digit
@@ -120,15 +159,7 @@ template <u32 SIZE> struct Fft {
     // modulo DONE.
     template <u32 DONE> __device__ __forceinline__ static void turn(Complex (&v)[POINTS], const Complex* roots, u32 k) {
         constexpr u32 STEP = 2 * SIZE / (DONE * POINTS);
-        const Complex root = roots[k * STEP];
-        Complex power = root;
-#pragma unroll
-        for (u32 m = 1; m < POINTS; m++) {
-            v[m] = v[m] * power;
-            // Short chains of products keep the error small.
-            power = m % 4 == 3 ? roots[k * (m + 1) * STEP] : power * root;
-        }
-        transform16(v);
+        twiddle_and_transform16(v, roots[k * STEP], roots[4 * k * STEP]);
     }
 
     // Performs the passes between the first and the last one.
