@@ -7,6 +7,7 @@
 //!     └─ tcp/       the transport `tcp`: writes over plain TCP connections, without a NIC
 //!   registration/ registers a region by dma-buf, by nvidia-peermem or as host memory; records every failure
 //!     └─ set.rs     registers regions with the NICs of all rails; a DMA engine uses the set as its device
+//!   wait.rs       waits for several queue pairs at once
 //!   engine.rs     what DMA engines over queue pairs have in common: slots, receives, faults
 //!   connect/      connects two hosts by rdma_cm or by an exchange over plain TCP
 //!   stream/       sends frames over queue pairs: greetings, slots, records, credits, resuming after an interruption
@@ -25,3 +26,4 @@ pub mod stream;
 pub mod sys;
 pub mod tcp;
 pub mod verbs;
+mod wait;

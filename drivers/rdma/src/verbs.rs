@@ -2,7 +2,9 @@
 //!
 //! The names follow the verbs API. Every queue pair has its own completion queue.
 
+pub use crate::wait::Wakeup;
 use daq_core::region::Region;
+
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -461,6 +463,15 @@ pub trait QueuePair: Any + Send {
     /// Sends requests and acknowledgements that the queue pair would send later, together with others. Should be called
     /// before the thread waits for another queue pair.
     fn flush(&mut self) {}
+
+    /// Sets the number of posted requests after which a queue pair over TCP requests an acknowledgement at once.
+    fn set_acknowledgement_interval(&mut self, _requests: u64) {}
+
+    /// Prepares a wait for several queue pairs: [flushes](Self::flush) the queue pair, and returns what ends the wait;
+    /// `None` if the queue pair cannot wait together with others.
+    fn wakeup(&mut self) -> Option<Wakeup<'_>> {
+        None
+    }
 
     /// Waits until a completion may be available or `limit` has passed. Returns false if waiting is not supported.
     fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError>;

@@ -97,6 +97,11 @@ impl Output {
         }
     }
 
+    /// Sets the number of consecutive requests of which the last one must be acknowledged at once.
+    pub(super) fn set_urgent_every(&mut self, requests: u64) {
+        self.urgent_every = requests.max(1);
+    }
+
     fn index(&self, number: u64) -> usize {
         usize::try_from(number % self.requests.len() as u64).unwrap_or(0)
     }

@@ -21,9 +21,10 @@ use super::{LIMITS, Registrations, socket};
 use crate::random::random_word;
 use crate::verbs::{
     Endpoint, Payload, QueuePair, QueuePairOptions, Service, Sge, Side, Status, Verb, VerbsError,
-    WorkCompletion, WorkRequest,
+    Wakeup, WorkCompletion, WorkRequest,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::wait::wait_any;
+use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -36,8 +37,6 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time from the end of the stream until the queue pair fails. In this time the peer's close message can arrive on the
 /// connection of the handshake, which distinguishes an intended end from a failure.
 const END_GRACE: Duration = Duration::from_millis(100);
-/// Sleep time of a queue pair that waits for its stream, or whose stream has ended.
-const IDLE_SLEEP: Duration = Duration::from_millis(1);
 /// Maximum number of steps of one call of `poll`, each of which reads as much as the socket has.
 const MAX_STEPS: usize = 16;
 /// Maximum time until a message that has arrived is acknowledged, if its queue pair is polled.
@@ -489,25 +488,28 @@ impl QueuePair for TcpQueuePair {
         }
     }
 
-    fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
-        if !self.completions.is_empty() {
-            return Ok(true);
-        }
+    fn set_acknowledgement_interval(&mut self, requests: u64) {
+        self.output.set_urgent_every(requests);
+    }
+
+    fn wakeup(&mut self) -> Option<Wakeup<'_>> {
         self.flush();
-        let Stream::Open(stream) = &self.stream else {
-            std::thread::sleep(limit.min(IDLE_SLEEP));
-            return Ok(true);
-        };
-        let mut flags = PollFlags::IN;
-        flags.set(PollFlags::OUT, self.output.is_pending());
-        if self.input.has_block() {
-            return Ok(true);
+        if !self.completions.is_empty() {
+            return Some(Wakeup::Now);
         }
-        let limit = Timespec::try_from(limit).ok();
-        match poll(&mut [PollFd::new(stream, flags)], limit.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
-            Err(error) => Err(self.refused("waiting", error.raw_os_error(), "")),
-        }
+        Some(match &self.stream {
+            Stream::Open(_) if self.input.has_block() => Wakeup::Now,
+            Stream::Open(stream) => {
+                let mut events = PollFlags::IN;
+                events.set(PollFlags::OUT, self.output.is_pending());
+                Wakeup::Events(PollFd::new(stream, events))
+            }
+            _ => Wakeup::Time,
+        })
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<bool, VerbsError> {
+        wait_any(std::iter::once(self as &mut dyn QueuePair), limit)
     }
 }
 

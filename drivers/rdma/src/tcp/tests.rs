@@ -10,6 +10,7 @@ use super::sys;
 use super::wire::{HEAD, Head, Message};
 use super::*;
 use crate::verbs::{Payload, Service, Side, Status, Verb, WorkCompletion, WorkRequest};
+use crate::wait::wait_any;
 use daq_core::region::HostOptions;
 use daq_testkit::{Relay, TIMEOUT};
 use proptest::prelude::*;
@@ -394,6 +395,50 @@ fn messages_are_acknowledged_together() {
     end.queue_pair.flush();
     peer.read_exact(&mut answer).unwrap();
     assert_eq!(Head::decode(&answer).unwrap().done, 8);
+}
+
+#[test]
+fn acknowledgements_are_requested_in_the_set_interval() {
+    let (mut end, mut peer) = with_peer();
+    end.queue_pair.set_acknowledgement_interval(3);
+    let place = end.place();
+    for id in 0..6 {
+        end.write(place, (0, 0, 0), id);
+    }
+    end.queue_pair.flush();
+    let bytes = block(&[Message::default(); 6]).len();
+    let mut sent = vec![0; bytes];
+    peer.read_exact(&mut sent).unwrap();
+    let urgent: Vec<_> = (0..6)
+        .map(|i| Message::decode(&sent, i).unwrap().is_urgent)
+        .collect();
+    assert_eq!(urgent, [false, false, true, false, false, true]);
+}
+
+/// A wait for two queue pairs must end when data arrives for either of them, and must send what both have stored.
+#[test]
+fn wait_ends_with_event_of_any_queue_pair() {
+    let (mut ends, mut peers): (Vec<_>, Vec<_>) = (0..2).map(|_| with_peer()).unzip();
+    let wait = |ends: &mut [End], limit| {
+        let begun = Instant::now();
+        let queue_pairs = ends.iter_mut().map(|end| &mut *end.queue_pair);
+        assert!(wait_any(queue_pairs, limit).unwrap());
+        begun.elapsed()
+    };
+    let short = Duration::from_millis(20);
+    assert!(wait(&mut ends, short) >= short);
+    for i in [1, 0] {
+        let place = ends[1 - i].place();
+        ends[1 - i].write(place, (0, 0, 0), 1);
+        peers[i].write_all(&block(&[])).unwrap();
+        assert!(wait(&mut ends, TIMEOUT) < TIMEOUT);
+        peers[1 - i].read_exact(&mut [0; HEAD]).unwrap();
+        ends[i].poll();
+    }
+    // A queue pair without a stream does not end the wait at once.
+    let mut new = End::new(Access::WRITE);
+    let queue_pairs = [&mut new, &mut ends[0]].map(|end| &mut *end.queue_pair);
+    assert!(wait_any(queue_pairs.into_iter(), TIMEOUT).unwrap());
 }
 
 /// A rejection must be sent after the requests that fill the socket buffer, and before the queue pair fails.

@@ -29,6 +29,9 @@ pub struct Args {
     /// Number of TCP connections. Each end serves all of its connections with one thread.
     #[arg(long, default_value = "1", value_parser = count::<1, 32>)]
     connections: usize,
+    /// Maximum number of frames in flight per connection.
+    #[arg(long, default_value = "128", value_parser = count::<1, 16384>)]
+    depth: usize,
     /// Frame sizes, multiples of 8 bytes, at most 64 MiB.
     #[arg(
         long,
@@ -61,11 +64,16 @@ impl Method {
 pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
     let scratch = Scratch::new("tcp", "", None)?;
     let environment = Environment::new(common.registry.clone(), scratch, None)?;
-    let (connections, window) = (args.connections, common.window.0);
+    let (
+        Args {
+            connections, depth, ..
+        },
+        window,
+    ) = (args, common.window.0);
     let compared = common.compare(&args.sizes, &Method::ALL, |&bytes, method| {
         let figures = match method {
-            Method::Baseline => baseline(bytes, connections, window)?,
-            Method::Stream => stream(&environment, bytes, connections, window)?,
+            Method::Baseline => baseline(bytes, *connections, window)?,
+            Method::Stream => stream(&environment, bytes, (*connections, *depth), window)?,
         };
         Ok(Some(figures))
     })?;
@@ -199,7 +207,7 @@ fn baseline(bytes: usize, connections: usize, window: Duration) -> Result<[f64; 
 fn stream(
     environment: &Environment,
     bytes: usize,
-    connections: usize,
+    (connections, depth): (usize, usize),
     window: Duration,
 ) -> Result<[f64; 3], BenchError> {
     let host = Ipv4Addr::LOCALHOST;
@@ -214,7 +222,7 @@ fn stream(
         .start(&format!(
             "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"silence\"\npacket = {bytes}\n\
              backpressure = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{ring}\
-             [sink.tx]\n{tcp}input = \"raw\"\nto = \"{host}:{port}\"\nguarantee = true\n"
+             [sink.tx]\n{tcp}depth = {depth}\ninput = \"raw\"\nto = \"{host}:{port}\"\nguarantee = true\n"
         ))
         .and_then(|sender| {
             let measured = rate(&sender, bytes, window);

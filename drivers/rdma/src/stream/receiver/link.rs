@@ -7,7 +7,8 @@ use crate::connect::PeerMonitor;
 use crate::engine::ReceiveQueue;
 use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, Mode, Record};
-use crate::verbs::{Payload, Service, Status, Verb, WorkCompletion, WorkRequest};
+use crate::verbs::{Payload, Service, Status, Verb, VerbsError, WorkCompletion, WorkRequest};
+use crate::wait::wait_any;
 use daq_core::dma::DmaBuffer;
 use daq_core::frame::KeptFields;
 use daq_core::log_limit::LogLimit;
@@ -553,7 +554,7 @@ impl Link {
         }
     }
 
-    /// Waits for a completion on the rail of the next frame. Returns false if there is nothing to wait for.
+    /// Waits for a completion. Returns false if there is nothing to wait for.
     pub(super) fn wait(&mut self, limit: Duration) -> bool {
         let rail = rail_of(self.next, self.shape.rails);
         let Some(live) = &mut self.live else {
@@ -562,16 +563,7 @@ impl Link {
         if !self.pending[rail].is_empty() {
             return false;
         }
-        // The sender may wait for acknowledgements or credits on other rails.
-        for (_, queue) in live
-            .queues
-            .iter_mut()
-            .enumerate()
-            .filter(|(i, _)| *i != rail)
-        {
-            queue.queue_pair().flush();
-        }
-        match live.queues[rail].wait(limit) {
+        match wait_for_rails(&mut live.queues, &self.pending, rail, limit) {
             Ok(has_waited) => has_waited,
             Err(error) => {
                 self.fail(Fault::Other, error.to_string());
@@ -657,6 +649,34 @@ enum Verdict {
     LostRecord,
     /// The sender violated the protocol.
     Invalid(String),
+}
+
+/// Waits for a completion on any rail whose completions are all processed or, if these rails cannot wait together, on
+/// rail `next`. Returns false if waiting is not supported.
+fn wait_for_rails(
+    queues: &mut [ReceiveQueue],
+    pending: &[VecDeque<WorkCompletion>],
+    next: usize,
+    limit: Duration,
+) -> Result<bool, VerbsError> {
+    // The sender may wait for acknowledgements or credits on the other rails.
+    for (i, queue) in queues.iter_mut().enumerate().filter(|(i, _)| *i != next) {
+        if !pending[i].is_empty() {
+            queue.queue_pair().flush();
+        }
+    }
+    let idle = queues
+        .iter_mut()
+        .zip(pending)
+        .filter(|(_, pending)| pending.is_empty())
+        .map(|(queue, _)| queue.queue_pair());
+    if wait_any(idle, limit)? {
+        return Ok(true);
+    }
+    for (_, queue) in queues.iter_mut().enumerate().filter(|(i, _)| *i != next) {
+        queue.queue_pair().flush();
+    }
+    queues[next].wait(limit)
 }
 
 /// Returns the low half of a number.

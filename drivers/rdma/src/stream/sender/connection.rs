@@ -6,7 +6,7 @@ use super::{MAX_RAILS, Options};
 use crate::connect::{ConnectError, Connector, Handshake, PeerMonitor};
 use crate::registration::set::RailRegions;
 use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
-use crate::verbs::{Access, Nic, QueuePairOptions, Service};
+use crate::verbs::{Access, Nic, QueuePairOptions, Service, Transport};
 use daq_core::notify::Wait;
 use daq_core::region::SharedWords;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ pub(super) struct Connection {
     credits: SharedWords,
     /// Number of the next frame that the receiver requests.
     pub(super) next: u64,
+    /// Maximum number of frames in flight.
+    pub(super) window: u64,
     /// Total number of frames, counted from `next`, that may be sent according to the last read of the credit words.
     granted: u64,
     /// True if the receiver can grant more credits than its offer contains. Such a grant is a write of the credit word,
@@ -42,6 +44,22 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Sets the maximum number of frames in flight to `window`, or less if several TCP connections share the receiver's
+    /// slots. Also sets after how many frames the receiver acknowledges at once.
+    pub(super) fn set_window(&mut self, window: u64, transport: Transport) {
+        self.window = window;
+        if transport != Transport::Tcp {
+            return;
+        }
+        let (rails, slots) = (self.rails.len() as u64, self.rails[0].offer.slots.into());
+        self.window = tcp_window(window, rails, slots);
+        // Each acknowledgement costs both ends a system call, and each connection needs its own.
+        let acknowledgements = if rails > 1 { 2 } else { 4 };
+        for rail in &mut self.rails {
+            rail.set_acknowledgement_interval((self.window / rails / acknowledgements).max(1));
+        }
+    }
+
     /// Returns the frame number below which frames may be sent.
     pub(super) fn limit(&mut self) -> u64 {
         if !self.receives_credits {
@@ -53,6 +71,20 @@ impl Connection {
         }
         self.next.saturating_add(self.granted)
     }
+}
+
+/// Returns the maximum number of frames in flight over this number of TCP connections to a receiver with `slots` slots, at
+/// most `window`.
+///
+/// The receiver delivers in order, so frames that arrive early occupy slots. If frames in flight could occupy all slots,
+/// both ends would take turns: the sender waits for slots until the slowest connection has caught up. So several
+/// connections share half of the slots, but each has a second frame to send while the first one is acknowledged.
+fn tcp_window(window: u64, connections: u64, slots: u64) -> u64 {
+    let max = match connections {
+        0 | 1 => slots,
+        _ => (slots / 2).max(2 * connections).min(slots),
+    };
+    window.min(max.max(1))
 }
 
 /// The parameters with which the connecting thread connects.
@@ -241,6 +273,7 @@ impl Terms {
             _keys: keys,
             credits,
             next,
+            window: self.window as u64,
             granted,
             receives_credits: self.options.service != Service::Ud,
         })
@@ -370,6 +403,30 @@ impl Options {
             sges: 1,
             inline: self.inline.min(min(|limits| limits.max_inline)),
             events: self.wait != Wait::Busy,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tcp_window;
+
+    #[test]
+    fn several_connections_share_half_of_the_slots() {
+        let cases = [
+            // A single connection may fill all slots.
+            ((128, 1, 256), 128),
+            ((128, 1, 16), 16),
+            ((256, 2, 256), 128),
+            ((512, 4, 256), 128),
+            ((64, 4, 256), 64),
+            // At least two frames per connection, within the slots.
+            ((8, 4, 8), 8),
+            ((128, 4, 12), 8),
+            ((512, 4, 5), 5),
+        ];
+        for ((window, connections, slots), max) in cases {
+            assert_eq!(tcp_window(window, connections, slots), max);
         }
     }
 }

@@ -29,7 +29,7 @@ mod tests;
 use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
 use crate::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
-use crate::verbs::{Nic, Service, Status, Transport, VerbsError};
+use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
@@ -214,7 +214,7 @@ pub struct Sender {
     records: Records,
     options: Options,
     rails: u64,
-    /// Maximum number of frames in flight.
+    /// Maximum number of frames in flight on any connection.
     window: u64,
     signal_every: u64,
     /// Number of the first frame that is neither sent nor lost.
@@ -447,7 +447,7 @@ impl Sender {
 
     /// Handles the result of a connection attempt. Returns true if frames can be sent over the new connection.
     fn take(&mut self, answer: Result<Connection, String>) -> bool {
-        let connection = match answer {
+        let mut connection = match answer {
             Ok(connection) => connection,
             Err(why) => {
                 self.why = why;
@@ -489,6 +489,7 @@ impl Sender {
                 counted(connection.rails[0].offer.slots, "slot")
             );
         });
+        connection.set_window(self.window, self.memory.transport());
         self.connection = Some(connection);
         true
     }
@@ -505,8 +506,7 @@ impl Sender {
             return Ok(false);
         };
         let limit = connection.limit();
-        let window = self.window.min(self.memory.window());
-        let stop = end.min(limit).min(self.done + window);
+        let stop = end.min(limit).min(self.done + connection.window);
         if self.posted >= stop {
             if self.posted >= limit && self.posted == self.done && !self.is_stalled {
                 self.is_stalled = true;
@@ -607,32 +607,21 @@ impl Sender {
                     .to_owned(),
             ));
         }
-        // Over TCP, waiting also ends when credits arrive, which the receiver writes over the first rail.
-        let may_wait = is_under_way || self.memory.transport() == Transport::Tcp;
-        let rail = self.connection.as_mut().and_then(|connection| {
-            let rails = &mut connection.rails;
-            if is_under_way {
-                rails.iter_mut().min_by_key(|rail| rail.done())
-            } else {
-                rails.first_mut()
-            }
-        });
+        let rails = match &mut self.connection {
+            Some(connection) => &mut connection.rails[..],
+            None => &mut [],
+        };
         let polls = match self.options.wait {
             Wait::Busy => true,
-            Wait::Adaptive => {
-                stood < SPIN_TIME && !rail.as_ref().is_some_and(|rail| rail.is_blocked())
-            }
+            Wait::Adaptive => stood < SPIN_TIME && !rails.iter().any(Rail::is_blocked),
             Wait::Event => false,
         };
         if polls {
             std::hint::spin_loop();
             return Ok(());
         }
-        let slept = match rail {
-            Some(rail) if may_wait => rail.wait(COMPLETION_WAIT)?,
-            _ => false,
-        };
-        if !slept {
+        // Over TCP, waiting also ends when credits arrive.
+        if !rail::wait(rails, is_under_way, COMPLETION_WAIT)? {
             std::thread::sleep(IDLE_SLEEP);
         }
         Ok(())

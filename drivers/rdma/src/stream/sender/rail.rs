@@ -3,6 +3,8 @@
 use super::LinkError;
 use crate::stream::wire::{Offer, Record};
 use crate::verbs::{MemoryRegion, Payload, QueuePair, Status, Verb, WorkCompletion, WorkRequest};
+use crate::wait::wait_any;
+use std::time::Duration;
 
 /// The id of keep-alive requests, which carry no frame.
 const KEEP_ALIVE: u64 = u64::MAX;
@@ -217,9 +219,27 @@ impl Rail {
         self.queue.is_blocked()
     }
 
-    /// Waits at most `limit` for a completion. Returns false if waiting is not supported.
-    pub(super) fn wait(&mut self, limit: std::time::Duration) -> Result<bool, LinkError> {
-        self.queue.wait(limit).map_err(LinkError::Verbs)
+    /// Makes the receiver acknowledge every `frames` frames of this rail at once, if it delays acknowledgements.
+    pub(super) fn set_acknowledgement_interval(&mut self, frames: u64) {
+        // A frame consists of a payload and a record.
+        self.queue.set_acknowledgement_interval(2 * frames);
+    }
+}
+
+/// Waits at most `limit` for an event of any rail or, if the rails cannot wait together and `is_under_way` is true, for a
+/// completion of the oldest frame. Returns false if waiting is not supported.
+pub(super) fn wait(
+    rails: &mut [Rail],
+    is_under_way: bool,
+    limit: Duration,
+) -> Result<bool, LinkError> {
+    let queues = rails.iter_mut().map(|rail| &mut *rail.queue);
+    if wait_any(queues, limit).map_err(LinkError::Verbs)? {
+        return Ok(true);
+    }
+    match rails.iter_mut().min_by_key(|rail| rail.done()) {
+        Some(rail) if is_under_way => rail.queue.wait(limit).map_err(LinkError::Verbs),
+        _ => Ok(false),
     }
 }
 
