@@ -67,8 +67,8 @@ pub trait CopyThread: fmt::Debug + Send {
 }
 
 /// Number of copies in flight that keeps the stream busy. While this many copies are in flight, a ring copy that owns
-/// one of them starts only whole chunks, so that frames accumulate.
-const ENOUGH_IN_FLIGHT: usize = 2;
+/// one of them starts only whole chunks, and a gather starts only whole batches, so that frames accumulate.
+pub(super) const ENOUGH_IN_FLIGHT: usize = 2;
 
 /// A copy in flight, with its expected duration and its expected end.
 #[derive(Debug)]

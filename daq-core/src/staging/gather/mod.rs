@@ -11,7 +11,7 @@ pub use input::Share;
 
 use super::StagingError;
 use super::busy::Busy;
-use super::copy_engine::{CopyThread, Step, Tuning};
+use super::copy_engine::{CopyThread, ENOUGH_IN_FLIGHT, Step, Tuning};
 use super::ring_copy::Overflow;
 use super::selection::without_packets;
 use super::tile::{Matrix, Tile};
@@ -26,8 +26,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of batches in flight after which only whole batches start, so that frames accumulate.
-const ENOUGH_IN_FLIGHT: usize = 2;
 /// Interval at which the thread polls copies in flight.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
