@@ -37,6 +37,9 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time from the end of the stream until the queue pair fails. In this time the peer's close message can arrive on the
 /// connection of the handshake, which distinguishes an intended end from a failure.
 const END_GRACE: Duration = Duration::from_millis(100);
+/// Maximum time from the rejection of a message until the queue pair fails. In this time the peer reads the rejection, and
+/// what was sent before it.
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of steps of one call of `poll`, each of which reads as much as the socket has.
 const MAX_STEPS: usize = 16;
 /// Maximum time until a message that has arrived is acknowledged, if its queue pair is polled.
@@ -81,7 +84,7 @@ pub(crate) struct TcpQueuePair {
     unacknowledged: Option<Instant>,
     /// True if an arrived message must be acknowledged at once.
     is_urgent: bool,
-    /// The rejection of the next message of the peer, and its time. After the rejection was sent, the queue pair fails.
+    /// The rejection of the next message of the peer, and its time. After the peer has read the rejection, the queue pair fails.
     pub(super) refusal: Option<(Status, Instant)>,
 }
 
@@ -265,11 +268,19 @@ impl TcpQueuePair {
         }
         if let Some((_, since)) = self.refusal {
             self.send_pending();
-            if self.output.is_refusal_sent() || since.elapsed() >= END_GRACE {
+            if self.is_rejection_read() || since.elapsed() >= REJECTION_TIMEOUT {
                 self.fail(Status::Flushed);
             }
         } else if self.must_acknowledge() {
             self.send_pending();
+        }
+    }
+
+    /// Returns true if the rejection was sent and the peer has then closed the stream.
+    fn is_rejection_read(&self) -> bool {
+        match &self.stream {
+            Stream::Open(stream) => self.output.is_refusal_sent() && socket::close(stream),
+            _ => true,
         }
     }
 
@@ -516,7 +527,7 @@ impl QueuePair for TcpQueuePair {
 impl Drop for TcpQueuePair {
     fn drop(&mut self) {
         if let Stream::Open(stream) = &self.stream {
-            socket::close(stream);
+            let _ = socket::close(stream);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Options of the TCP connections of a stream.
 
 use rustix::net::sockopt;
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
@@ -23,15 +23,21 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a connection. Linux resets a connection that is closed with unread bytes, and the peer would lose what it has not
-/// read yet. So unread bytes, which are only acknowledgements and credits, are read first.
-pub(crate) fn close(mut stream: &TcpStream) {
+/// Ends the sending direction of a connection, and discards bytes that have arrived. Linux resets a connection that is
+/// closed with unread bytes, and the peer would lose what it has not read yet. Returns true if the peer has ended its
+/// direction, too.
+pub(crate) fn close(mut stream: &TcpStream) -> bool {
     // An error is expected if the peer has closed the connection.
     let _ = stream.shutdown(Shutdown::Write);
     let mut unread = [0; 4096];
     for _ in 0..16 {
-        if !matches!(stream.read(&mut unread), Ok(1..)) {
-            return;
+        match stream.read(&mut unread) {
+            Ok(1..) => {}
+            Ok(0) => return true,
+            Err(error) => {
+                return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+            }
         }
     }
+    false
 }

@@ -441,7 +441,8 @@ fn wait_ends_with_event_of_any_queue_pair() {
     assert!(wait_any(queue_pairs.into_iter(), TIMEOUT).unwrap());
 }
 
-/// A rejection must be sent after the requests that fill the socket buffer, and before the queue pair fails.
+/// The peer must be able to read a rejection although it was sent after requests that fill all socket buffers, and although
+/// the queue pair does not read what the peer has sent after the rejected message.
 #[test]
 fn rejection_is_sent_after_full_socket_buffer() {
     let (mut end, mut peer) = with_peer();
@@ -460,7 +461,8 @@ fn rejection_is_sent_after_full_socket_buffer() {
         immediate: None,
         is_urgent: false,
     };
-    peer.write_all(&block(&[message])).unwrap();
+    let unread = [block(&[message]), vec![0; 1 << 15]].concat();
+    peer.write_all(&unread).unwrap();
     until(|| {
         end.poll();
         end.over_tcp().refusal.is_some()
@@ -479,6 +481,12 @@ fn rejection_is_sent_after_full_socket_buffer() {
     let last = Head::decode(sent.last_chunk::<HEAD>().unwrap()).unwrap();
     assert_eq!(last.refusal, Some(Status::RemoteAccess));
     assert!(sent.len() > 16 * BYTES);
+    assert!(end.completions.is_empty());
+    drop(peer);
+    until(|| {
+        end.poll();
+        end.completions.len() == 16
+    });
 }
 
 fn peer_has_nothing(peer: &TcpStream) -> bool {
