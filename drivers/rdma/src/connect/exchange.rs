@@ -88,6 +88,12 @@ pub(crate) fn frame_length(bytes: &[u8]) -> Result<usize, String> {
     Ok(HEADER_BYTES + length)
 }
 
+/// Returns true if `bytes` starts with a header of another version of this protocol.
+pub(crate) fn has_other_version(bytes: &[u8]) -> bool {
+    let (magic, version) = (MAGIC.to_le_bytes(), VERSION.to_le_bytes());
+    bytes.len() >= HEADER_BYTES && bytes[..4] == magic && bytes[4..6] != version
+}
+
 /// Returns the maximum size of a body of this kind in bytes.
 const fn max_body(kind: u8) -> usize {
     match kind {

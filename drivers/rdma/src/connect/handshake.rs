@@ -364,6 +364,8 @@ pub struct Listener {
     step_timeout: Duration,
     guard: Option<Guard>,
     failed: LogLimit,
+    /// The peer that was rejected last because its settings or its version differ, and the reason.
+    mismatch: Option<(String, String)>,
 }
 
 impl Listener {
@@ -374,6 +376,7 @@ impl Listener {
             step_timeout: step,
             guard: None,
             failed: LogLimit::new(),
+            mismatch: None,
         }
     }
 
@@ -394,7 +397,8 @@ impl Listener {
     }
 
     /// Returns the next connector, which has one rail for each of `nics`; `None` if no connector arrived within
-    /// `limit`. A connector whose connection fails is logged and does not end the wait.
+    /// `limit`, or a connector was rejected because its settings or its version differ; see
+    /// [`take_mismatch`](Self::take_mismatch). A connector whose connection fails is logged and does not end the wait.
     pub fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
@@ -404,14 +408,25 @@ impl Listener {
         loop {
             match self.port.next(nics, end)? {
                 Arrival::None => return Ok(None),
+                Arrival::Failed(ConnectError::Mismatch { peer, why }) => {
+                    self.mismatch = Some((peer, why));
+                    return Ok(None);
+                }
                 Arrival::Failed(error) => self.failed.run(|suppressed| {
                     tracing::warn!(
                         "cannot accept a connector: {error}; waiting for the next one{suppressed}"
                     );
                 }),
                 Arrival::Connector(mut transport, hello) => {
-                    match self.rejection(&transport.peer(), &hello, nics) {
-                        Some(why) => refuse(&mut *transport, &why),
+                    let peer = transport.peer();
+                    if let Some((for_sender, for_receiver)) = mismatch(&hello, nics) {
+                        refuse(&mut *transport, &for_sender);
+                        self.mismatch = Some((peer, for_receiver));
+                        return Ok(None);
+                    }
+                    let guard = self.guard.as_ref();
+                    match guard.and_then(|guard| guard.check(&peer, &hello.greetings)) {
+                        Some(why) => refuse(&mut *transport, why),
                         None => {
                             return Ok(Some(Incoming {
                                 transport,
@@ -430,25 +445,47 @@ impl Listener {
         }
     }
 
-    fn rejection(&self, peer: &str, hello: &Rails, nics: &[Arc<dyn Nic>]) -> Option<String> {
-        let (theirs, ours) = (hello.transport, transport_of(nics));
-        if theirs != ours {
-            return Some(format!(
-                "the receiver has transport = \"{}\", but this sink has \"{}\": set the same transport on both hosts",
-                ours.name(),
-                theirs.name()
-            ));
-        }
-        let (theirs, rails) = (hello.endpoints.len(), nics.len());
-        if theirs != rails {
-            return Some(format!(
-                "the receiver has {rails} rails, but this sink has {theirs}: set {} on both hosts",
-                ours.rails_keys()
-            ));
-        }
-        let guard = self.guard.as_ref()?;
-        guard.check(peer, &hello.greetings).map(str::to_owned)
+    /// Returns the peer that was rejected last because its settings or its version differ, and the reason, for the log of
+    /// this host.
+    pub(crate) fn take_mismatch(&mut self) -> Option<(String, String)> {
+        self.mismatch.take()
     }
+}
+
+/// Returns the reason why a connector with these rails is rejected: for the log of the sender, and for the log of the
+/// receiver.
+fn mismatch(hello: &Rails, nics: &[Arc<dyn Nic>]) -> Option<(String, String)> {
+    let (transport, rails) = (transport_of(nics), nics.len());
+    let (before, ours, theirs, after, fix) = if hello.transport != transport {
+        let name = |transport: verbs::Transport| format!("\"{}\"", transport.name());
+        let fix = "the same transport";
+        (
+            "transport = ",
+            name(transport),
+            name(hello.transport),
+            "",
+            fix,
+        )
+    } else if hello.endpoints.len() != rails {
+        let theirs = hello.endpoints.len().to_string();
+        (
+            "",
+            rails.to_string(),
+            theirs,
+            " rails",
+            transport.rails_keys(),
+        )
+    } else {
+        return None;
+    };
+    Some((
+        format!(
+            "the receiver has {before}{ours}{after}, but this sink has {theirs}: set {fix} on both hosts"
+        ),
+        format!(
+            "the sender's sink has {before}{theirs}{after}, but this source has {ours}: set {fix} on both hosts"
+        ),
+    ))
 }
 
 /// A connector that waits for the listener's answer.

@@ -55,14 +55,30 @@ pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
     let refused = |source| ConnectError::network(address.to_string(), "listening", source);
     let listener = TcpListener::bind(address).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
-    let acceptor =
-        Acceptor::new(listener, |bytes| exchange::frame_length(bytes).ok()).map_err(refused)?;
+    let acceptor = Acceptor::new(listener, greeting_length).map_err(refused)?;
     let port = TcpPort {
         acceptor,
         address,
         joins: Arc::default(),
     };
     Ok(Listener::new(port, address, STEP_TIMEOUT))
+}
+
+/// Returns the length of the greeting that starts with `bytes`. Only the header of a greeting of another version is read.
+fn greeting_length(bytes: &[u8]) -> Option<usize> {
+    if exchange::has_other_version(bytes) {
+        return Some(HEADER_BYTES);
+    }
+    exchange::frame_length(bytes).ok()
+}
+
+/// Rejects a peer whose greeting has another version. The rejection has this version, which the peer can report.
+fn reject_version(stream: &TcpStream, peer: SocketAddr, why: String) -> Arrival {
+    // If this fails, the peer detects the end of the connection instead. The short message fits into the send buffer.
+    let _ = (&*stream).write_all(&Frame::Refusal(why.clone()).encode());
+    let _ = socket::close(stream);
+    let peer = peer.to_string();
+    Arrival::Failed(ConnectError::Mismatch { peer, why })
 }
 
 /// Accepts connectors by TCP.
@@ -101,6 +117,9 @@ impl Port for TcpPort {
                     });
                 }
                 Ok(Frame::Join(key)) => self.joins.deliver(key, stream),
+                Err(why) if exchange::has_other_version(&greeting) => {
+                    return Ok(reject_version(&stream, peer, why));
+                }
                 // A peer that uses another protocol gets no answer.
                 Ok(_) | Err(_) => {}
             }

@@ -176,6 +176,8 @@ fn rejected_connector_gets_reason() {
         why,
         "the receiver has 1 rails, but this sink has 2: set the same number of NICs in `nics` on both hosts"
     );
+    let (_, why) = listener.take_mismatch().unwrap();
+    assert!(why.starts_with("the sender's sink has 2 rails, but this source has 1:"));
 
     let connecting = connect(listener.address(), 1, OPTIONS);
     let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
@@ -206,6 +208,27 @@ fn rejected_connector_gets_reason() {
         why,
         "the receiver has service = \"rc\", but this sink has \"uc\": set the same service on both hosts"
     );
+}
+
+/// A peer with another version of the protocol must get a rejection, whose version it can report.
+#[test]
+fn other_version_is_rejected_and_reported() {
+    let mut listener = waiting();
+    let mut greeting = hello(1).encode();
+    let version = greeting[4];
+    greeting[4] += 1;
+    let mut peer = TcpStream::connect(listener.address()).unwrap();
+    peer.write_all(&greeting).unwrap();
+    assert!(listener.accept(&nics(1), LONG).unwrap().is_none());
+    let (address, why) = listener.take_mismatch().unwrap();
+    assert_eq!(address, peer.local_addr().unwrap().to_string());
+    let expected = format!("the peer's protocol version is {}, but", version + 1);
+    assert!(why.starts_with(&expected), "{why}");
+    assert!(listener.take_mismatch().is_none());
+    let mut answer = Vec::new();
+    peer.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer[4], version);
+    assert!(matches!(Frame::decode(&answer), Ok(Frame::Refusal(_))));
 }
 
 #[test]

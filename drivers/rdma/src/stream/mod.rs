@@ -6,3 +6,10 @@ pub mod transport;
 pub mod wire;
 
 pub use crate::verbs::Transport;
+
+use std::time::Instant;
+
+/// Returns the duration of an interruption, for the log.
+fn after(since: Instant) -> String {
+    format!(" after an interruption of {:.1?}", since.elapsed())
+}

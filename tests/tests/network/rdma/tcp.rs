@@ -5,6 +5,9 @@ use daq_testkit::{Random, Relay, assert_contains, assert_counts, free_tcp_port, 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
+/// Version of the handshake.
+const VERSION: u8 = 3;
+
 /// Number of frames of the tests with interruptions. A longer test sets the environment variable.
 fn frames() -> u64 {
     let frames = std::env::var("DAQ_TEST_FRAMES");
@@ -37,6 +40,8 @@ fn cut_connections_lose_and_repeat_nothing() {
     let came = end(live, frames);
     assert_counts!(sent, "sinks.far" => frames: frames, dropped: 0);
     assert!(sent.count("sinks.far.connections") > 6, "{}", sent.stderr);
+    // The end of an interruption is logged even if it was short.
+    assert_contains!(sent.stderr => "after an interruption of");
     assert_counts!(came, "sources.link" => expected: frames, delivered: frames);
     assert_eq!(ledger::lost(&came.report, "link"), 0);
     assert!(data(&receiver) == counter(0..frames * PACKETS_PER_FRAME, |_| false));
@@ -79,12 +84,13 @@ fn foreign_peers_do_not_disturb_stream() {
     greet(b"");
     greet(b"GET / HTTP/1.1\r\n\r\n");
     // A greeting that does not end, and the greeting of a further connection with an unknown key.
-    let header = |kind: u8, bytes: u32| {
+    let header = |version: u8, kind: u8, bytes: u32| {
         let magic = 0x6371_6164_u32.to_le_bytes();
-        [&magic[..], &[2, 0, kind, 0], &bytes.to_le_bytes()].concat()
+        [&magic[..], &[version, 0, kind, 0], &bytes.to_le_bytes()].concat()
     };
-    greet(&header(1, 500));
-    greet(&[header(6, 12), vec![7; 12]].concat());
+    greet(&header(VERSION, 1, 500));
+    greet(&[header(VERSION, 6, 12), vec![7; 12]].concat());
+    greet(&header(VERSION - 1, 1, 500));
     let sent = near(port, frames, TCP, "").run(&[]).ok();
     let came = end(live, frames);
     assert_counts!(sent, "sinks.far" => frames: frames, connections: 1);
@@ -94,6 +100,11 @@ fn foreign_peers_do_not_disturb_stream() {
     for peer in [1, 3] {
         assert!(!matches!(peers[peer].read(&mut [0; 64]), Ok(1..)));
     }
+    // A peer with another version gets a rejection of the version of this host.
+    let mut rejection = [0; 12];
+    peers[4].read_exact(&mut rejection).unwrap();
+    assert_eq!((rejection[4], rejection[6]), (VERSION, 3));
+    assert_contains!(came.stderr => "the peer's protocol version is");
 }
 
 #[test]
@@ -116,6 +127,7 @@ fn different_transports_and_connections_are_reported() {
         let sender = near(port, 10, keys, "");
         let mut here = sender.spawn(&[]);
         here.wait_log(expected);
+        live.wait_log(expected);
         assert_contains!(here.stop().stderr => expected);
     }
     assert_eq!(live.stop().ok().count("sources.link.delivered"), 0);

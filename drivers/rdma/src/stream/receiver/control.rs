@@ -7,6 +7,7 @@
 //! ```
 //! Each poll of the engine reads only one word, and takes the lock only if this word is set.
 
+use super::rejections::RejectionLog;
 use super::shape::{Rejection, Shape};
 use crate::connect::{self, AbortHandle, Incoming, Listener, PendingLink, Progress};
 use crate::engine::RegisteredSlots;
@@ -380,6 +381,7 @@ pub(super) struct Control {
     pub(super) listener: Listener,
     pub(super) payload: Arc<RegistrationSet>,
     pub(super) records: Arc<RegistrationSet>,
+    pub(super) rejections: RejectionLog,
     pub(super) limits: Limits,
 }
 
@@ -387,7 +389,6 @@ pub(super) struct Control {
 #[derive(Debug, Default)]
 pub(super) struct Limits {
     accept: LogLimit,
-    rejected: LogLimit,
     failed: LogLimit,
     events: LogLimit,
 }
@@ -424,7 +425,12 @@ impl Control {
                         previous.refuse("the receiver is connecting with other senders");
                     }
                 }
-                Ok(None) => {}
+                Ok(None) => {
+                    if let Some((peer, why)) = self.listener.take_mismatch() {
+                        self.log_rejection(&peer, &why);
+                        self.shared.fault(Fault::Foreign);
+                    }
+                }
                 Err(error) => {
                     self.limits.accept.run(|suppressed| {
                         tracing::warn!(
@@ -464,7 +470,7 @@ impl Control {
     }
 
     /// Answers a sender if its greeting is acceptable and the engine accepts the sender.
-    fn serve(&self, incoming: Incoming) -> Option<Answered> {
+    fn serve(&mut self, incoming: Incoming) -> Option<Answered> {
         let peer = incoming.peer();
         let hello = match self.shape.check(incoming.greetings()) {
             Ok(hello) => hello,
@@ -500,12 +506,15 @@ impl Control {
     }
 
     /// Waits briefly for the last message of the sender. Returns the link if this message has not arrived yet.
-    fn proceed(&self, answered: Answered, is_another_waiting: bool) -> Option<Answered> {
+    fn proceed(&mut self, answered: Answered, is_another_waiting: bool) -> Option<Answered> {
         let peer = answered.peer.clone();
         // If this fails, the memory regions are released before the engine may free the memory.
         match answered.wait(is_another_waiting) {
             Ok(Outcome::Pending(answered)) => return Some(answered),
-            Ok(Outcome::Connected(connected)) => self.shared.deliver(Some(Box::new(connected))),
+            Ok(Outcome::Connected(connected)) => {
+                self.rejections.forget(&peer);
+                self.shared.deliver(Some(Box::new(connected)));
+            }
             Err(why) => self.fail(&peer, &why),
         }
         None
@@ -522,12 +531,10 @@ impl Control {
         self.shared.deliver(None);
     }
 
-    fn log_rejection(&self, peer: &str, why: &str) {
-        self.limits.rejected.run(|suppressed| {
-            tracing::warn!(
-                "{}: rejected connection from {peer}: {why}{suppressed}",
-                self.name
-            );
+    fn log_rejection(&mut self, peer: &str, why: &str) {
+        let name = &self.name;
+        self.rejections.run(peer, why, |suppressed| {
+            tracing::warn!("{name}: rejected connection from {peer}: {why}{suppressed}");
         });
     }
 

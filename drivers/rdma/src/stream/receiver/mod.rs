@@ -17,12 +17,14 @@
 
 mod control;
 mod link;
+mod rejections;
 mod shape;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use control::FAULTS;
 
+use super::after;
 use super::wire::{KeptNames, Mode};
 use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
@@ -35,14 +37,15 @@ use daq_core::dma::{
 };
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
-use daq_core::log_limit::LogLimit;
+use daq_core::log_limit::{LogLimit, Suppressed};
 use daq_core::units::counted;
 use link::{CompletedFrame, EndReason, Link, Step};
+use rejections::RejectionLog;
 use shape::{Rejection, Shape};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum time that a dropped engine waits for a sender that is being answered.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -117,6 +120,8 @@ pub struct Receiver {
     present: Vec<u64>,
     thread: Option<JoinHandle<()>>,
     limits: Limits,
+    /// Start of the interruption whose end must be logged.
+    interrupted: Option<Instant>,
 }
 
 impl Receiver {
@@ -218,6 +223,7 @@ impl Receiver {
             listener,
             payload: payload.clone(),
             records: record_device.clone(),
+            rejections: RejectionLog::default(),
             limits: control::Limits::default(),
         };
         let thread = std::thread::Builder::new()
@@ -253,6 +259,7 @@ impl Receiver {
             present: vec![0; (shape.packets_per_frame as usize).div_ceil(64)],
             thread: Some(thread),
             limits: Limits::default(),
+            interrupted: None,
         })
     }
 
@@ -377,20 +384,25 @@ impl Receiver {
     fn adopt(&mut self, connected: Connected) {
         let link = Link::new(connected, self.shape);
         let (next, missing) = link.position();
-        self.limits.connected.run(|suppressed| {
+        let log = |after: &str, suppressed: Suppressed| {
             let lost = if missing > 0 {
                 format!("; lost before that: {}", counted(missing, "frame"))
             } else {
                 String::new()
             };
             tracing::info!(
-                "{}: {} connected, starting at frame {next}, over {} into {}{lost}{suppressed}",
+                "{}: {} connected{after}, starting at frame {next}, over {} into {}{lost}{suppressed}",
                 self.name,
                 link.peer(),
                 counted(self.shape.rails, self.shape.transport.rail()),
                 link.methods()
             );
-        });
+        };
+        match self.interrupted.take() {
+            // Each interruption in the log is followed by its end.
+            Some(since) => log(&after(since), Suppressed(0)),
+            None => self.limits.connected.run(|suppressed| log("", suppressed)),
+        }
         self.remember(link.stream(), next);
         self.base = self.completed;
         self.counters.links.add(1);
@@ -572,6 +584,7 @@ unsafe impl Engine for Receiver {
                         self.name,
                         link.peer()
                     );
+                    self.interrupted = Some(Instant::now());
                 });
                 done.fault(fault as usize);
             } else {

@@ -27,13 +27,14 @@ mod rail;
 mod tests;
 
 use crate::connect::Connector;
+use crate::stream::after;
 pub use crate::stream::wire::MAX_RAILS;
 use crate::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
 use crate::verbs::{Nic, Service, Status, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
-use daq_core::log_limit::LogLimit;
+use daq_core::log_limit::{LogLimit, Suppressed};
 use daq_core::notify::Wait;
 use daq_core::region::{Region, RegionError};
 use daq_core::ring::Lease;
@@ -241,6 +242,8 @@ pub struct Sender {
     counters: Counters,
     /// Limits on the log messages `connected` and `disconnected`.
     limits: (LogLimit, LogLimit),
+    /// Start of the interruption whose end must be logged.
+    interrupted: Option<Instant>,
 }
 
 impl Sender {
@@ -311,6 +314,7 @@ impl Sender {
             why: "not connected yet".to_owned(),
             counters,
             limits: <(LogLimit, LogLimit)>::default(),
+            interrupted: None,
         })
     }
 
@@ -481,14 +485,19 @@ impl Sender {
         self.last_progress = Instant::now();
         self.is_stalled = false;
         self.counters.connections.add(1);
-        self.limits.0.run(|suppressed| {
+        let log = |after: &str, suppressed: Suppressed| {
             tracing::info!(
-                "connected to {}: {}, {}, starting with frame {next}{suppressed}",
+                "connected to {}{after}: {}, {}, starting with frame {next}{suppressed}",
                 self.options.peer,
                 counted(connection.rails.len(), self.memory.transport().rail()),
                 counted(connection.rails[0].offer.slots, "slot")
             );
-        });
+        };
+        match self.interrupted.take() {
+            // Each interruption in the log is followed by its end.
+            Some(since) => log(&after(since), Suppressed(0)),
+            None => self.limits.0.run(|suppressed| log("", suppressed)),
+        }
         connection.set_window(self.window, self.memory.transport());
         self.connection = Some(connection);
         true
@@ -677,6 +686,7 @@ impl Sender {
                 self.options.peer,
                 counted(self.next_unposted - self.done, "frame")
             );
+            self.interrupted = Some(Instant::now());
         });
         self.is_stalled = false;
         if self.next_unposted > self.done {

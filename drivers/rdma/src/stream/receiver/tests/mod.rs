@@ -378,9 +378,14 @@ fn foreign_greetings_are_rejected() {
         assert!(refused.to_string().contains(why), "{refused}");
         fixture.until(|fixture| fixture.fault("foreign") == i as u64 + 1);
     }
+    let foreign = fixture.fault("foreign");
     sender.hello.slot = fixture::SLOT as u64 + 1;
     let refused = connect(&mut fixture, &mut sender).unwrap_err().to_string();
     assert!(refused.contains("set `slot = "), "{refused}");
+    let mut sender = BaselineSender::new(Mode::Write, Service::Rc, 1, 1);
+    let refused = connect(&mut fixture, &mut sender).unwrap_err().to_string();
+    assert!(refused.contains("this sink has 1:"), "{refused}");
+    fixture.until(|fixture| fixture.fault("foreign") == foreign + 1);
 }
 
 #[test]
