@@ -8,8 +8,6 @@ use crate::ring::{Lease, Slice};
 /// Size in bytes of a line, whose bytes leave the CPU together. The last line of a frame is stored completely, because
 /// storing a partial line is slower.
 const LINE: usize = 64;
-/// Maximum distance between rows of a row copy in bytes. Devices allow slightly less than 2 GiB.
-const MAX_PITCH: usize = 1 << 30;
 
 /// Slots that are contiguous in both rings.
 struct Run {
@@ -71,7 +69,7 @@ impl Run {
         let span = (self.count - 1) * self.stride + last;
         let rows = if longest == 0 {
             return Ok(0);
-        } else if longest * self.count < span / 4 * 3 && self.stride <= MAX_PITCH {
+        } else if longest * self.count < span / 4 * 3 && self.stride <= Rows::MAX_PITCH {
             Rows {
                 count: self.count,
                 bytes: longest,

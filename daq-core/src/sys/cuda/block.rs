@@ -1,6 +1,6 @@
 //! CUDA calls for blocks of memory: rows of several slices.
 
-use super::{Code, RawStream, check, driver};
+use super::{Code, RawStream, Rows, check, driver};
 use cudarc::driver::sys;
 use std::ffi::{c_uchar, c_uint};
 use std::ptr;
@@ -31,8 +31,6 @@ pub struct Block {
     pub is_followed: bool,
 }
 
-/// Largest pitch that all drivers accept.
-const MAX_PITCH: usize = (1 << 31) - 1;
 /// Largest length of a row that is copied with one call. The pitch of a single row is its length.
 const MAX_ROW: usize = 1 << 30;
 
@@ -117,7 +115,7 @@ impl Block {
     }
 
     const fn has_large_pitch(&self) -> bool {
-        self.rows > 1 && (self.from.row > MAX_PITCH || self.to.row > MAX_PITCH)
+        self.rows > 1 && (self.from.row > Rows::MAX_PITCH || self.to.row > Rows::MAX_PITCH)
     }
 }
 

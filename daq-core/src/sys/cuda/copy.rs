@@ -79,6 +79,9 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// Largest pitch in bytes that CUDA accepts: `CU_DEVICE_ATTRIBUTE_MAX_PITCH` is this value on all GPUs.
+    pub const MAX_PITCH: usize = (1 << 31) - 1;
+
     /// Returns one row of `bytes` bytes.
     pub const fn one(bytes: usize) -> Self {
         Self {
