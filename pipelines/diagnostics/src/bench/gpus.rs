@@ -6,7 +6,7 @@ use super::figures::rate;
 use super::harness::{Group, Harness, Traffic};
 use super::place::Ends;
 use super::table::{Cell, Table, size};
-use super::{BenchError, Common, MAX_BYTES, Publish, bytes};
+use super::{BenchError, Common, FrameSizes, Publish, bytes};
 use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::notify::Wait;
 use daq_core::region::{HostOptions, Placement, Region};
@@ -28,20 +28,21 @@ const WARM_UP: Duration = Duration::from_millis(150);
 /// Options of `daq bench gpus`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// CUDA device numbers of the GPUs [default: all GPUs].
-    #[arg(long, value_delimiter = ',')]
-    gpus: Vec<u32>,
-    /// Frame sizes.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "8 KiB,64 KiB,1 MiB,4 MiB",
-        value_parser = bytes::<1, MAX_BYTES, 1>
-    )]
-    frames: Vec<usize>,
+    #[command(flatten)]
+    gpus: Gpus,
+    #[command(flatten)]
+    sizes: FrameSizes,
     /// Size of every ring.
     #[arg(long, default_value = "512 MiB", value_parser = bytes::<LARGE, { usize::MAX >> 1 }, LARGE>)]
     ring: usize,
+}
+
+/// The GPUs of a benchmark of several GPUs.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Gpus {
+    /// CUDA device numbers of the GPUs [default: all GPUs].
+    #[arg(long, value_delimiter = ',')]
+    gpus: Vec<u32>,
 }
 
 /// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
@@ -51,7 +52,7 @@ pub(super) type Figures = [f64; 4];
 /// Measures, and passes the result tables to `publish`.
 pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
     let topology = Topology::detect();
-    let devices = selected(&args.gpus, &topology)?;
+    let devices = args.gpus.open(&topology)?;
     publish(staging(common, args, &topology, &devices)?);
     for (i, first) in devices.iter().enumerate() {
         for second in &devices[i + 1..] {
@@ -65,27 +66,26 @@ pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result
     Ok(())
 }
 
-/// Opens the GPUs with the numbers `gpus`, or all GPUs if there are no numbers; at least two.
-pub(super) fn selected(
-    gpus: &[u32],
-    topology: &Topology,
-) -> Result<Vec<&'static Device>, BenchError> {
-    let ordinals: Vec<u32> = if gpus.is_empty() {
-        topology.gpus.iter().map(|gpu| gpu.ordinal).collect()
-    } else {
-        gpus.to_vec()
-    };
-    if ordinals.len() < 2 {
-        let have = match ordinals.first() {
-            Some(gpu) => format!("only cuda:{gpu} is selected"),
-            None => topology.no_gpu.clone(),
+impl Gpus {
+    /// Opens the selected GPUs; at least two.
+    pub(super) fn open(&self, topology: &Topology) -> Result<Vec<&'static Device>, BenchError> {
+        let ordinals: Vec<u32> = if self.gpus.is_empty() {
+            topology.gpus.iter().map(|gpu| gpu.ordinal).collect()
+        } else {
+            self.gpus.clone()
         };
-        return Err(BenchError::Thread(format!(
-            "this benchmark compares several GPUs, but {have}; name at least two: --gpus 0,1"
-        )));
+        if ordinals.len() < 2 {
+            let have = match ordinals.first() {
+                Some(gpu) => format!("only cuda:{gpu} is selected"),
+                None => topology.no_gpu.clone(),
+            };
+            return Err(BenchError::Thread(format!(
+                "this benchmark compares several GPUs, but {have}; name at least two: --gpus 0,1"
+            )));
+        }
+        let devices = ordinals.iter().map(|ordinal| Device::open(*ordinal));
+        Ok(devices.collect::<Result<_, _>>()?)
     }
-    let devices = ordinals.iter().map(|ordinal| Device::open(*ordinal));
-    Ok(devices.collect::<Result<_, _>>()?)
 }
 
 /// Returns a table row for the first two of the GPUs that cannot access each other's memory; `None` if all can.
@@ -221,8 +221,8 @@ fn staging(
     let staged = staged.collect::<Result<Vec<_>, _>>()?;
     let mut methods: Vec<_> = (0..staged.len()).map(Targets::One).collect();
     methods.extend([Targets::All, Targets::Same]);
-    let mut seeds = Seeds::new(args.frames.len() * methods.len());
-    let compared = common.compare(&args.frames, &methods, |&frame, &targets| {
+    let mut seeds = Seeds::new(args.sizes.frames.len() * methods.len());
+    let compared = common.compare(&args.sizes.frames, &methods, |&frame, &targets| {
         let groups: Vec<_> = match targets {
             Targets::One(gpu) => vec![staged[gpu].group(&staged[gpu].host, frame)],
             Targets::All => staged.iter().map(|to| to.group(&to.host, frame)).collect(),
@@ -420,10 +420,10 @@ impl<'a> Peers<'a> {
     }
 
     fn compare(&self, args: &Args) -> Result<Table, BenchError> {
-        let mut seeds = Seeds::new(args.frames.len() * METHODS.len());
+        let mut seeds = Seeds::new(args.sizes.frames.len() * METHODS.len());
         let compared = self
             .common
-            .compare(&args.frames, &METHODS, |&frame, &method| {
+            .compare(&args.sizes.frames, &METHODS, |&frame, &method| {
                 let seed = seeds.next();
                 let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
                 Ok(Some(match method {

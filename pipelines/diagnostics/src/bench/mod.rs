@@ -232,6 +232,19 @@ impl Common {
     }
 }
 
+/// The frame sizes of a benchmark of staging.
+#[derive(Clone, Debug, clap::Args)]
+struct FrameSizes {
+    /// Frame sizes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "8 KiB,64 KiB,1 MiB,4 MiB",
+        value_parser = bytes::<1, MAX_BYTES, 1>
+    )]
+    frames: Vec<usize>,
+}
+
 /// Parses a number, and limits it to `MIN` to `MAX`.
 fn count<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, ParseIntError> {
     text.parse().map(|count: usize| count.clamp(MIN, MAX))

@@ -6,7 +6,7 @@ use super::harness::{Harness, Load, index};
 use super::place::Place;
 use super::plot::Plot;
 use super::table::{Cell, Table, numbers, size};
-use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
+use super::{BenchError, Common, FrameSizes, Publish, count};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
@@ -27,14 +27,8 @@ const WARM_UP: Duration = Duration::from_millis(150);
 /// Options of `daq bench staging`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Frame sizes.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "8 KiB,64 KiB,1 MiB,4 MiB",
-        value_parser = bytes::<1, MAX_BYTES, 1>
-    )]
-    frames: Vec<usize>,
+    #[command(flatten)]
+    sizes: FrameSizes,
     /// Number of GPU rings that run at the same time; a single ring is measured for comparison. Each ring needs 256 MiB
     /// of host memory and 256 MiB of GPU memory.
     #[arg(long, default_value = "8", value_parser = count::<1, { usize::MAX }>)]
@@ -290,12 +284,12 @@ impl Session<'_> {
             Method::Both(Direction::Out),
         ];
         methods.retain(|method| *method != Method::Rings(1));
-        let per_round = args.frames.len() * methods.len();
+        let per_round = args.sizes.frames.len() * methods.len();
         let (mut calls, mut ceilings) = (0, [Vec::new(), Vec::new()]);
         // The figures of both directions that were measured together.
         let mut both = [[f64::NAN; 4]; 2];
         let common = self.common;
-        let compared = common.compare(&args.frames, &methods, |&frame, &method| {
+        let compared = common.compare(&args.sizes.frames, &methods, |&frame, &method| {
             if calls % per_round == 0 {
                 ceilings[0].push(self.ceiling(Direction::In)?);
                 ceilings[1].push(self.ceiling(Direction::Out)?);
@@ -398,9 +392,9 @@ impl Session<'_> {
         );
         self.common
             .progress
-            .timed_rounds(self.args.frames.len(), time.0);
+            .timed_rounds(self.args.sizes.frames.len(), time.0);
         let mut table = Table::new(title, "frame | GB/s | frames | lost | cores | verified");
-        for frame in &self.args.frames {
+        for frame in &self.args.sizes.frames {
             let load = Load {
                 direction: Direction::In,
                 frame: *frame,

@@ -18,9 +18,8 @@ const MIN_RING: usize = 1 << 20;
 /// Options of `daq bench turn`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// CUDA device numbers of the GPUs [default: all GPUs].
-    #[arg(long, value_delimiter = ',')]
-    gpus: Vec<u32>,
+    #[command(flatten)]
+    gpus: gpus::Gpus,
     /// Sizes of whole frames, of which each GPU has one part. They are rounded up, so that all parts are equal.
     #[arg(
         long,
@@ -118,7 +117,7 @@ const METHODS: [Method; 5] = [
 /// Measures, and passes the result tables to `publish`.
 pub(super) fn turn(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
     let topology = Topology::detect();
-    let devices = gpus::selected(&args.gpus, &topology)?;
+    let devices = args.gpus.open(&topology)?;
     if let Some(why) = gpus::without_access(&topology, &devices) {
         publish(Table::of("not measured", "GPUs | reason", [why]));
         return Ok(());
