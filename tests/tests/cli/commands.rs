@@ -502,6 +502,17 @@ fn usage_error_exits_64_with_hint() {
         &["run", "daq.toml", "--for", "soon"],
         &["run", "daq.toml", "--frames", "raw"],
         &["run", "daq.toml", "--frames", "nothing=3"],
+        &[
+            "check",
+            "daq.toml",
+            "--no-hardware",
+            "--topology",
+            "machine",
+        ],
+        &["bench", "rdma", "--rounds", "0"],
+        &["bench", "tcp", "--window", "0 s"],
+        &["bench", "tcp", "--sizes", "8 B,128 MiB"],
+        &["bench", "copy", "--mode", "latency", "--sizes", "16 MiB"],
         &["graph", "daq.toml", "--format", "png"],
         &["completions", "tcl"],
     ] {

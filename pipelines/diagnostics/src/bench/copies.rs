@@ -45,8 +45,8 @@ pub struct Args {
     /// What to measure.
     #[arg(long, value_enum, default_value = "bandwidth")]
     mode: Mode,
-    /// With --mode bandwidth, latency and mapping: sizes of copies, or of mapped memory. The default depends on the
-    /// mode.
+    /// With --mode bandwidth, latency and mapping: sizes of copies, at most 64 MiB (latency: 8 MiB), or of mapped memory.
+    /// The default depends on the mode.
     #[arg(long, value_delimiter = ',', value_parser = bytes::<1, { usize::MAX }, 1>)]
     sizes: Option<Vec<usize>>,
     /// With --mode bandwidth and latency: sizes of CPU stores to GPU memory, aligned and unaligned, at most 4 MiB
@@ -77,18 +77,29 @@ impl Args {
         ];
         let wrong =
             |(_, is_given, modes): &&(_, bool, &[Mode])| *is_given && !modes.contains(&self.mode);
-        options
-            .iter()
-            .find(wrong)
-            .map_or(Ok(()), |(option, _, modes)| {
-                let name = |mode: &Mode| format!("{mode:?}").to_lowercase();
-                let modes: Vec<_> = modes.iter().map(name).collect();
-                Err(format!(
-                    "{option} has no effect with --mode {}; remove {option}, or use --mode {}",
-                    name(&self.mode),
-                    modes.join(" or ")
-                ))
-            })
+        let name = |mode: &Mode| format!("{mode:?}").to_lowercase();
+        if let Some((option, _, modes)) = options.iter().find(wrong) {
+            let modes: Vec<_> = modes.iter().map(name).collect();
+            return Err(format!(
+                "{option} has no effect with --mode {}; remove {option}, or use --mode {}",
+                name(&self.mode),
+                modes.join(" or ")
+            ));
+        }
+        let max = match self.mode {
+            Bandwidth => BUFFER_BYTES,
+            Latency => BUFFER_BYTES / 8,
+            Launch | Mapping => usize::MAX,
+        };
+        match self.sizes.iter().flatten().find(|size| **size > max) {
+            Some(size) => Err(format!(
+                "--sizes {}: with --mode {}, the maximum is {}",
+                ByteSize(*size as u64),
+                name(&self.mode),
+                ByteSize(max as u64)
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -97,15 +108,12 @@ pub(super) fn copy(common: &Common, args: &Args, publish: Publish<'_>) -> Result
     let powers = |exponents: std::ops::RangeInclusive<u32>| {
         exponents.step_by(2).map(|exponent| 1 << exponent).collect()
     };
-    let sizes = |max: usize, default| {
-        let sizes = args.sizes.clone().unwrap_or_else(|| powers(default));
-        sizes.iter().map(|size| *size.min(&max)).collect::<Vec<_>>()
-    };
+    let sizes = |default| args.sizes.clone().unwrap_or_else(|| powers(default));
     let stores = args.stores.clone().unwrap_or_else(|| powers(2..=22));
     match args.mode {
-        Mode::Bandwidth => bandwidth(common, &sizes(BUFFER_BYTES, 12..=26), &stores, publish),
-        Mode::Latency => latency(common, &sizes(BUFFER_BYTES / 8, 6..=20), &stores, publish),
-        Mode::Mapping => mapping::mapping(common, &sizes(usize::MAX, 16..=28), publish),
+        Mode::Bandwidth => bandwidth(common, &sizes(12..=26), &stores, publish),
+        Mode::Latency => latency(common, &sizes(6..=20), &stores, publish),
+        Mode::Mapping => mapping::mapping(common, &sizes(16..=28), publish),
         Mode::Launch => {
             let kernels = args.kernels.as_deref().unwrap_or(&[1, 2, 4, 8]);
             launch::launch(common, args.bursts.unwrap_or(2000), kernels, publish)

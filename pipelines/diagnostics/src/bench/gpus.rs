@@ -32,7 +32,7 @@ pub struct Args {
     gpus: Gpus,
     #[command(flatten)]
     sizes: FrameSizes,
-    /// Size of every ring.
+    /// Size of every ring, a multiple of 64 MiB.
     #[arg(long, default_value = "512 MiB", value_parser = bytes::<LARGE, { usize::MAX >> 1 }, LARGE>)]
     ring: usize,
 }

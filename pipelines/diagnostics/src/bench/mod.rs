@@ -38,9 +38,10 @@ use daq_core::gpu::driver::{CudaError, Device};
 use daq_core::region::RegionError;
 use daq_core::ring::RingError;
 use daq_core::staging::{MeasureError, StagingError};
-use daq_core::units::{ByteSize, Span};
+use daq_core::units::{ByteSize, Span, UnitError};
 use daq_pipelines::console::Progress;
 use std::num::ParseIntError;
+use std::time::Duration;
 
 /// Receives each table as soon as it is measured.
 pub type Publish<'a> = &'a mut (dyn FnMut(Table) + Send);
@@ -189,7 +190,7 @@ pub struct Common {
     #[arg(long, global = true, default_value = "5", value_parser = count::<1, { usize::MAX }>)]
     rounds: usize,
     /// Duration of a measurement of throughput per method and round.
-    #[arg(long, global = true, value_name = "TIME", default_value = "300 ms")]
+    #[arg(long, global = true, value_name = "TIME", default_value = "300 ms", value_parser = duration)]
     window: Span,
 }
 
@@ -245,20 +246,79 @@ struct FrameSizes {
     frames: Vec<usize>,
 }
 
-/// Parses a number, and limits it to `MIN` to `MAX`.
-fn count<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, ParseIntError> {
-    text.parse().map(|count: usize| count.clamp(MIN, MAX))
+/// Parses a number from `MIN` to `MAX`.
+fn count<const MIN: usize, const MAX: usize>(text: &str) -> Result<usize, String> {
+    let count = text
+        .parse()
+        .map_err(|error: ParseIntError| error.to_string())?;
+    check_range(count, MIN, MAX, |limit| limit.to_string())
 }
 
-/// Parses a size, limits it to `MIN` to `MAX` bytes, and rounds it up to a multiple of `MULTIPLE`.
+/// Parses a size from `MIN` to `MAX` bytes that is a multiple of `MULTIPLE`.
 fn bytes<const MIN: usize, const MAX: usize, const MULTIPLE: usize>(
     text: &str,
-) -> Result<usize, <ByteSize as std::str::FromStr>::Err> {
-    text.parse().map(|ByteSize(bytes)| {
-        let bytes = usize::try_from(bytes).unwrap_or(MAX).clamp(MIN, MAX);
-        bytes.next_multiple_of(MULTIPLE)
-    })
+) -> Result<usize, String> {
+    let ByteSize(bytes) = text.parse().map_err(|error: UnitError| error.to_string())?;
+    let shown = |bytes: usize| ByteSize(bytes as u64).to_string();
+    let bytes = check_range(
+        usize::try_from(bytes).unwrap_or(usize::MAX),
+        MIN,
+        MAX,
+        shown,
+    )?;
+    if bytes.is_multiple_of(MULTIPLE) {
+        return Ok(bytes);
+    }
+    let (multiple, next) = (shown(MULTIPLE), shown(bytes.next_multiple_of(MULTIPLE)));
+    Err(format!(
+        "the size must be a multiple of {multiple}; use {next}"
+    ))
+}
+
+/// Returns `value` if it is from `min` to `max`.
+fn check_range<T: PartialOrd>(
+    value: T,
+    min: T,
+    max: T,
+    shown: impl Fn(T) -> String,
+) -> Result<T, String> {
+    if (&min..=&max).contains(&&value) {
+        Ok(value)
+    } else if value < min {
+        Err(format!("the minimum is {}", shown(min)))
+    } else {
+        Err(format!("the maximum is {}", shown(max)))
+    }
+}
+
+/// Parses a time that is longer than zero.
+fn duration(text: &str) -> Result<Span, String> {
+    match text.parse().map_err(|error: UnitError| error.to_string())? {
+        Span(Duration::ZERO) => Err("the time must be longer than zero; try 1 s".to_owned()),
+        span => Ok(span),
+    }
 }
 
 /// Maximum size of a frame or a copy in bytes.
 const MAX_BYTES: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_sizes_outside_their_range_are_rejected() {
+        assert_eq!(count::<1, 32>("32"), Ok(32));
+        assert_eq!(count::<1, 32>("0").unwrap_err(), "the minimum is 1");
+        assert_eq!(count::<1, 32>("33").unwrap_err(), "the maximum is 32");
+        assert!(count::<1, 32>("-1").is_err());
+        let size = bytes::<64, MAX_BYTES, 64>;
+        assert_eq!(size("1 KiB"), Ok(1024));
+        assert_eq!(size("0 B").unwrap_err(), "the minimum is 64 B");
+        assert_eq!(size("65 MiB").unwrap_err(), "the maximum is 64 MiB");
+        let error = size("100 B").unwrap_err();
+        assert_eq!(error, "the size must be a multiple of 64 B; use 128 B");
+        assert_eq!(duration("1 s"), Ok(Span(Duration::from_secs(1))));
+        assert!(duration("0 s").unwrap_err().contains("longer than zero"));
+    }
+}

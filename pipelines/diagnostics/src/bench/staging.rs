@@ -6,12 +6,13 @@ use super::harness::{Harness, Load, index};
 use super::place::Place;
 use super::plot::Plot;
 use super::table::{Cell, Table, numbers, size};
-use super::{BenchError, Common, FrameSizes, Publish, count};
+use super::{BenchError, Common, FrameSizes, Publish, check_range, count, duration};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
 use daq_core::units::{ByteSize, Span};
 use std::collections::VecDeque;
+use std::num::ParseFloatError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,11 +38,19 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "adaptive")]
     wait: WaitArg,
     /// Instead of the comparison, stream for this time at a share of the upper limit, and count lost frames.
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     soak: Option<Span>,
-    /// Share of the upper limit at which --soak streams.
-    #[arg(long, default_value_t = 0.9, requires = "soak")]
+    /// Share of the upper limit at which --soak streams, 0.01 to 10.
+    #[arg(long, default_value = "0.9", requires = "soak", value_parser = share)]
     share: f64,
+}
+
+/// Parses the share of the upper limit.
+fn share(text: &str) -> Result<f64, String> {
+    let share = text
+        .parse()
+        .map_err(|error: ParseFloatError| error.to_string())?;
+    check_range(share, 0.01, 10.0, |limit| limit.to_string())
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]

@@ -28,7 +28,7 @@ pub struct Args {
         value_parser = bytes::<1, MAX_BYTES, 1>
     )]
     frames: Vec<usize>,
-    /// Numbers of contiguous bytes to copy: the part of one channel that one GPU has.
+    /// Numbers of contiguous bytes to copy, multiples of 64 bytes: the part of one channel that one GPU has.
     #[arg(
         long,
         value_delimiter = ',',
@@ -36,7 +36,7 @@ pub struct Args {
         value_parser = bytes::<64, MAX_BYTES, 64>
     )]
     rows: Vec<usize>,
-    /// Size of each of the two rings on every GPU.
+    /// Size of each of the two rings on every GPU, a multiple of 1 MiB.
     #[arg(long, default_value = "512 MiB", value_parser = bytes::<MIN_RING, { usize::MAX >> 1 }, MIN_RING>)]
     ring: usize,
 }
