@@ -38,9 +38,24 @@ fn plan_on_recorded_machine_shows_sources() {
     assert_contains!(text => "source adc  staged: ", !"0000:17:00.0 → ");
     let plan = daq.cli(&["plan", "--topology", &recorded(), "daq.toml"]);
     assert!(plan.ok().stdout.contains("ring raw @ cuda:0"));
-    let nothing = daq.cli(&["plan", "--topology", "nowhere", "daq.toml"]);
-    assert_eq!(nothing.code, 74);
-    assert!(nothing.stderr.contains("gpus.json"), "{}", nothing.stderr);
+    for command in ["check", "plan"] {
+        let nothing = daq.cli(&[command, "--topology", "nowhere", "daq.toml"]);
+        assert_eq!(nothing.code, 74);
+        assert!(nothing.stderr.contains("gpus.json"), "{}", nothing.stderr);
+    }
+}
+
+#[test]
+fn check_for_recorded_machine_uses_its_gpus_but_not_its_files() {
+    let check = |text: &str| Daq::new(text).cli(&["check", "--topology", &recorded(), "daq.toml"]);
+    // On this machine, the path of the sink is a file, not a directory.
+    let sink = "[sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"daq.toml\"\n";
+    let text = SMALL.replace("slot =", "memory = \"cuda:0\"\nslot =") + sink;
+    let done = check(&text).ok().stdout;
+    assert_contains!(done => "ok (1 source", "of the recorded machine (--topology)",
+        "whether daq.toml can be written to (--topology)");
+    let absent = check(&text.replace("cuda:0", "cuda:7"));
+    assert_eq!(absent.code, 69, "{}", absent.stderr);
 }
 
 #[test]

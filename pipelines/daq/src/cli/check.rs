@@ -1,6 +1,6 @@
 //! `daq check` finds errors in a configuration without running it, and lists what was not checked.
 
-use super::load::{Hardware, Loaded, Sources};
+use super::load::{Hardware, Loaded, Machine, Sources};
 use super::{exit, show};
 use daq_core::check::{CheckContext, FileUse};
 use daq_core::claim::Claim;
@@ -15,12 +15,12 @@ use daq_pipelines::runtime::Ledgers;
 use std::path::Path;
 
 /// Checks the configuration and prints the result.
-pub(super) fn check(registry: &Registry, sources: &Sources, no_hardware: bool) -> u8 {
-    let hardware = if no_hardware {
-        Hardware::None
-    } else {
-        Hardware::Detect
+pub(super) fn check(registry: &Registry, sources: &Sources, machine: &Machine) -> u8 {
+    let recorded = match machine.recorded() {
+        Ok(recorded) => recorded,
+        Err(code) => return code,
     };
+    let hardware = machine.hardware(recorded.as_ref(), Hardware::Detect);
     let (loaded, mut unchecked) = match Loaded::check(registry, sources, hardware) {
         Ok(loaded) => loaded,
         Err(code) => return code,
@@ -38,7 +38,10 @@ pub(super) fn check(registry: &Registry, sources: &Sources, no_hardware: bool) -
         return exit::UNAVAILABLE;
     }
     let listen = loaded.http.as_ref().map(|http| http.listen);
-    match listen.filter(|_| !no_hardware).map(http::bind) {
+    match listen
+        .filter(|_| hardware == Hardware::Detect)
+        .map(http::bind)
+    {
         None | Some(Ok(_)) => {}
         Some(Err(error)) => {
             print_error!(
@@ -47,13 +50,16 @@ pub(super) fn check(registry: &Registry, sources: &Sources, no_hardware: bool) -
             return exit::UNAVAILABLE;
         }
     }
-    if no_hardware {
+    if let Some(option) = hardware.option() {
         if let Some(listen) = listen {
             let claim = Claim::TcpPort(listen);
-            unchecked.push(format!("[http]: whether {claim} is free (--no-hardware)"));
+            unchecked.push(format!("[http]: whether {claim} is free ({option})"));
         }
-        let what = "cores, memory, GPUs and network interfaces of this machine (--no-hardware)";
-        unchecked.push(what.to_owned());
+        let what = match hardware {
+            Hardware::Recorded(_) => "memory and network interfaces of the recorded machine",
+            _ => "cores, memory, GPUs and network interfaces of this machine",
+        };
+        unchecked.push(format!("{what} ({option})"));
     }
     unchecked.extend(claims(&loaded.config));
     let mut text = format!("{}: ok ({})\n", plan.name, counts.join(", "));
@@ -81,24 +87,24 @@ fn claims(config: &Config) -> Vec<String> {
 /// Checks the files that `config` names. Returns descriptions of the checks that were skipped.
 ///
 /// Kernels are part of the configuration and are always checked. Other files are located on the machine that runs the
-/// pipeline. They are checked only if `is_here` is true, that is, if that machine is this machine.
+/// pipeline. They are not checked if `elsewhere` is the option that selects another machine than this one.
 pub(super) fn files(
     config: &Config,
     directory: &Path,
-    is_here: bool,
+    elsewhere: Option<&str>,
     document: &mut Document,
     diagnostics: &mut Diagnostics,
 ) -> Vec<String> {
     let mut unchecked = Vec::new();
     for (section, file) in config.files() {
-        if !is_here && section.kind() != "kernel" {
+        if let Some(option) = elsewhere.filter(|_| section.kind() != "kernel") {
             let what = match file.purpose {
                 FileUse::Reads | FileUse::ReadsAny => "exists",
                 FileUse::Writes | FileUse::WritesInto => "can be written to",
             };
             let path = file.path.display();
             unchecked.push(format!(
-                "[{}]: whether {path} {what} (--no-hardware)",
+                "[{}]: whether {path} {what} ({option})",
                 section.title()
             ));
             continue;

@@ -1,6 +1,6 @@
 //! Builds a plan from files, environment variables and `--set`, and prints all errors.
 
-use super::{check, exit, state, tune};
+use super::{check, exit, state, topo, tune};
 use clap::Args;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
@@ -64,6 +64,37 @@ impl Sources {
     }
 }
 
+/// Arguments that name the machine, if that is not this machine with its hardware.
+#[derive(Clone, Debug, Args)]
+pub(super) struct Machine {
+    /// Do not use this machine's hardware. `daq check` lists the checks that are skipped.
+    #[arg(long)]
+    no_hardware: bool,
+    /// Use the hardware of the machine that `daq topo --record` saved in DIR.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_hardware")]
+    topology: Option<PathBuf>,
+}
+
+impl Machine {
+    /// Loads the recorded machine, if one is named; prints errors and returns the exit code on failure.
+    pub(super) fn recorded(&self) -> Result<Option<Topology>, u8> {
+        self.topology.as_deref().map(topo::load).transpose()
+    }
+
+    /// Returns the hardware to use: that of the machine `recorded`, none, or `here`.
+    pub(super) const fn hardware<'a>(
+        &self,
+        recorded: Option<&'a Topology>,
+        here: Hardware<'a>,
+    ) -> Hardware<'a> {
+        match recorded {
+            Some(topology) => Hardware::Recorded(topology),
+            None if self.no_hardware => Hardware::None,
+            None => here,
+        }
+    }
+}
+
 /// The hardware that the plan can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hardware<'a> {
@@ -84,6 +115,17 @@ pub(super) struct Loaded {
     pub(super) plan: Plan,
     /// The section `[http]`; `None` if the configuration has no such section.
     pub(super) http: Option<Http>,
+}
+
+impl Hardware<'_> {
+    /// Returns the option that selects another machine than this one; `None` for this machine.
+    pub(super) const fn option(self) -> Option<&'static str> {
+        match self {
+            Self::None => Some("--no-hardware"),
+            Self::Recorded(_) => Some("--topology"),
+            Self::Detect | Self::Probe => None,
+        }
+    }
 }
 
 impl Loaded {
@@ -210,11 +252,10 @@ impl Loaded {
         }
         let plan = resolve(&config, &topology, &around, diagnostics);
         if let Some(unchecked) = unchecked {
-            let has_hardware = hardware != Hardware::None;
             *unchecked = check::files(
                 &config,
                 &around.directory,
-                has_hardware,
+                hardware.option(),
                 document,
                 diagnostics,
             );

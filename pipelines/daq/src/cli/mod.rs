@@ -26,7 +26,7 @@ use daq_core::entry::Registry;
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, print_error};
-use load::{Hardware, Loaded, Sources};
+use load::{Hardware, Loaded, Machine, Sources};
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -62,20 +62,15 @@ enum Command {
     Check {
         #[command(flatten)]
         sources: Sources,
-        /// Do not use this machine's hardware. The checks that are skipped are listed.
-        #[arg(long)]
-        no_hardware: bool,
+        #[command(flatten)]
+        machine: Machine,
     },
     /// Print the plan: what runs where, with sizes, data paths and reasons.
     Plan {
         #[command(flatten)]
         sources: Sources,
-        /// Plan without this machine's hardware.
-        #[arg(long)]
-        no_hardware: bool,
-        /// Plan for the machine that `daq topo --record` saved in DIR.
-        #[arg(long, value_name = "DIR", conflicts_with = "no_hardware")]
-        topology: Option<PathBuf>,
+        #[command(flatten)]
+        machine: Machine,
         /// Print JSON.
         #[arg(long)]
         json: bool,
@@ -163,16 +158,12 @@ pub fn main_with(registry: &Registry) -> ExitCode {
     };
     let code = match cli.command {
         Command::Run(args) => run::run(registry, &args),
-        Command::Check {
-            sources,
-            no_hardware,
-        } => check::check(registry, &sources, no_hardware),
+        Command::Check { sources, machine } => check::check(registry, &sources, &machine),
         Command::Plan {
             sources,
-            no_hardware,
-            topology,
+            machine,
             json,
-        } => plan(registry, &sources, no_hardware, topology.as_deref(), json),
+        } => plan(registry, &sources, &machine, json),
         Command::Ls(args) => ls::ls(&args),
         Command::List => show(&list::list(registry)),
         Command::New { parts } => new(registry, &parts),
@@ -229,22 +220,12 @@ fn show(text: &str) -> u8 {
     }
 }
 
-fn plan(
-    registry: &Registry,
-    sources: &Sources,
-    no_hardware: bool,
-    recorded: Option<&Path>,
-    json: bool,
-) -> u8 {
-    let there = match recorded.map(topo::load).transpose() {
-        Ok(there) => there,
+fn plan(registry: &Registry, sources: &Sources, machine: &Machine, json: bool) -> u8 {
+    let recorded = match machine.recorded() {
+        Ok(recorded) => recorded,
         Err(code) => return code,
     };
-    let hardware = match &there {
-        Some(topology) => Hardware::Recorded(topology),
-        None if no_hardware => Hardware::None,
-        None => Hardware::Probe,
-    };
+    let hardware = machine.hardware(recorded.as_ref(), Hardware::Probe);
     match Loaded::read(registry, sources, hardware) {
         Ok(Loaded { plan, .. }) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => show(&(text + "\n")),
