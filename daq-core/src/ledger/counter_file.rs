@@ -15,6 +15,7 @@
 //! file, a store to the mirror faults; the guard then replaces it by zero pages, and the run continues with complete
 //! ledgers ([`CounterFile::is_state_lost`]).
 
+use super::ReaderLedger;
 use crate::file::{self, Links};
 use crate::sys::guard::Guard;
 use memmap2::MmapRaw;
@@ -314,7 +315,7 @@ pub struct LastRun {
     pub start_ns: u64,
     /// Whether the run ended cleanly.
     pub ended: bool,
-    /// Names and values of the counters.
+    /// Names and values of the counters, without those that have the value [`ReaderLedger::UNLIMITED`].
     pub counters: Vec<(String, u64)>,
 }
 
@@ -345,10 +346,11 @@ impl LastRun {
             let record = HEADER + i * RECORD;
             let name = bytes.get(record..record + NAME)?;
             let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME);
-            counters.push((
-                String::from_utf8_lossy(&name[..end]).into_owned(),
-                word(record + NAME)?,
-            ));
+            let name = String::from_utf8_lossy(&name[..end]).into_owned();
+            let value = word(record + NAME)?;
+            if value != ReaderLedger::UNLIMITED || !name.ends_with(".leased") {
+                counters.push((name, value));
+            }
         }
         Some(Self {
             pid: word(8)?,

@@ -9,8 +9,8 @@ ledger! {
     ledger ReaderLedger {
         /// Number of frames published before the reader attached (gauge).
         attached: Counter,
-        /// Number of frames leased, including those that a poll in progress may lease; 2^62 while a guarantee protects
-        /// all frames (gauge).
+        /// Number of frames leased, including those that a poll in progress may lease, or
+        /// [`UNLIMITED`](ReaderLedger::UNLIMITED) (gauge).
         leased: Counter,
     }
     /// A snapshot of a reader's ledger.
@@ -78,6 +78,12 @@ ledger! {
         },
     }
     equation published = read + overrun + discarded + dropped_incomplete, pending;
+}
+
+impl ReaderLedger {
+    /// Value of `leased` with which a report counts no frame as overrun, because a guarantee protects all frames or
+    /// because the reader itself counts them. It is larger than any number of frames, and not shown to users.
+    pub const UNLIMITED: u64 = 1 << 62;
 }
 
 impl ReaderReport {

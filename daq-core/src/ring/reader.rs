@@ -67,9 +67,6 @@ enum Notification {
     },
 }
 
-/// Value of `leased` in the ledger of a guaranteed reader, whose frames cannot be overwritten.
-const ALL_PROTECTED: u64 = 1 << 62;
-
 impl Reader {
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -90,7 +87,7 @@ impl Reader {
         let in_flight = InFlightLeases::new(shared.options.slots);
         ledger.attached.set(position);
         if guarantee {
-            ledger.leased.set(ALL_PROTECTED);
+            ledger.leased.set(ReaderLedger::UNLIMITED);
         }
         Self {
             timed: shared.ledger.times.recorded(),

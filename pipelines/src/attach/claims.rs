@@ -3,9 +3,6 @@
 use super::protocol::Progress;
 use daq_core::ledger::ReaderLedger;
 
-/// Value of `leased` in the ledger of a reader whose overwritten frames only the reader itself counts.
-const COUNTED_BY_READER: u64 = 1 << 62;
-
 /// The counts that a client has reported so far. They never decrease, and their sum never exceeds the number of frames
 /// between `first` and `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +126,7 @@ impl Claims {
     /// Stores the counts in the ledger of a client without a guarantee.
     pub(super) fn store(&self, ledger: &ReaderLedger) {
         ledger.attached.set(self.first);
-        ledger.leased.set(COUNTED_BY_READER);
+        ledger.leased.set(ReaderLedger::UNLIMITED);
         ledger.read.set(self.progress.read);
         ledger.overrun.set(self.progress.overrun);
         ledger.discarded.set(self.progress.discarded);

@@ -174,6 +174,7 @@ mod tests {
         copy.frames.add(3);
         copy.sizes.of(4 << 20).add(2);
         copy.in_flight.set(1);
+        reader.leased.set(ReaderLedger::UNLIMITED);
         reader.read.add(3);
         kernel.input.add(3);
         kernel.device.launches.add(2);
