@@ -49,7 +49,8 @@ pub enum SinkError {
         /// Why it is not available, and how to fix it.
         why: String,
     },
-    /// The process has reached a limit, such as that of open files.
+    /// Something that the sink needs is not available: a server, a network card, or a limit such as that of open files is
+    /// reached.
     #[error("{what}: {why}")]
     Unavailable {
         /// The object or the operation that failed.

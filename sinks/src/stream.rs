@@ -285,7 +285,7 @@ impl StreamKeys {
             },
             Err(error) => error.to_string(),
         };
-        Err(SinkError::Failed {
+        Err(SinkError::Unavailable {
             what: format!("receiver {}", self.to),
             why: format!(
                 "{why}; set `to` to the receiver's IP address, or make the name resolvable on this host"
@@ -363,7 +363,7 @@ impl SinkSpec for StreamKeys {
         let rails = self.rails();
         let nics = rails
             .open(context.nic.as_deref())
-            .map_err(|error| SinkError::Failed {
+            .map_err(|error| SinkError::Unavailable {
                 what: format!("card {}", error.nic),
                 why: error.to_string(),
             })?;
@@ -386,6 +386,14 @@ impl SinkSpec for StreamKeys {
     }
 }
 
+/// Removes the receiver's address from the beginning of `why` if `what` already names it.
+fn without_address(why: String, what: &str) -> String {
+    match why.split_once(": ") {
+        Some((address, rest)) if what.strip_prefix("receiver ") == Some(address) => rest.to_owned(),
+        _ => why,
+    }
+}
+
 struct StreamSink {
     sender: Sender,
     what: String,
@@ -398,8 +406,8 @@ impl Sink for StreamSink {
             .sender
             .send(lease, from)
             .map_err(|unavailable| SinkError::Away {
+                why: without_address(unavailable.why, &self.what),
                 what: self.what.clone(),
-                why: unavailable.why,
             })?;
         let bytes: usize = (from..from + sent).map(|i| lease.length(i)).sum();
         self.ledger.frames.add(sent as u64);

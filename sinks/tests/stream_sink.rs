@@ -157,7 +157,7 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
     .unwrap();
     let refused = card.build(make()).err().unwrap();
     assert!(
-        matches!(refused, SinkError::Failed { ref what, .. } if what == "card no such card"),
+        matches!(refused, SinkError::Unavailable { ref what, .. } if what == "card no such card"),
         "{refused:?}"
     );
 
@@ -174,6 +174,7 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
             matches!(away, SinkError::Away { ref what, .. } if what == "receiver 127.0.0.1:1"),
             "{away}"
         );
+        assert_eq!(away.to_string().matches("127.0.0.1:1").count(), 1, "{away}");
         drop(lease);
         sink.tick().unwrap();
         sink.finish().unwrap();

@@ -279,15 +279,13 @@ impl StreamConfig {
 
     /// Returns the listener, which rejects peers without access.
     fn listener(&self, context: &SourceContext) -> Result<Listener, SourceError> {
-        let listen = self.listen.to_string();
-        let failed =
-            |why: &dyn std::fmt::Display| SourceError::new(listen.clone(), why.to_string());
         let token = self.token_keys().read(&context.directory);
-        let token = token.map_err(|error| failed(&error))?;
+        let token =
+            token.map_err(|error| SourceError::new(self.listen.to_string(), error.to_string()))?;
         let listener = self
             .connection()
             .listener(self.listen)
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| SourceError::new("`listen`", error.to_string()))?;
         let allowed = self.from.clone();
         let access = Access {
             name: format!("source {}", context.name),

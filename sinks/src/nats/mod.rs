@@ -202,5 +202,5 @@ impl SinkSpec for NatsKeys {
 }
 
 fn failed(NatsError { what, why }: NatsError) -> SinkError {
-    SinkError::Failed { what, why }
+    SinkError::Unavailable { what, why }
 }
