@@ -30,7 +30,7 @@
 
 mod engine;
 
-use crate::packet::frames::{CHANGE_SLOT, sample_layout};
+use crate::packet::frames::{CHANGE_SLOT, frame_per_slot, sample_layout};
 use crate::packet::keep::name_problems;
 use daq_core::check::NamedFile;
 use daq_core::config::{Diagnostics, List, Problem, Section};
@@ -43,7 +43,6 @@ use daq_core::layout::{Layout, Samples};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
-use daq_core::units::ByteSize;
 use daq_nats::keys::{self as server, Connection, Login, Server, Tls};
 use daq_nats::options::{Begin, ConsumerCounters, ConsumerOptions};
 use daq_nats::wire::MAX_PACKETS_PER_FRAME;
@@ -253,18 +252,7 @@ impl SourceSpec for NatsSource {
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        let packets = self.config.packets_per_frame;
-        if slot_bytes < packets as usize {
-            let slot = ByteSize(slot_bytes as u64);
-            let message =
-                format!("`packets_per_frame` is {packets}, but a slot of {slot} has fewer bytes");
-            return Err(Problem::at("packets_per_frame", message)
-                .help("raise `slot` of the ring, or lower `packets_per_frame`"));
-        }
-        Ok(Geometry {
-            frame_bytes: slot_bytes,
-            ..Geometry::new(packets, slot_bytes / packets as usize)
-        })
+        frame_per_slot(self.config.packets_per_frame, slot_bytes)
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {

@@ -312,6 +312,25 @@ impl Frames {
 pub(crate) const CHANGE_SLOT: &str =
     "correct `type`, `complex` or `channels`, or change `slot` of the ring";
 
+/// Returns the geometry of frames that another host has already assembled, each of at most one slot.
+pub(crate) fn frame_per_slot(
+    packets_per_frame: u32,
+    slot_bytes: usize,
+) -> Result<Geometry, Problem> {
+    if slot_bytes < packets_per_frame as usize {
+        let slot = ByteSize(slot_bytes as u64);
+        let message = format!(
+            "`packets_per_frame` is {packets_per_frame}, but a slot of {slot} has fewer bytes, and each packet needs at least 1 byte"
+        );
+        return Err(Problem::at("packets_per_frame", message)
+            .help("raise `slot` of the ring, or lower `packets_per_frame`"));
+    }
+    Ok(Geometry {
+        frame_bytes: slot_bytes,
+        ..Geometry::new(packets_per_frame, slot_bytes / packets_per_frame as usize)
+    })
+}
+
 /// Returns the layout of frames of `bytes` bytes. The error contains `help` as its fix.
 pub(crate) fn sample_layout(
     samples: &Samples,

@@ -26,7 +26,7 @@
 //! | a sender ends the stream intentionally with `connection = "cm"`, which cannot signal the end | `peer-gone` |
 //! | no sender is connected | nothing: the source waits |
 
-use crate::packet::frames::{CHANGE_SLOT, sample_layout};
+use crate::packet::frames::{CHANGE_SLOT, frame_per_slot, sample_layout};
 use crate::packet::keep::name_problems;
 use crate::sender::{self, Allowed};
 use daq_core::check::{FileUse, NamedFile};
@@ -352,15 +352,7 @@ impl SourceSpec for StreamSource {
     }
 
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        let packets_per_frame = self.config.packets_per_frame;
-        if slot_bytes < packets_per_frame as usize {
-            let slot = ByteSize(slot_bytes as u64);
-            let message = format!(
-                "`packets_per_frame` is {packets_per_frame}, but a slot of {slot} has fewer bytes, and each packet needs at least 1 byte"
-            );
-            return Err(Problem::at("packets_per_frame", message)
-                .help("raise `slot` of the ring, or lower `packets_per_frame`"));
-        }
+        let geometry = frame_per_slot(self.config.packets_per_frame, slot_bytes)?;
         if self.config.service() == Service::Ud && slot_bytes > MAX_DATAGRAM {
             let slot = ByteSize(slot_bytes as u64);
             let message = format!("a frame of {slot} does not fit into a datagram");
@@ -369,10 +361,7 @@ impl SourceSpec for StreamSource {
                  KiB",
             ));
         }
-        Ok(Geometry {
-            frame_bytes: slot_bytes,
-            ..Geometry::new(packets_per_frame, slot_bytes / packets_per_frame as usize)
-        })
+        Ok(geometry)
     }
 
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
