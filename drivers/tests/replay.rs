@@ -528,6 +528,30 @@ fn recording_replay_has_same_bytes_and_gaps() {
 }
 
 #[test]
+fn truncated_recording_is_noted_with_the_length_of_its_last_frame() {
+    let dir = TempDir::new().unwrap();
+    let notes = |missing: u64| {
+        let meta = ours(3, vec![capture(0, 10, 1, 1000)], vec![]);
+        let path = store(
+            dir.path(),
+            "raw-000000",
+            &meta,
+            &bytes(0, 3 * FRAME - missing),
+        );
+        let notes = spec(&ENTRY, &sigmf_text(&path, "")).unwrap().notes();
+        notes.join("\n")
+    };
+    assert_eq!(notes(0), "");
+    let short = notes(96);
+    assert!(
+        short.ends_with("is truncated: 96 B are missing; its last frame has 160 of 256 bytes, so it is incomplete"),
+        "{short}"
+    );
+    let whole = notes(FRAME);
+    assert!(whole.ends_with("256 B are missing"), "{whole}");
+}
+
+#[test]
 fn recording_is_looped() {
     let dir = TempDir::new().unwrap();
     // Frames 10, 11, 14, then a restarted count: 12, 13. Missing packets: the first and the last packet of a pass, and

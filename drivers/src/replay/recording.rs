@@ -176,14 +176,23 @@ impl Recording {
             Problem::at("path", message).help("keep the data file next to its metadata")
         })?;
         let bytes = bytes.len();
+        let spans = meta.spans(bytes);
         if let Some(stream) = &meta.global.stream
             && bytes < stream.bytes
         {
-            let lacking = ByteSize(stream.bytes - bytes);
-            self.notes.push(format!(
-                "{} is truncated: {lacking} are missing",
-                data.display()
-            ));
+            let (data, lacking) = (data.display(), ByteSize(stream.bytes - bytes));
+            let last = spans
+                .last()
+                .and_then(|span| span.bytes.checked_rem(stream.frame_bytes));
+            let last = match last {
+                None | Some(0) => String::new(),
+                Some(rest) => format!(
+                    "; its last frame has {rest} of {} bytes, so it is incomplete",
+                    stream.frame_bytes
+                ),
+            };
+            self.notes
+                .push(format!("{data} is truncated: {lacking} are missing{last}"));
         }
         if meta
             .annotations
@@ -197,7 +206,6 @@ impl Recording {
         }
         let file = self.files.len();
         let group = self.group as u64;
-        let spans = meta.spans(bytes);
         for span in &spans {
             let capture = &meta.captures[span.capture];
             let sequence = capture.sequence.filter(|_| self.stream.is_some());
