@@ -197,7 +197,7 @@ impl KeptFields {
 pub struct FrameMeta {
     /// The frame's number, as counted by its producer; unique together with `epoch`.
     pub sequence: u64,
-    /// Number of times that the producer has restarted its frame numbers.
+    /// Number of the epoch; the first epoch of a source is 1.
     pub epoch: u32,
     /// Flags of the frame.
     pub flags: Flags,

@@ -302,7 +302,8 @@ impl PersistentKernel {
         let mut stores = self.board.stores().map_err(lost)?;
         self.records
             .write(&mut stores, 0, self.input.slots, |i, record| {
-                record::prepublish(i as u64, 0, record);
+                // The first epoch of a source is 1.
+                record::prepublish(i as u64, 1, record);
                 Ok(())
             })
     }

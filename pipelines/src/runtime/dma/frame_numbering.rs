@@ -109,8 +109,8 @@ impl FrameNumbering {
         if !std::mem::take(&mut self.opens) {
             return;
         }
-        let epochs = ledger.epochs.get();
-        ledger.epochs.set(epochs + 1);
+        let epochs = ledger.epochs.get() + 1;
+        ledger.epochs.set(epochs);
         self.epoch = u32::try_from(epochs).unwrap_or(u32::MAX);
         self.flags = Flags::EPOCH;
     }
@@ -325,7 +325,7 @@ mod tests {
         };
         let both = Flags::EPOCH.with(Flags::INCOMPLETE);
         let first = numbering.reported(origin(40, 7, Flags::INCOMPLETE), 0, &ledger);
-        assert_eq!((first.sequence, first.epoch, first.flags), (40, 0, both));
+        assert_eq!((first.sequence, first.epoch, first.flags), (40, 1, both));
         assert_eq!(first.kept.get(0), Some(40));
         assert_eq!((first.packets_per_frame, first.arrived), (3, 2));
         let next = numbering.reported(origin(43, 7, both), 2, &ledger);
@@ -333,7 +333,7 @@ mod tests {
         let restarted = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);
         assert_eq!(
             (restarted.sequence, restarted.epoch, restarted.flags),
-            (0, 1, Flags::EPOCH)
+            (0, 2, Flags::EPOCH)
         );
         let found = report(&ledger, 3);
         assert_eq!((found.expected, found.lost["wire_gap"]), (5, 2));
