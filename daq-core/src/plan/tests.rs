@@ -17,6 +17,7 @@ use crate::config::{Diagnostics, Document, Problem};
 use crate::entry::{
     EngineRequirements, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec,
 };
+use crate::gpu::driver::PeerLink;
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
@@ -320,6 +321,18 @@ fn host() -> Topology {
 fn with_gpu() -> Topology {
     Topology {
         gpus: vec![Gpu::new(0, "Test GPU")],
+        ..host()
+    }
+}
+
+/// Returns a machine with two GPUs that access each other over `link`.
+fn two_gpus(link: Option<PeerLink>) -> Topology {
+    let gpu = |ordinal: u32| Gpu {
+        peers: Some(link.map(|link| (1 - ordinal, link)).into_iter().collect()),
+        ..Gpu::new(ordinal, "Test GPU")
+    };
+    Topology {
+        gpus: vec![gpu(0), gpu(1)],
         ..host()
     }
 }

@@ -1,7 +1,6 @@
 //! Tests of plans for machines with several GPUs.
 
 use super::*;
-use crate::gpu::driver::PeerLink;
 use crate::topology::tree::PciDevice;
 
 /// A source whose ring is read by two kernels.
@@ -37,18 +36,6 @@ output = "right"
 driver = "void"
 input = "right"
 "#;
-
-/// Returns a machine with two GPUs that access each other over `link`.
-fn two_gpus(link: Option<PeerLink>) -> Topology {
-    let gpu = |ordinal: u32| Gpu {
-        peers: Some(link.map(|link| (1 - ordinal, link)).into_iter().collect()),
-        ..Gpu::new(ordinal, "Test GPU")
-    };
-    Topology {
-        gpus: vec![gpu(0), gpu(1)],
-        ..host()
-    }
-}
 
 fn device(address: &str) -> PciDevice {
     PciDevice {

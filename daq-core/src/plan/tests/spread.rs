@@ -1,7 +1,6 @@
 //! Tests of plans with rings that are spread over several GPUs.
 
 use super::*;
-use crate::gpu::driver::PeerLink;
 use crate::plan::Spread;
 use crate::staging::Tile;
 
@@ -41,17 +40,6 @@ output = "sums"
 driver = "void"
 input = "sums"
 "#;
-
-fn two_gpus(link: Option<PeerLink>) -> Topology {
-    let gpu = |ordinal: u32| Gpu {
-        peers: Some(link.map(|link| (1 - ordinal, link)).into_iter().collect()),
-        ..Gpu::new(ordinal, "Test GPU")
-    };
-    Topology {
-        gpus: vec![gpu(0), gpu(1)],
-        ..host()
-    }
-}
 
 fn plan(text: &str) -> Plan {
     plan_of(text, &two_gpus(Some(PeerLink::NvLink))).unwrap()
