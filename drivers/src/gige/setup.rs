@@ -90,8 +90,18 @@ impl Session {
             setup: Setup::default(),
             heartbeat_timeout: Duration::from_millis(heartbeat.into()),
         };
-        session.setup = session.configure(steps)?;
-        Ok(session)
+        match session.configure(steps) {
+            Ok(setup) => {
+                session.setup = setup;
+                Ok(session)
+            }
+            Err(error) => {
+                // Otherwise the camera refuses the next attempt until its heartbeat timeout has passed. If the camera does
+                // not answer, the first error is the one to report.
+                let _ = session.control.write(register::PRIVILEGE, 0);
+                Err(error)
+            }
+        }
     }
 
     /// Returns what the source must know about the camera.

@@ -256,10 +256,12 @@ impl Core {
             port: None,
         };
         let limited = filter::attach(self.parts.stream.as_fd(), &[allowed], true);
-        limited.map_err(|error| failed(SetupError::Filter(error)))?;
-        // The receiving thread must know the camera before the first packet arrives.
-        self.link.renew(camera, session.setup());
-        match session.start() {
+        let started = limited.map_err(SetupError::Filter).and_then(|()| {
+            // The receiving thread must know the camera before the first packet arrives.
+            self.link.renew(camera, session.setup());
+            session.start()
+        });
+        match started {
             Ok(()) => Ok(session),
             Err(error) => {
                 session.close();

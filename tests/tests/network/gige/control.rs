@@ -181,7 +181,8 @@ fn wrong_image_is_an_error_that_names_both() {
 #[test]
 fn failed_set_up_is_reported_and_retried() {
     let camera = Camera::start(&Options {
-        heartbeat_ms: 60_000,
+        // Longer than this test waits, so daq must end the control of the camera after each failure.
+        heartbeat_ms: 600_000,
         ..options(None)
     })
     .unwrap();
