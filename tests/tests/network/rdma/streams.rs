@@ -40,6 +40,8 @@ pub(super) fn far(port: u16, keys: &str, sink: &str) -> Daq {
 pub(super) const FILE: &str =
     "driver = \"file\"\npath = \"out\"\nbuffer = \"64 KiB\"\nsegment = \"1 MiB\"";
 pub(super) const CARD: &str = "transport = \"rdma\"\nnics = [\"emulated\"]";
+/// Ends a sender that cannot send its frames without waiting for them.
+const NO_DRAIN: [&str; 2] = ["--drain", "100 ms"];
 pub(super) const TCP: &str = "transport = \"tcp\"";
 
 /// Returns the data of all segments, in order.
@@ -249,7 +251,7 @@ fn slow_remote_reader_applies_backpressure() {
 fn peer_missing_is_reported_and_run_ends() {
     let port = free_tcp_port();
     let sender = near(port, 10, CARD, "");
-    let mut here = sender.spawn(&[]);
+    let mut here = sender.spawn(&NO_DRAIN);
     here.wait_log("is not available");
     let outcome = here.stop();
     assert_contains!(outcome.stderr => &format!("receiver 127.0.0.1:{port}"));
@@ -273,7 +275,7 @@ fn sender_without_token_or_from_other_address_is_rejected() {
         format!("{CARD}\ntoken = \"c0ffee00c0ffee00c0ffee01\""),
     ] {
         let sender = near(port, frames, &keys, "");
-        let mut here = sender.spawn(&[]);
+        let mut here = sender.spawn(&NO_DRAIN);
         live.wait_log("refused a connection from 127.0.0.1:");
         here.wait_log("token: set the `token` of this source");
         let log = here.stop().stderr;
@@ -297,7 +299,7 @@ fn sender_without_token_or_from_other_address_is_rejected() {
     let mut live = receiver.spawn(&[]);
     live.wait_ready();
     let sender = near(port, frames, CARD, "");
-    let here = sender.spawn(&[]);
+    let here = sender.spawn(&NO_DRAIN);
     live.wait_log("the sender's address is not in `from`");
     live.wait_count("sources.link.counts.refused", 1);
     let _ = here.stop();
