@@ -191,13 +191,26 @@ impl Login {
             Self {
                 credentials_file: Some(file),
                 ..
-            } => Secret::Credentials(read("login.credentials_file", file)?),
+            // The client requires an end of the last line.
+            } => Secret::Credentials(read("login.credentials_file", file)? + "\n"),
             _ => Secret::None,
         })
     }
 }
 
 impl Tls {
+    /// Checks that the files can be read, because errors of the client do not name them.
+    pub fn check(&self, directory: &Path) -> Result<(), NatsError> {
+        for (key, file) in self.files() {
+            let Some(file) = file else { continue };
+            let path = directory.join(file);
+            daq_core::file::read(&path).map_err(|error| {
+                NatsError::new(format!("{key} {}", path.display()), error.to_string())
+            })?;
+        }
+        Ok(())
+    }
+
     fn files(&self) -> [(&'static str, Option<&PathBuf>); 3] {
         [
             ("tls.ca_file", self.ca_file.as_ref()),

@@ -211,6 +211,7 @@ async fn connect(
     };
     if let Some(tls) = &connection.tls {
         options = options.require_tls(true);
+        tls.check(&connection.directory)?;
         let at = |file: &std::path::PathBuf| connection.directory.join(file);
         if let Some(file) = &tls.ca_file {
             options = options.add_root_certificates(at(file));
@@ -248,7 +249,21 @@ fn connect_error(error: &ConnectError, has_login: bool) -> String {
             format!("{text}; {fix}")
         }
         ConnectErrorKind::Tls => {
-            format!("{text}; set `tls.ca_file` to the certificate that signs the server's")
+            format!(
+                "{text}; the files that `tls` names must be PEM files with certificates and a private key"
+            )
+        }
+        // Errors of the TLS handshake have no kind of their own.
+        ConnectErrorKind::Io if text.contains("invalid peer certificate") => {
+            format!(
+                "{text}; set `tls.ca_file` to the certificate that signs the server's, and write its name in `servers` as in \
+                 its certificate"
+            )
+        }
+        ConnectErrorKind::Io if text.contains("fatal alert") => {
+            format!(
+                "{text}; set `tls.certificate_file` and `tls.key_file` to a certificate that the server accepts"
+            )
         }
         ConnectErrorKind::Dns => {
             format!("{text}; correct `servers`, or make the name resolvable on this host")

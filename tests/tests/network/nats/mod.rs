@@ -3,6 +3,7 @@
 mod cluster;
 mod errors;
 mod kills;
+mod login;
 mod server;
 mod source;
 mod stored;
