@@ -175,7 +175,14 @@ pub fn expected(first: u64, frames: u64, bytes: u64) -> Vec<u8> {
 /// The messages of the stream OBS, as nats-py reads them.
 pub fn stored(python: &Python, port: u16) -> Vec<serde_json::Value> {
     let body = "\
-sub = await js.pull_subscribe('', stream='OBS', config=api.ConsumerConfig(ack_policy=api.AckPolicy.NONE))
+# A cluster that elects a leader drops requests.
+js = nc.jetstream(timeout=5)
+for _ in range(12):
+    try:
+        sub = await js.pull_subscribe('', stream='OBS', config=api.ConsumerConfig(ack_policy=api.AckPolicy.NONE))
+        break
+    except nats.errors.TimeoutError:
+        pass
 left = (await js.stream_info('OBS')).state.messages
 while left:
     for m in await sub.fetch(min(left, 500), timeout=20):
