@@ -80,6 +80,8 @@ fn receiver_that_stalls_is_detected_and_gets_every_frame() {
     loop {
         match near.sender.send(&lease, taken) {
             Ok(frames) => taken += frames,
+            // The stall may also keep credits back, so that no frame is in flight until the connection is checked.
+            Err(away) if away.why.contains("its ring is full") => {}
             Err(away) => break assert!(!away.why.is_empty()),
         }
         assert!(begun.elapsed() < HANG);
