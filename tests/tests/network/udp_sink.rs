@@ -191,7 +191,7 @@ fn receiver(streams: &[(&str, u16, &str)], slot: usize) -> (Daq, Live) {
         write!(
             text,
             "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\n\
-             [source.{name}.format]\n{format}\n[ring.{name}]\nmemory = \"host\"\nslot = {slot}\nslots = 32\n\
+             [source.{name}.format]\n{format}\n[ring.{name}]\nmemory = \"host\"\nslot = {slot}\nslots = 64\n\
              [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         )
         .unwrap();
