@@ -64,22 +64,17 @@ impl Method {
 pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
     let scratch = Scratch::new("tcp", "", None)?;
     let environment = Environment::new(common.registry.clone(), scratch, None)?;
-    let (
-        Args {
-            connections, depth, ..
-        },
-        window,
-    ) = (args, common.window.0);
+    let window = common.window.0;
     let compared = common.compare(&args.sizes, &Method::ALL, |&bytes, method| {
         let figures = match method {
-            Method::Baseline => baseline(bytes, *connections, window)?,
-            Method::Stream => stream(&environment, bytes, (*connections, *depth), window)?,
+            Method::Baseline => baseline(bytes, args.connections, window)?,
+            Method::Stream => stream(&environment, bytes, args, window)?,
         };
         Ok(Some(figures))
     })?;
     let title = format!(
-        "TCP over loopback, connections: {connections}, {} per measurement; each end has one thread, whose CPU time is given",
-        common.window
+        "TCP over loopback, connections: {}, {} per measurement; each end has one thread, whose CPU time is given",
+        args.connections, common.window
     );
     let columns =
         "method | size | MB/s | frames/s | sender CPU s/GB | receiver CPU s/GB | × baseline loop";
@@ -207,12 +202,13 @@ fn baseline(bytes: usize, connections: usize, window: Duration) -> Result<[f64; 
 fn stream(
     environment: &Environment,
     bytes: usize,
-    (connections, depth): (usize, usize),
+    args: &Args,
     window: Duration,
 ) -> Result<[f64; 3], BenchError> {
     let host = Ipv4Addr::LOCALHOST;
     let port = free_port(host.into())?;
     let ring = format!("[ring.raw]\nslot = {bytes}\nslots = {}\n", slots(bytes));
+    let (connections, depth) = (args.connections, args.depth);
     let tcp = format!("driver = \"stream\"\ntransport = \"tcp\"\nconnections = {connections}\n");
     let receiver = environment.start(&format!(
         "[source.rx]\n{tcp}ring = \"raw\"\nlisten = \"{host}:{port}\"\n{ring}\
