@@ -303,7 +303,8 @@ impl Written {
             let node = table.get_mut(&key).map(|entry| &mut entry.node);
             let kind = node.as_ref().map_or("missing", |node| node.kind());
             table = node.and_then(Node::table_mut).ok_or_else(|| {
-                Box::new(self.error(format!("`{title}` is {kind} and has no key `{last}`")))
+                let diagnostic = self.error(format!("`{title}` is {kind} and has no key `{last}`"));
+                Box::new(diagnostic.help(format!("set the whole value: `{title}=VALUE`")))
             })?;
         }
         let node = self.node(diagnostics);
@@ -313,7 +314,10 @@ impl Written {
             From::Environment(_) => self.path,
         };
         match table.get_mut(&key) {
-            Some(entry) if entry.node.table().is_some() && node.table().is_none() => {
+            // Only values of sections can change from a table to another type.
+            Some(entry)
+                if above.len() < 2 && entry.node.table().is_some() && node.table().is_none() =>
+            {
                 let diagnostic = self.error(format!("`{title}.{key}` is a table, not a value"));
                 let inner = entry.node.table().and_then(|table| table.entries.first());
                 let inner = inner.map_or("KEY", |entry| entry.key.as_str());

@@ -81,7 +81,32 @@ fn override_of_table_by_value_is_rejected() {
     assert_contains!(shown => "set one of its keys: `ring.raw.slot`");
     let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw.slot.x=5"]);
     let shown = diagnostics.render(document.sources(), false);
-    assert_contains!(shown => "`ring.raw.slot` is an integer and has no key `x`");
+    assert_contains!(
+        shown =>
+        "`ring.raw.slot` is an integer and has no key `x`",
+        "set the whole value: `ring.raw.slot=VALUE`"
+    );
+}
+
+#[test]
+fn override_may_change_the_type_of_a_value() {
+    let text = "[ring.raw]\nslot = { bytes = 1 }\nslots = [1, 2]\nmemory = { cuda = 0 }\n";
+    let set = [
+        "ring.raw.slot=2 KiB",
+        "ring.raw.slots=3",
+        "ring.raw.memory=host",
+    ];
+    let (document, mut diagnostics) = overridden(text, &[], &set);
+    let ring: Option<Ring> = document.sections("ring")[0]
+        .clone()
+        .finish(&[], &mut diagnostics);
+    assert_eq!(diagnostics.render(document.sources(), false), "");
+    let expected = Ring {
+        memory: Some("host".into()),
+        slot: ByteSize(2048),
+        slots: 3,
+    };
+    assert_eq!(ring, Some(expected));
 }
 
 #[test]
