@@ -58,6 +58,14 @@ pub enum SinkError {
         /// What happened, and how to fix it.
         why: String,
     },
+    /// The sink cannot start until its configuration is corrected: another attempt fails in the same way.
+    #[error("{what}: {why}")]
+    Configuration {
+        /// The object or the key that does not match the configuration.
+        what: String,
+        /// What happened, and how to fix it.
+        why: String,
+    },
     /// The sink cannot continue.
     #[error("{what}: {why}")]
     Failed {

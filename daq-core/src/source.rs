@@ -34,6 +34,8 @@ pub struct SourceError {
     pub what: String,
     /// What happened, and how to fix it.
     pub why: String,
+    /// True if the source cannot start until its configuration is corrected: another attempt fails in the same way.
+    pub is_configuration: bool,
 }
 
 impl SourceError {
@@ -42,6 +44,7 @@ impl SourceError {
         Self {
             what: what.into(),
             why: why.into(),
+            is_configuration: false,
         }
     }
 }

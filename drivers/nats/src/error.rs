@@ -8,14 +8,25 @@ pub struct NatsError {
     pub what: String,
     /// What happened, and how to fix it.
     pub why: String,
+    /// True if the configuration must be corrected, so that another attempt fails in the same way.
+    pub is_configuration: bool,
 }
 
 impl NatsError {
-    /// Creates an error about `what`.
+    /// Creates an error about `what`, which is not available.
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             why: why.into(),
+            is_configuration: false,
+        }
+    }
+
+    /// Creates an error about `what`, which the configuration must correct.
+    pub fn configuration(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            is_configuration: true,
+            ..Self::new(what, why)
         }
     }
 

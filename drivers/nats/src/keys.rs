@@ -167,11 +167,11 @@ impl Login {
             let path = directory.join(file);
             let what = || format!("{key} {}", path.display());
             let bytes = daq_core::file::read(&path)
-                .map_err(|error| NatsError::new(what(), error.to_string()))?;
+                .map_err(|error| NatsError::configuration(what(), error.to_string()))?;
             let text = String::from_utf8(bytes)
-                .map_err(|_| NatsError::new(what(), "the file must contain text"))?;
+                .map_err(|_| NatsError::configuration(what(), "the file must contain text"))?;
             match text.trim() {
-                "" => Err(NatsError::new(
+                "" => Err(NatsError::configuration(
                     what(),
                     "the file is empty; write the secret into it",
                 )),
@@ -205,7 +205,7 @@ impl Tls {
             let Some(file) = file else { continue };
             let path = directory.join(file);
             daq_core::file::read(&path).map_err(|error| {
-                NatsError::new(format!("{key} {}", path.display()), error.to_string())
+                NatsError::configuration(format!("{key} {}", path.display()), error.to_string())
             })?;
         }
         Ok(())
@@ -306,7 +306,9 @@ mod tests {
         );
         assert!(!format!("{secret:?}").contains("s3cret"));
         std::fs::remove_file(directory.join(&name)).unwrap();
-        let error = login.read(&directory).unwrap_err().to_string();
+        let error = login.read(&directory).unwrap_err();
+        assert!(error.is_configuration);
+        let error = error.to_string();
         assert!(
             error.contains("login.password_file") && error.contains(&name),
             "{error}"

@@ -314,8 +314,10 @@ impl SourceSpec for NatsSource {
             invalid: counts.invalid,
         };
         let options = self.config.options(context);
-        let consumer = Consumer::start(options, counters)
-            .map_err(|NatsError { what, why }| SourceError::new(what, why))?;
+        let consumer = Consumer::start(options, counters).map_err(|error| SourceError {
+            is_configuration: error.is_configuration,
+            ..SourceError::new(error.what, error.why)
+        })?;
         let name = format!("NATS server {}", self.config.server_names());
         Ok(Producers::Engine(Box::new(NatsEngine::new(name, consumer))))
     }

@@ -143,7 +143,7 @@ impl SinkSpec for NatsKeys {
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
         if context.packets_per_frame > MAX_PACKETS_PER_FRAME {
-            return Err(SinkError::Failed {
+            return Err(SinkError::Configuration {
                 what: format!("frames with {} packets", context.packets_per_frame),
                 why: format!(
                     "the sink supports at most {MAX_PACKETS_PER_FRAME} packets per frame; use larger packets or shorter frames"
@@ -201,6 +201,11 @@ impl SinkSpec for NatsKeys {
     }
 }
 
-fn failed(NatsError { what, why }: NatsError) -> SinkError {
-    SinkError::Unavailable { what, why }
+fn failed(error: NatsError) -> SinkError {
+    let (what, why) = (error.what, error.why);
+    if error.is_configuration {
+        SinkError::Configuration { what, why }
+    } else {
+        SinkError::Unavailable { what, why }
+    }
 }

@@ -230,20 +230,21 @@ impl Receiving {
             "NATS consumer {} of stream {}",
             options.consumer, options.stream
         );
-        let failed = |why: String| NatsError::new(what.clone(), why);
         let created = stream
             .get_or_create_consumer(&options.consumer, config.clone())
             .await;
-        let consumer: PullConsumer = created.map_err(|error| failed(with_sources(&error)))?;
+        let consumer: PullConsumer =
+            created.map_err(|error| NatsError::new(&what, with_sources(&error)))?;
         let info = consumer.cached_info().clone();
         let found = &info.config;
         if found.filter_subject != config.filter_subject || found.ack_policy != AckPolicy::Explicit
         {
-            return Err(failed(format!(
+            let why = format!(
                 "the consumer exists with other settings: subject \"{}\", acknowledgements {:?}; choose another name in `consumer`, \
                  or delete it with `nats consumer rm {} {}`",
                 found.filter_subject, found.ack_policy, options.stream, options.consumer
-            )));
+            );
+            return Err(NatsError::configuration(what, why));
         }
         // Messages after the last acknowledged one that are not pending were deleted before they were received.
         let position = if info.num_ack_pending == 0 {

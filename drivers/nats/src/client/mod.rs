@@ -172,7 +172,7 @@ async fn connect(
     let mut servers = Vec::new();
     for name in &names {
         let server: ServerAddr = format!("{scheme}://{name}").parse().map_err(|error| {
-            NatsError::new(
+            NatsError::configuration(
                 format!("NATS server {name}"),
                 format!("{error}; correct `servers`"),
             )
@@ -206,7 +206,7 @@ async fn connect(
                 .clone()
                 .unwrap_or_default();
             let why = format!("{error}; write the file with `nsc generate creds`");
-            NatsError::new(format!("login.credentials_file {}", file.display()), why)
+            NatsError::configuration(format!("login.credentials_file {}", file.display()), why)
         })?,
     };
     if let Some(tls) = &connection.tls {
@@ -227,9 +227,11 @@ async fn connect(
             "the server does not answer; check the address and firewalls",
         )
     };
-    let client = connected
-        .map_err(|_| late())?
-        .map_err(|error| NatsError::new(what.clone(), connect_error(&error, has_login)))?;
+    let client = connected.map_err(|_| late())?.map_err(|error| NatsError {
+        // Only the files that `tls` names cause this kind of error.
+        is_configuration: error.kind() == ConnectErrorKind::Tls,
+        ..NatsError::new(what.clone(), connect_error(&error, has_login))
+    })?;
     if client.connection_state() != State::Connected {
         return Err(late());
     }

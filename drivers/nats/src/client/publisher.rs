@@ -266,14 +266,14 @@ impl Sending {
                  most {max}, or raise `max_payload`",
                 client.max_payload()
             );
-            return Err(NatsError::new(what, why));
+            return Err(NatsError::configuration(what, why));
         }
         if options.slot_bytes.div_ceil(chunk) > MAX_CHUNKS as usize {
             let why = format!(
                 "frames of {} bytes need more than {MAX_CHUNKS} messages; raise chunk",
                 options.slot_bytes
             );
-            return Err(NatsError::new(what, why));
+            return Err(NatsError::configuration(what, why));
         }
         let mut common = HeaderMap::new();
         common.insert("Daq-Run", options.run.as_str());

@@ -18,24 +18,20 @@ pub(super) async fn prepare(
     subject: &str,
 ) -> Result<(), NatsError> {
     let what = format!("NATS stream {}", options.name);
-    let error = |text: String, fix: &str| NatsError::new(what.clone(), format!("{text}; {fix}"));
+    let error = |text: String, fix: &str| NatsError::new(&what, format!("{text}; {fix}"));
     match context.get_stream(&options.name).await {
         Ok(stream) => {
             let differences = differences(&stream.cached_info().config, options, subject);
             if differences.is_empty() {
                 return Ok(());
             }
-            let fix = format!(
-                "change these keys of the sink, or the stream with `nats stream edit {}`",
+            let why = format!(
+                "the stream exists with other settings: {}; change these keys of the sink, or the stream with \
+                 `nats stream edit {}`",
+                differences.join("; "),
                 options.name
             );
-            Err(error(
-                format!(
-                    "the stream exists with other settings: {}",
-                    differences.join("; ")
-                ),
-                &fix,
-            ))
+            Err(NatsError::configuration(what, why))
         }
         Err(found) if is_absent(found.kind()) => {
             let created = context.create_stream(wanted(options)).await;

@@ -161,6 +161,11 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
             options.counter_file.end();
             print_error!("error: {error}");
             return match error {
+                StartError::Sink {
+                    source: SinkError::Configuration { .. },
+                    ..
+                } => exit::CONFIG,
+                StartError::Source { source, .. } if source.is_configuration => exit::CONFIG,
                 StartError::Unavailable(_)
                 | StartError::Source { .. }
                 | StartError::Sink {

@@ -3,20 +3,18 @@
 use super::server::{Server, nats, sink_config, source_config};
 use daq_testkit::{Daq, assert_contains, assert_counts, free_tcp_port};
 
-/// Runs a configuration that cannot start, and returns its log.
-fn failure(config: &str, files: &[(&str, &str)]) -> String {
+/// Exit codes: a server is not available, or the configuration must be corrected.
+pub(super) const UNAVAILABLE: i32 = 69;
+pub(super) const CONFIGURATION: i32 = 78;
+
+/// Runs a configuration that cannot start, checks its exit code, and returns its log.
+fn failure(code: i32, config: &str, files: &[(&str, &str)]) -> String {
     let daq = Daq::new(config);
     for (name, text) in files {
         daq.write(name, text);
     }
     let outcome = daq.run(&["--for", "5 s"]);
-    let (unavailable, configuration) = (69, 78);
-    assert!(
-        [unavailable, configuration].contains(&outcome.code),
-        "{}: {}",
-        outcome.code,
-        outcome.stderr
-    );
+    assert_eq!(outcome.code, code, "{}", outcome.stderr);
     outcome.stderr
 }
 
@@ -25,7 +23,7 @@ fn missing_server_is_reported() {
     nats!();
     let port = free_tcp_port();
     for config in [sink_config(port, "events", ""), source_config(port, "")] {
-        let log = failure(&config, &[]);
+        let log = failure(UNAVAILABLE, &config, &[]);
         assert_contains!(
             log =>
             format!("NATS server 127.0.0.1:{port}"),
@@ -40,14 +38,16 @@ fn wrong_login_is_reported() {
     nats!();
     let server = Server::new("authorization { user: daq, password: right }");
     let login = "login = { user = \"daq\", password_file = \"password\" }";
-    let log = failure(&sink_config(server.port, "events", ""), &[]);
+    let log = failure(UNAVAILABLE, &sink_config(server.port, "events", ""), &[]);
     assert_contains!(log => "authorization violation", "set `login`");
     let config = sink_config(server.port, "events", login);
-    let log = failure(&config, &[("password", "wrong\n")]);
+    let log = failure(UNAVAILABLE, &config, &[("password", "wrong\n")]);
     assert_contains!(log => "correct `login`");
     assert!(!log.contains("wrong\n") && !log.contains("right"), "{log}");
-    let log = failure(&config, &[]);
+    let log = failure(CONFIGURATION, &config, &[]);
     assert_contains!(log => "password");
+    let log = failure(CONFIGURATION, &config, &[("password", "\n")]);
+    assert_contains!(log => "login.password_file", "the file is empty");
     let daq = Daq::new(&config);
     daq.write("password", "right\n");
     let outcome = daq.run(&["--set", "source.adc.frames=3"]).ok();
@@ -63,7 +63,12 @@ fn differing_stream_is_reported() {
     };
     let _ = run("storage = \"file\"\nmax_messages = 100").ok();
     let _ = run("").ok();
-    let log = run("storage = \"memory\"\nmax_messages = 200").stderr;
+    let config = sink_config(
+        server.port,
+        "events",
+        "storage = \"memory\"\nmax_messages = 200",
+    );
+    let log = failure(CONFIGURATION, &config, &[]);
     assert_contains!(
         log =>
         "NATS stream OBS: the stream exists with other settings",
@@ -73,12 +78,12 @@ fn differing_stream_is_reported() {
     );
     let config = sink_config(server.port, "events", "").replace("obs.decisions", "other.decisions");
     assert_contains!(
-        failure(&config, &[]) =>
+        failure(CONFIGURATION, &config, &[]) =>
         "but not the subject \"other.decisions\""
     );
     let config = source_config(server.port, "").replace("\"OBS\"", "\"NONE\"");
     assert_contains!(
-        failure(&config, &[]) =>
+        failure(UNAVAILABLE, &config, &[]) =>
         "NATS stream NONE",
         "start its sink first"
     );
@@ -93,6 +98,7 @@ fn server_without_jetstream_is_reported() {
     let server = Server::new("accounts { A { users: [ { user: daq, password: x } ] } }");
     let login = "login = { user = \"daq\", password_file = \"password\" }";
     let log = failure(
+        UNAVAILABLE,
         &sink_config(server.port, "events", login),
         &[("password", "x")],
     );
@@ -104,6 +110,7 @@ fn too_large_messages_are_reported() {
     nats!();
     let server = Server::new("");
     let log = failure(
+        CONFIGURATION,
         &sink_config(server.port, "events", "chunk = \"2 MiB\""),
         &[],
     );

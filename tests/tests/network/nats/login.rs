@@ -1,10 +1,12 @@
 //! Tokens, credentials and TLS, with servers that require them.
 
+use super::errors::{CONFIGURATION, UNAVAILABLE};
 use super::server::{Server, nats, sink_config, source_config};
 use daq_testkit::{Daq, assert_contains, assert_counts, program, skip};
 use data_encoding::BASE64URL_NOPAD;
 use nkeys::KeyPair;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
@@ -27,10 +29,10 @@ fn exchange(server: &Server, keys: &str, files: &[(&str, &str)]) {
     assert_counts!(received, "sources.rx" => delivered: FRAMES);
 }
 
-/// Returns the log of a sink with the further keys `keys` that cannot start.
-fn failure(server: &Server, keys: &str) -> String {
+/// Returns the log of a sink with the further keys `keys` that cannot start, and checks its exit code.
+fn failure(server: &Server, keys: &str, code: i32) -> String {
     let outcome = Daq::new(&sink_config(server.port, "events", keys)).run(&["--for", "5 s"]);
-    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert_eq!(outcome.code, code, "{}", outcome.stderr);
     outcome.stderr
 }
 
@@ -101,7 +103,18 @@ fn credentials_are_accepted() {
     let server = Server::new(&lines);
     let keys = "login = { credentials_file = \"daq.creds\" }";
     exchange(&server, keys, &[("daq.creds", &credentials)]);
-    assert_contains!(failure(&server, "") => "set `login`");
+    assert_contains!(failure(&server, "", UNAVAILABLE) => "set `login`");
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"no credentials\n").unwrap();
+    let keys = format!(
+        "login = {{ credentials_file = \"{}\" }}",
+        file.path().display()
+    );
+    assert_contains!(
+        failure(&server, &keys, CONFIGURATION) =>
+        "login.credentials_file",
+        "nsc generate creds"
+    );
 }
 
 /// Makes certificates for a server on 127.0.0.1 and for a client in `directory`: `ca.pem`, `NAME.pem` and `NAME.key`.
@@ -153,16 +166,14 @@ fn certificates_are_checked_on_both_sides() {
         )
     };
     exchange(&server, &tls("client.key"), &[]);
-    for (keys, fix) in [
-        ("tls = {}".to_owned(), "set `tls.ca_file`"),
-        (String::new(), "set `tls.ca_file`"),
-        (
-            format!("tls = {{ ca_file = \"{}\" }}", file("ca.pem")),
-            "set `tls.certificate_file`",
-        ),
-        (tls("absent.key"), "tls.key_file"),
-        (tls("client.pem"), "must be PEM files"),
+    let ca_only = format!("tls = {{ ca_file = \"{}\" }}", file("ca.pem"));
+    for (keys, fix, code) in [
+        ("tls = {}".to_owned(), "set `tls.ca_file`", UNAVAILABLE),
+        (String::new(), "set `tls.ca_file`", UNAVAILABLE),
+        (ca_only, "set `tls.certificate_file`", UNAVAILABLE),
+        (tls("absent.key"), "tls.key_file", CONFIGURATION),
+        (tls("client.pem"), "must be PEM files", CONFIGURATION),
     ] {
-        assert_contains!(failure(&server, &keys) => fix);
+        assert_contains!(failure(&server, &keys, code) => fix);
     }
 }
