@@ -386,14 +386,6 @@ impl SinkSpec for StreamKeys {
     }
 }
 
-/// Removes the receiver's address from the beginning of `why` if `what` already names it.
-fn without_address(why: String, what: &str) -> String {
-    match why.split_once(": ") {
-        Some((address, rest)) if what.strip_prefix("receiver ") == Some(address) => rest.to_owned(),
-        _ => why,
-    }
-}
-
 struct StreamSink {
     sender: Sender,
     what: String,
@@ -406,7 +398,7 @@ impl Sink for StreamSink {
             .sender
             .send(lease, from)
             .map_err(|unavailable| SinkError::Away {
-                why: without_address(unavailable.why, &self.what),
+                why: unavailable.to_string(),
                 what: self.what.clone(),
             })?;
         let bytes: usize = (from..from + sent).map(|i| lease.length(i)).sum();

@@ -4,7 +4,6 @@
 
 pub use crate::wait::Wakeup;
 use daq_core::region::Region;
-
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;

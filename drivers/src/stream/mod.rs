@@ -282,10 +282,9 @@ impl StreamConfig {
         let token = self.token_keys().read(&context.directory);
         let token =
             token.map_err(|error| SourceError::new(self.listen.to_string(), error.to_string()))?;
-        let listener = self
-            .connection()
-            .listener(self.listen)
-            .map_err(|error| SourceError::new("`listen`", error.to_string()))?;
+        let listener = self.connection().listener(self.listen).map_err(|error| {
+            SourceError::new(format!("`listen` {}", self.listen), error.to_string())
+        })?;
         let allowed = self.from.clone();
         let access = Access {
             name: format!("source {}", context.name),

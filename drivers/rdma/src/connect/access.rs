@@ -212,7 +212,7 @@ impl Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connect::mock;
+    use crate::connect::{Accepted, mock};
     use std::time::Duration;
 
     #[test]
@@ -240,12 +240,12 @@ mod tests {
         let nics = mock::nics(1);
         let none = guarded.accept(&nics, Duration::ZERO).unwrap();
         assert!(
-            none.is_none(),
+            matches!(none, Accepted::None),
             "accept returns at the limit even after a rejection"
         );
         assert_eq!(refused.get(), 1);
         let incoming = guarded.accept(&nics, Duration::from_mins(5)).unwrap();
-        assert_eq!(incoming.unwrap().greetings(), [with(right)]);
+        assert_eq!(incoming.connector().unwrap().greetings(), [with(right)]);
         let output = rejections.lock().unwrap();
         assert_eq!((refused.get(), output.len()), (4, 4));
         assert!(

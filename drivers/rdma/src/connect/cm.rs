@@ -17,6 +17,7 @@ use crate::sys::VerbsQueuePair;
 use crate::sys::cm::{Event, EventKind, Events, Id};
 use crate::sys::device;
 use crate::verbs::{self, Endpoint, Nic, QueuePair, QueuePairOptions, Service, VerbsError};
+use daq_core::units::counted;
 use std::any::Any;
 use std::io;
 use std::net::SocketAddr;
@@ -95,21 +96,19 @@ fn check(id: &Id, nic: &dyn Nic) -> Result<(), VerbsError> {
 }
 
 /// Converts an unexpected event into an error.
-fn failed(event: &Event, peer: String, action: &'static str) -> ConnectError {
+fn failed(event: &Event, action: &'static str) -> ConnectError {
     match event.kind {
         EventKind::Rejected => ConnectError::Refused {
-            peer,
             why: rejection_reason(event.status, &event.private),
         },
         EventKind::Failed if event.status < 0 => ConnectError::network(
-            peer,
             action,
             io::Error::from_raw_os_error(event.status.saturating_neg()),
         ),
         EventKind::Removed => {
-            ConnectError::network(peer, action, io::Error::other("the NIC was removed"))
+            ConnectError::network(action, io::Error::other("the NIC was removed"))
         }
-        _ => ConnectError::network(peer, action, io::ErrorKind::ConnectionAborted.into()),
+        _ => ConnectError::network(action, io::ErrorKind::ConnectionAborted.into()),
     }
 }
 
@@ -142,12 +141,10 @@ fn next(
     events: &Arc<Events>,
     is_aborted: &AtomicBool,
     end: Instant,
-    peer: &str,
     action: &'static str,
 ) -> Result<Event, ConnectError> {
     loop {
-        let failed =
-            |kind: io::ErrorKind| ConnectError::network(peer.to_owned(), action, kind.into());
+        let failed = |kind: io::ErrorKind| ConnectError::network(action, kind.into());
         if is_aborted.load(Ordering::Acquire) {
             return Err(failed(io::ErrorKind::Interrupted));
         }
@@ -172,13 +169,12 @@ fn resolve(
     let left = || end.saturating_duration_since(Instant::now());
     let id = Id::new(events)?;
     let wait = |kind, action| {
-        let peer = address.to_string();
         loop {
-            let event = next(events, &AtomicBool::new(false), end, &peer, action)?;
+            let event = next(events, &AtomicBool::new(false), end, action)?;
             match event.kind {
                 found if found == kind && event.of == id.address() => return Ok(()),
                 EventKind::Other => {}
-                _ => return Err(failed(&event, peer, action)),
+                _ => return Err(failed(&event, action)),
             }
         }
     };
@@ -219,9 +215,8 @@ impl CmTransport {
     }
 
     /// Returns the transport of a connector's requests, and the connector's greetings.
-    fn accept(requests: Vec<Request>) -> Result<(Self, Rails), ConnectError> {
+    fn accept(peer: String, requests: Vec<Request>) -> Result<(Self, Rails), ConnectError> {
         let events = Events::new()?;
-        let peer = requests.first().and_then(|request| request.id.peer());
         let mut ids = Vec::with_capacity(requests.len());
         let mut greetings = Vec::with_capacity(requests.len());
         for request in requests {
@@ -231,7 +226,7 @@ impl CmTransport {
         let transport = Self {
             ids,
             events,
-            peer: peer.map_or_else(|| "a connector".to_owned(), |peer| peer.to_string()),
+            peer,
             is_listener: true,
             is_aborted: Arc::default(),
         };
@@ -301,12 +296,12 @@ impl Transport for CmTransport {
         };
         let mut greetings = vec![None; self.ids.len()];
         while greetings.iter().any(Option::is_none) {
-            let event = next(&self.events, &self.is_aborted, end, &self.peer, action)?;
+            let event = next(&self.events, &self.is_aborted, end, action)?;
             let rail = self.ids.iter().position(|id| id.address() == event.of);
             match (event.kind, rail) {
                 (kind, Some(rail)) if kind == expected => greetings[rail] = Some(event.private),
                 (EventKind::Other, _) => {}
-                _ => return Err(failed(&event, self.peer(), action)),
+                _ => return Err(failed(&event, action)),
             }
         }
         Ok(if self.is_listener {
@@ -423,8 +418,8 @@ fn stream_and_rail(greeting: &[u8], rails: usize) -> Result<(u64, usize), String
     let hello = Hello::decode(greeting).map_err(|error| error.to_string())?;
     if usize::from(hello.rails) != rails {
         return Err(format!(
-            "the peer has {} rails, but this host has {rails}: set the same number of NICs in `nics` on both hosts",
-            hello.rails
+            "the peer has {}, but this host has {rails}: set the same number of NICs in `nics` on both hosts",
+            counted(hello.rails, "queue pair")
         ));
     }
     Ok((hello.stream, hello.rail.into()))
@@ -494,7 +489,7 @@ impl CmPort {
             .0
             .retain(|one| one.request.id.address() != event.of);
         if event.kind == EventKind::Removed {
-            return Err(failed(&event, "rdma_cm".to_owned(), "listening"));
+            return Err(failed(&event, "listening"));
         }
         Ok(None)
     }
@@ -513,11 +508,13 @@ impl Port for CmPort {
             match events.next()? {
                 Some(event) => {
                     if let Some(requests) = self.handle(event, nics)? {
-                        return Ok(match CmTransport::accept(requests) {
+                        let peer = requests.first().and_then(|request| request.id.peer());
+                        let peer = peer.map_or("(unknown)".to_owned(), |peer| peer.to_string());
+                        return Ok(match CmTransport::accept(peer.clone(), requests) {
                             Ok((transport, hello)) => {
                                 Arrival::Connector(Box::new(transport), hello)
                             }
-                            Err(error) => Arrival::Failed(error),
+                            Err(error) => Arrival::Failed(peer, error),
                         });
                     }
                 }
@@ -554,10 +551,8 @@ impl PeerMonitor for CmMonitor {
                 Ok(None) => None,
                 Err(error) => Some(error.to_string()),
             };
-            self.disconnect = why.map(|why| Disconnect {
-                final_frames: None,
-                why: format!("{}: {why}", self.transport.peer),
-            });
+            let final_frames = None;
+            self.disconnect = why.map(|why| Disconnect { final_frames, why });
         }
         self.disconnect.clone()
     }

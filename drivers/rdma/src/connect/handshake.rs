@@ -12,6 +12,7 @@ use super::exchange::{Frame, Rails};
 use super::{AbortHandle, ConnectError, Link, PeerMonitor, Prepare};
 use crate::verbs::{self, Endpoint, Nic, QueuePair, QueuePairOptions, VerbsError};
 use daq_core::log_limit::LogLimit;
+use daq_core::units::counted;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,30 +93,27 @@ impl Handshake<'_> {
         transport.send(&Frame::Hello(self.describe(&queue_pairs)), end)?;
         let answer = match receive(&mut *transport, end)? {
             Frame::Answer(rails) => rails,
-            other => return Err(unexpected(&*transport, &other, "an answer")),
+            other => return Err(unexpected(&other, "an answer")),
         };
         let service = self.options.service;
         let (theirs, ours) = (answer.transport, transport_of(self.nics));
         if theirs != ours {
             let why = format!("the answer has transport {}", theirs.name());
-            let peer = transport.peer();
-            return Err(ConnectError::Foreign { peer, why });
+            return Err(ConnectError::Foreign { why });
         }
         if answer.endpoints.len() != queue_pairs.len() || answer.service != service {
             let why = format!(
-                "the answer has {} rails and service {}, but this host has {} rails and service {}",
-                answer.endpoints.len(),
+                "the answer has {} and service {}, but this host has {} and service {}",
+                counted(answer.endpoints.len(), ours.rail()),
                 answer.service.name(),
-                queue_pairs.len(),
+                counted(queue_pairs.len(), ours.rail()),
                 service.name()
             );
-            let peer = transport.peer();
-            return Err(ConnectError::Foreign { peer, why });
+            return Err(ConnectError::Foreign { why });
         }
         connect(&*transport, &mut queue_pairs, &answer)?;
         if is_cancelled.load(Ordering::Acquire) {
-            let peer = transport.peer();
-            return Err(ConnectError::Cancelled { peer });
+            return Err(ConnectError::Cancelled);
         }
         transport.send(&Frame::Ready, end)?;
         Ok(link(queue_pairs, answer, transport))
@@ -140,7 +138,6 @@ impl Handshake<'_> {
             );
             refuse(&mut *transport, &why);
             return Err(ConnectError::Mismatch {
-                peer: transport.peer(),
                 why: format!(
                     "the sender's sink has service = \"{theirs}\", but this source has \"{ours}\": set the same service on both hosts"
                 ),
@@ -210,13 +207,13 @@ impl PendingLink {
         let until = self.end.min(Instant::now() + limit);
         match self.transport.receive_until(until, self.end)? {
             None => Ok(Progress::Pending(self)),
-            Some(message) => match accepted(&*self.transport, message)? {
+            Some(message) => match accepted(message)? {
                 Frame::Ready => Ok(Progress::Connected(link(
                     self.queue_pairs,
                     self.hello,
                     self.transport,
                 ))),
-                other => Err(unexpected(&*self.transport, &other, "the ready message")),
+                other => Err(unexpected(&other, "the ready message")),
             },
         }
     }
@@ -240,17 +237,13 @@ fn connect(
 }
 
 fn receive(transport: &mut dyn Transport, end: Instant) -> Result<Frame, ConnectError> {
-    let message = transport.receive(end)?;
-    accepted(transport, message)
+    accepted(transport.receive(end)?)
 }
 
 /// Returns the message, or an error if it is a rejection.
-fn accepted(transport: &dyn Transport, message: Frame) -> Result<Frame, ConnectError> {
+fn accepted(message: Frame) -> Result<Frame, ConnectError> {
     match message {
-        Frame::Refusal(why) => Err(ConnectError::Refused {
-            peer: transport.peer(),
-            why,
-        }),
+        Frame::Refusal(why) => Err(ConnectError::Refused { why }),
         message => Ok(message),
     }
 }
@@ -262,9 +255,8 @@ fn refuse(transport: &mut dyn Transport, why: &str) {
     }
 }
 
-fn unexpected(transport: &dyn Transport, message: &Frame, expected: &str) -> ConnectError {
+fn unexpected(message: &Frame, expected: &str) -> ConnectError {
     ConnectError::Foreign {
-        peer: transport.peer(),
         why: format!("received {} instead of {expected}", message.kind()),
     }
 }
@@ -340,8 +332,8 @@ impl Connector {
 pub(crate) enum Arrival {
     /// No connector arrived in time.
     None,
-    /// The connection of one connector failed.
-    Failed(ConnectError),
+    /// The connection of the connector at this address failed.
+    Failed(String, ConnectError),
     /// A connector has sent its greetings.
     Connector(Box<dyn Transport>, Rails),
 }
@@ -356,6 +348,31 @@ pub(crate) trait Port: Send {
     fn next(&mut self, nics: &[Arc<dyn Nic>], end: Instant) -> Result<Arrival, ConnectError>;
 }
 
+/// The result of waiting for a connector at a [`Listener`].
+pub enum Accepted {
+    /// No connector arrived in time.
+    None,
+    /// A connector waits for the answer.
+    Connector(Incoming),
+    /// A connector was rejected because its settings or its version differ.
+    Mismatch {
+        /// The peer's address.
+        peer: String,
+        /// What differs, and what to change on which host.
+        why: String,
+    },
+}
+
+impl Accepted {
+    /// Returns the connector that waits for the answer, if there is one.
+    pub fn connector(self) -> Option<Incoming> {
+        match self {
+            Self::Connector(incoming) => Some(incoming),
+            Self::None | Self::Mismatch { .. } => None,
+        }
+    }
+}
+
 /// The accepting side of a handshake, which accepts connections from a [`Connector`].
 pub struct Listener {
     port: Box<dyn Port>,
@@ -364,8 +381,6 @@ pub struct Listener {
     step_timeout: Duration,
     guard: Option<Guard>,
     failed: LogLimit,
-    /// The peer that was rejected last because its settings or its version differ, and the reason.
-    mismatch: Option<(String, String)>,
 }
 
 impl Listener {
@@ -376,7 +391,6 @@ impl Listener {
             step_timeout: step,
             guard: None,
             failed: LogLimit::new(),
-            mismatch: None,
         }
     }
 
@@ -396,39 +410,36 @@ impl Listener {
         self.address
     }
 
-    /// Returns the next connector, which has one rail for each of `nics`; `None` if no connector arrived within
-    /// `limit`, or a connector was rejected because its settings or its version differ; see
-    /// [`take_mismatch`](Self::take_mismatch). A connector whose connection fails is logged and does not end the wait.
+    /// Waits at most for `limit` for the next connector, which must have one rail for each of `nics`. A connector whose
+    /// connection fails is logged and does not end the wait.
     pub fn accept(
         &mut self,
         nics: &[Arc<dyn Nic>],
         limit: Duration,
-    ) -> Result<Option<Incoming>, ConnectError> {
+    ) -> Result<Accepted, ConnectError> {
         let end = Instant::now() + limit.min(MAX_TIMEOUT);
         loop {
             match self.port.next(nics, end)? {
-                Arrival::None => return Ok(None),
-                Arrival::Failed(ConnectError::Mismatch { peer, why }) => {
-                    self.mismatch = Some((peer, why));
-                    return Ok(None);
+                Arrival::None => return Ok(Accepted::None),
+                Arrival::Failed(peer, ConnectError::Mismatch { why }) => {
+                    return Ok(Accepted::Mismatch { peer, why });
                 }
-                Arrival::Failed(error) => self.failed.run(|suppressed| {
+                Arrival::Failed(peer, error) => self.failed.run(|suppressed| {
                     tracing::warn!(
-                        "cannot accept a connector: {error}; waiting for the next one{suppressed}"
+                        "cannot accept the connector {peer}: {error}; waiting for the next one{suppressed}"
                     );
                 }),
                 Arrival::Connector(mut transport, hello) => {
                     let peer = transport.peer();
-                    if let Some((for_sender, for_receiver)) = mismatch(&hello, nics) {
+                    if let Some((for_sender, why)) = mismatch(&hello, nics) {
                         refuse(&mut *transport, &for_sender);
-                        self.mismatch = Some((peer, for_receiver));
-                        return Ok(None);
+                        return Ok(Accepted::Mismatch { peer, why });
                     }
                     let guard = self.guard.as_ref();
                     match guard.and_then(|guard| guard.check(&peer, &hello.greetings)) {
                         Some(why) => refuse(&mut *transport, why),
                         None => {
-                            return Ok(Some(Incoming {
+                            return Ok(Accepted::Connector(Incoming {
                                 transport,
                                 hello,
                                 nics: nics.to_vec(),
@@ -440,15 +451,9 @@ impl Listener {
             }
             // Return even if peers keep being rejected, so that the caller can do its other work.
             if Instant::now() >= end {
-                return Ok(None);
+                return Ok(Accepted::None);
             }
         }
-    }
-
-    /// Returns the peer that was rejected last because its settings or its version differ, and the reason, for the log of
-    /// this host.
-    pub(crate) fn take_mismatch(&mut self) -> Option<(String, String)> {
-        self.mismatch.take()
     }
 }
 
@@ -456,34 +461,20 @@ impl Listener {
 /// receiver.
 fn mismatch(hello: &Rails, nics: &[Arc<dyn Nic>]) -> Option<(String, String)> {
     let (transport, rails) = (transport_of(nics), nics.len());
-    let (before, ours, theirs, after, fix) = if hello.transport != transport {
-        let name = |transport: verbs::Transport| format!("\"{}\"", transport.name());
-        let fix = "the same transport";
-        (
-            "transport = ",
-            name(transport),
-            name(hello.transport),
-            "",
-            fix,
-        )
+    let (ours, theirs, fix) = if hello.transport != transport {
+        let key = |transport: verbs::Transport| format!("transport = \"{}\"", transport.name());
+        (key(transport), key(hello.transport), "the same transport")
     } else if hello.endpoints.len() != rails {
-        let theirs = hello.endpoints.len().to_string();
-        (
-            "",
-            rails.to_string(),
-            theirs,
-            " rails",
-            transport.rails_keys(),
-        )
+        let count = |rails: usize| counted(rails, transport.rail());
+        let theirs = count(hello.endpoints.len());
+        (count(rails), theirs, transport.rails_keys())
     } else {
         return None;
     };
     Some((
+        format!("the receiver has {ours}, but this sink has {theirs}: set {fix} on both hosts"),
         format!(
-            "the receiver has {before}{ours}{after}, but this sink has {theirs}: set {fix} on both hosts"
-        ),
-        format!(
-            "the sender's sink has {before}{theirs}{after}, but this source has {ours}: set {fix} on both hosts"
+            "the sender's sink has {theirs}, but this source has {ours}: set {fix} on both hosts"
         ),
     ))
 }

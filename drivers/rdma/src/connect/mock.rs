@@ -60,7 +60,7 @@ pub(crate) fn listener(
             let transport = Box::new(RejectedTransport(rejections.clone()));
             Arrival::Connector(transport, rail(greeting, Service::Rc))
         }
-        Err(error) => Arrival::Failed(error),
+        Err(error) => Arrival::Failed("10.0.0.66:4000".to_owned(), error),
     });
     let listener = MockPort(arrivals.collect()).listener();
     (listener, rejections)

@@ -16,7 +16,7 @@ pub(crate) mod exchange;
 pub(crate) mod handshake;
 pub mod tcp;
 
-pub use handshake::{Connector, Handshake, Incoming, Listener, PendingLink, Progress};
+pub use handshake::{Accepted, Connector, Handshake, Incoming, Listener, PendingLink, Progress};
 
 use crate::verbs::{QueuePair, Service, VerbsError};
 use std::net::SocketAddr;
@@ -26,61 +26,46 @@ pub(crate) const MAX_HELLO: usize = 56;
 /// Maximum size of a listener's greeting per rail in bytes: the limit of an `rdma_cm` reply.
 pub(crate) const MAX_OFFER: usize = 196;
 
-/// Error of a connection attempt.
+/// Error of a connection attempt. Its text does not contain the peer's address, which the caller knows.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// A verbs call failed.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// A network call failed.
-    #[error("{peer}: {action}: {source}")]
+    #[error("{action}: {source}")]
     Network {
-        /// The peer's address, or the local address.
-        peer: String,
         /// The action that failed.
         action: &'static str,
         /// The error of the operating system.
         source: std::io::Error,
     },
     /// The peer rejected the connection.
-    #[error("{peer} rejected the connection: {why}")]
+    #[error("connection rejected: {why}")]
     Refused {
-        /// The peer's address.
-        peer: String,
         /// The reason that the peer sent.
         why: String,
     },
     /// The two sides have different settings.
-    #[error("{peer}: {why}")]
+    #[error("{why}")]
     Mismatch {
-        /// The peer's address.
-        peer: String,
         /// What differs, and what to change on which host.
         why: String,
     },
     /// The connection attempt was cancelled because this side has stopped.
-    #[error("{peer}: connection attempt cancelled because this side has stopped")]
-    Cancelled {
-        /// The peer's address.
-        peer: String,
-    },
+    #[error("connection attempt cancelled because this side has stopped")]
+    Cancelled,
     /// The peer sent data that is not a greeting of this protocol.
-    #[error("{peer} does not use daq's protocol: {why}")]
+    #[error("the peer does not use daq's protocol: {why}")]
     Foreign {
-        /// The peer's address.
-        peer: String,
         /// The invalid part of the data.
         why: String,
     },
 }
 
 impl ConnectError {
-    fn network(peer: String, action: &'static str, source: std::io::Error) -> Self {
-        Self::Network {
-            peer,
-            action,
-            source,
-        }
+    const fn network(action: &'static str, source: std::io::Error) -> Self {
+        Self::Network { action, source }
     }
 }
 
@@ -171,7 +156,7 @@ pub struct Disconnect {
     /// close message. Always `None` with `rdma_cm`, which cannot transfer this number, so that an end on purpose looks
     /// like a crash.
     pub final_frames: Option<u64>,
-    /// The reason as a sentence.
+    /// The reason as a sentence, without the peer's address.
     pub why: String,
 }
 

@@ -7,7 +7,7 @@ use super::exchange::{self, CLOSE_BYTES, Frame, HEADER_BYTES};
 use super::handshake::{Arrival, Connector, Listener, Port, Transport};
 use super::{AbortHandle, ConnectError, Disconnect, PeerMonitor};
 use crate::tcp::join::{JoinKey, Joins};
-use crate::tcp::{TcpQueuePair, socket};
+use crate::tcp::{self, TcpQueuePair, socket};
 use crate::verbs::{Endpoint, Nic, QueuePair, VerbsError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::any::Any;
@@ -31,7 +31,7 @@ pub(crate) fn open(address: SocketAddr, end: Instant) -> Result<Box<dyn Transpor
     let left = end.saturating_duration_since(Instant::now());
     // `TcpStream::connect_timeout` rejects a timeout of zero.
     let stream = TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1)))
-        .map_err(|source| ConnectError::network(address.to_string(), "connecting", source))?;
+        .map_err(|source| ConnectError::network("connecting", source))?;
     Ok(Box::new(FrameConnection::new(
         stream,
         address,
@@ -52,13 +52,12 @@ fn join(address: SocketAddr, key: JoinKey) -> io::Result<TcpStream> {
 /// # Errors
 /// If the address cannot be bound.
 pub fn listener(address: SocketAddr) -> Result<Listener, ConnectError> {
-    let refused = |source| ConnectError::network(address.to_string(), "listening", source);
+    let refused = |source| ConnectError::network("listening", source);
     let listener = TcpListener::bind(address).map_err(refused)?;
     let address = listener.local_addr().map_err(refused)?;
     let acceptor = Acceptor::new(listener, greeting_length).map_err(refused)?;
     let port = TcpPort {
         acceptor,
-        address,
         joins: Arc::default(),
     };
     Ok(Listener::new(port, address, STEP_TIMEOUT))
@@ -77,14 +76,12 @@ fn reject_version(stream: &TcpStream, peer: SocketAddr, why: String) -> Arrival 
     // If this fails, the peer detects the end of the connection instead. The short message fits into the send buffer.
     let _ = (&*stream).write_all(&Frame::Refusal(why.clone()).encode());
     let _ = socket::close(stream);
-    let peer = peer.to_string();
-    Arrival::Failed(ConnectError::Mismatch { peer, why })
+    Arrival::Failed(peer.to_string(), ConnectError::Mismatch { why })
 }
 
 /// Accepts connectors by TCP.
 struct TcpPort {
     acceptor: Acceptor,
-    address: SocketAddr,
     /// The queue pairs over TCP that wait for their connections.
     joins: Arc<Joins>,
 }
@@ -97,9 +94,9 @@ impl Port for TcpPort {
     fn next(&mut self, _: &[Arc<dyn Nic>], end: Instant) -> Result<Arrival, ConnectError> {
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let handshaken = self.acceptor.next(Some(left)).map_err(|source| {
-                ConnectError::network(self.address.to_string(), "listening", source)
-            })?;
+            let handshaken = self.acceptor.next(Some(left));
+            let handshaken =
+                handshaken.map_err(|source| ConnectError::network("listening", source))?;
             let Some(HandshakenPeer {
                 stream,
                 peer,
@@ -113,7 +110,7 @@ impl Port for TcpPort {
                     let side = Side::Listener(self.joins.clone());
                     return Ok(match FrameConnection::new(stream, peer, side) {
                         Ok(connection) => Arrival::Connector(Box::new(connection), hello),
-                        Err(error) => Arrival::Failed(error),
+                        Err(error) => Arrival::Failed(peer.to_string(), error),
                     });
                 }
                 Ok(Frame::Join(key)) => self.joins.deliver(key, stream),
@@ -156,19 +153,8 @@ impl FrameConnection {
             partial: Vec::with_capacity(HEADER_BYTES),
         };
         socket::prepare(&connection.stream)
-            .map_err(|source| connection.network_error("setting up the TCP connection", source))?;
+            .map_err(|source| ConnectError::network("setting up the TCP connection", source))?;
         Ok(connection)
-    }
-
-    fn network_error(&self, action: &'static str, source: io::Error) -> ConnectError {
-        ConnectError::network(self.peer.clone(), action, source)
-    }
-
-    fn protocol_error(&self, why: impl Into<String>) -> ConnectError {
-        ConnectError::Foreign {
-            peer: self.peer.clone(),
-            why: why.into(),
-        }
     }
 
     fn await_ready(&self, flags: PollFlags, end: Instant) -> io::Result<()> {
@@ -191,7 +177,7 @@ impl FrameConnection {
                 }
                 Err(error) => self.wait_or_fail(error, PollFlags::OUT, end),
             };
-            result.map_err(|source| self.network_error("sending a greeting", source))?;
+            result.map_err(|source| ConnectError::network("sending a greeting", source))?;
         }
         Ok(())
     }
@@ -222,11 +208,12 @@ impl Transport for FrameConnection {
     /// Reads exactly one frame.
     fn receive(&mut self, end: Instant) -> Result<Frame, ConnectError> {
         loop {
-            let wanted =
-                exchange::frame_length(&self.partial).map_err(|why| self.protocol_error(why))?;
+            let wanted = exchange::frame_length(&self.partial)
+                .map_err(|why| ConnectError::Foreign { why })?;
             let have = self.partial.len();
             if have >= wanted {
-                let frame = Frame::decode(&self.partial).map_err(|why| self.protocol_error(why));
+                let frame =
+                    Frame::decode(&self.partial).map_err(|why| ConnectError::Foreign { why });
                 self.partial.clear();
                 return frame;
             }
@@ -236,12 +223,12 @@ impl Transport for FrameConnection {
             match result {
                 Ok(0) => {
                     let error = ErrorKind::UnexpectedEof.into();
-                    return Err(self.network_error("waiting for an answer", error));
+                    return Err(ConnectError::network("waiting for an answer", error));
                 }
                 Ok(_) => {}
                 Err(error) => self
                     .wait_or_fail(error, PollFlags::IN, end)
-                    .map_err(|source| self.network_error("waiting for an answer", source))?,
+                    .map_err(|source| ConnectError::network("waiting for an answer", source))?,
             }
         }
     }
@@ -279,7 +266,7 @@ impl Transport for FrameConnection {
             }
             Side::Connector(address) => {
                 let stream = join(*address, JoinKey::of(peer)).map_err(|error| VerbsError {
-                    nic: self.peer.clone(),
+                    nic: tcp::NAME.to_owned(),
                     call: "opening a connection for frames".to_owned(),
                     errno: error.raw_os_error().unwrap_or(libc::ETIMEDOUT),
                     why: "the port of `listen` must accept several connections".to_owned(),
@@ -322,22 +309,20 @@ impl TcpMonitor {
             final_frames: None,
             why,
         };
-        let peer = &self.connection.peer;
-        let protocol_error = || ended(format!("{peer} does not use daq's protocol"));
         let mut bytes = [0; CLOSE_BYTES];
         let wanted = CLOSE_BYTES - self.received.len();
         let read = match self.connection.stream.read(&mut bytes[..wanted]) {
             Ok(0) => {
-                return Some(ended(format!(
-                    "{peer} closed the connection without a close message: it crashed or was killed"
-                )));
+                return Some(ended(
+                    "the connection ended without a close message: the peer crashed or was killed"
+                        .to_owned(),
+                ));
             }
             Ok(read) => read,
             Err(error) => {
                 let is_quiet =
                     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                return (!is_quiet)
-                    .then(|| ended(format!("the connection to {peer} failed: {error}")));
+                return (!is_quiet).then(|| ended(format!("the connection failed: {error}")));
             }
         };
         self.received.extend(&bytes[..read]);
@@ -349,9 +334,9 @@ impl TcpMonitor {
         Some(match Frame::decode(&self.received) {
             Ok(Frame::Close(frames)) => Disconnect {
                 final_frames: Some(frames),
-                why: format!("{peer} has ended"),
+                why: "the peer has ended".to_owned(),
             },
-            Ok(_) | Err(_) => protocol_error(),
+            Ok(_) | Err(_) => ended("the peer does not use daq's protocol".to_owned()),
         })
     }
 }

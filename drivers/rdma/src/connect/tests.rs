@@ -61,7 +61,7 @@ fn connect_within(
 fn linked(listener: &mut Listener, rails: usize) -> (Link, Link) {
     let connecting = connect(listener.address(), rails, OPTIONS);
     let nics = nics(rails);
-    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
+    let incoming = listener.accept(&nics, LONG).unwrap().connector().unwrap();
     assert_eq!(incoming.greetings(), greetings("hello", rails));
     let mut prepared = Vec::new();
     let there = incoming
@@ -119,7 +119,7 @@ fn accept_can_be_cancelled() {
     let mut silent = TcpStream::connect(listener.address()).unwrap();
     silent.write_all(&hello(1).encode()).unwrap();
     let nics = nics(1);
-    let incoming = listener.accept(&nics, LONG).unwrap().unwrap();
+    let incoming = listener.accept(&nics, LONG).unwrap().connector().unwrap();
     incoming.abort_handle()();
     let error = incoming
         .accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()))
@@ -134,9 +134,10 @@ fn accept_can_be_cancelled() {
 #[test]
 fn accept_without_peer_times_out() {
     let mut listener = waiting();
-    assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
-    let short = Duration::from_millis(20);
-    assert!(listener.accept(&nics(1), short).unwrap().is_none());
+    for limit in [Duration::ZERO, Duration::from_millis(20)] {
+        let accepted = listener.accept(&nics(1), limit).unwrap();
+        assert!(matches!(accepted, Accepted::None));
+    }
     // The socket is bound, so that no other test gets the port, but it does not listen.
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::new(LOOPBACK, 0)).unwrap();
@@ -155,6 +156,14 @@ fn accept_without_peer_times_out() {
     );
 }
 
+/// Returns the peer that the listener rejects because of different settings, and the reason.
+fn rejected(listener: &mut Listener) -> (String, String) {
+    match listener.accept(&nics(1), LONG).unwrap() {
+        Accepted::Mismatch { peer, why } => (peer, why),
+        Accepted::None | Accepted::Connector(_) => panic!("the settings differ"),
+    }
+}
+
 fn sentence(error: ConnectError) -> String {
     match error {
         ConnectError::Refused { why, .. } => why,
@@ -166,21 +175,23 @@ fn sentence(error: ConnectError) -> String {
 fn rejected_connector_gets_reason() {
     let mut listener = waiting();
     let connecting = connect(listener.address(), 2, OPTIONS);
-    let short = Duration::from_millis(100);
-    while !connecting.is_finished() {
-        // The listener rejects a connector with a different number of rails.
-        assert!(listener.accept(&nics(1), short).unwrap().is_none());
-    }
+    // The listener rejects a connector with a different number of rails.
+    let (_, why) = rejected(&mut listener);
+    assert!(
+        why.starts_with("the sender's sink has 2 queue pairs, but this source has 1 queue pair:")
+    );
     let why = sentence(connecting.join().unwrap().err().unwrap());
     assert_eq!(
         why,
-        "the receiver has 1 rails, but this sink has 2: set the same number of NICs in `nics` on both hosts"
+        "the receiver has 1 queue pair, but this sink has 2 queue pairs: set the same number of NICs in `nics` on both hosts"
     );
-    let (_, why) = listener.take_mismatch().unwrap();
-    assert!(why.starts_with("the sender's sink has 2 rails, but this source has 1:"));
 
     let connecting = connect(listener.address(), 1, OPTIONS);
-    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    let incoming = listener
+        .accept(&nics(1), LONG)
+        .unwrap()
+        .connector()
+        .unwrap();
     incoming.refuse(&"ä\n".repeat(200));
     let why = sentence(connecting.join().unwrap().err().unwrap());
     assert!(
@@ -193,7 +204,11 @@ fn rejected_connector_gets_reason() {
         ..OPTIONS
     };
     let connecting = connect(listener.address(), 1, other);
-    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    let incoming = listener
+        .accept(&nics(1), LONG)
+        .unwrap()
+        .connector()
+        .unwrap();
     let error = incoming.accept(&OPTIONS, &greetings("offer", 1), &mut |_, _| Ok(()));
     let Err(error @ ConnectError::Mismatch { .. }) = error else {
         panic!("the services differ")
@@ -219,12 +234,10 @@ fn other_version_is_rejected_and_reported() {
     greeting[4] += 1;
     let mut peer = TcpStream::connect(listener.address()).unwrap();
     peer.write_all(&greeting).unwrap();
-    assert!(listener.accept(&nics(1), LONG).unwrap().is_none());
-    let (address, why) = listener.take_mismatch().unwrap();
+    let (address, why) = rejected(&mut listener);
     assert_eq!(address, peer.local_addr().unwrap().to_string());
     let expected = format!("the peer's protocol version is {}, but", version + 1);
     assert!(why.starts_with(&expected), "{why}");
-    assert!(listener.take_mismatch().is_none());
     let mut answer = Vec::new();
     peer.read_to_end(&mut answer).unwrap();
     assert_eq!(answer[4], version);
@@ -250,7 +263,8 @@ fn pending_peers_do_not_block_connector() {
         let _ = pending_peer.write_all(&bytes);
         pending_peers.push(pending_peer);
         if i % 50 == 0 {
-            assert!(listener.accept(&nics(1), Duration::ZERO).unwrap().is_none());
+            let accepted = listener.accept(&nics(1), Duration::ZERO).unwrap();
+            assert!(matches!(accepted, Accepted::None));
         }
     }
     let (mut here, mut there) = linked(&mut listener, 1);
@@ -276,15 +290,15 @@ fn hello(rails: usize) -> Frame {
 fn failed_connector_does_not_end_wait_for_next() {
     let failed = || {
         let source = ErrorKind::ConnectionReset.into();
-        Err(ConnectError::network(
-            "peer".to_owned(),
-            "accepting",
-            source,
-        ))
+        Err(ConnectError::network("accepting", source))
     };
     let arrivals = [failed(), failed(), Ok(b"hello".to_vec())];
     let (mut listener, _) = mock::listener(arrivals.into_iter());
-    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    let incoming = listener
+        .accept(&nics(1), LONG)
+        .unwrap()
+        .connector()
+        .unwrap();
     assert_eq!(incoming.greetings(), [b"hello"]);
 }
 
@@ -293,7 +307,11 @@ fn connector_disconnect_during_handshake_is_error() {
     let mut listener = waiting();
     let mut pending_peer = TcpStream::connect(listener.address()).unwrap();
     pending_peer.write_all(&hello(1).encode()).unwrap();
-    let incoming = listener.accept(&nics(1), LONG).unwrap().unwrap();
+    let incoming = listener
+        .accept(&nics(1), LONG)
+        .unwrap()
+        .connector()
+        .unwrap();
     assert_eq!(
         incoming.peer(),
         pending_peer.local_addr().unwrap().to_string()
@@ -345,7 +363,7 @@ fn connector_detects_foreign_listener() {
     let Frame::Hello(rails) = hello(2) else {
         panic!("the frame must be a greeting")
     };
-    assert!(foreign(&Frame::Answer(rails).encode()).contains("2 rails"));
+    assert!(foreign(&Frame::Answer(rails).encode()).contains("2 queue pairs"));
     let mut long = Frame::Ready.encode();
     long[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(foreign(&long).contains("bytes"));

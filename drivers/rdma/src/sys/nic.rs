@@ -12,6 +12,7 @@ use crate::verbs::{
     RegistrationMethod, Service, VerbsError,
 };
 use daq_core::region::{HostOptions, Region};
+use daq_core::units::counted;
 use std::fmt;
 use std::sync::Arc;
 
@@ -134,7 +135,10 @@ fn default_gid_index(info: &DeviceInfo, number: u8) -> Result<u8, VerbsError> {
         return Err(found(
             name,
             format!("cannot use port {number}"),
-            format!("the NIC has {} ports, numbered from 1", info.ports.len()),
+            format!(
+                "the NIC has {}, numbered from 1",
+                counted(info.ports.len(), "port")
+            ),
         ));
     };
     match device::choose(port) {
@@ -217,7 +221,7 @@ mod tests {
         let error = default_gid_index(&info, 1).unwrap_err().to_string();
         assert!(error.contains("ip link set"), "{error}");
         let error = default_gid_index(&info, 2).unwrap_err().to_string();
-        assert!(error.contains("the NIC has 1 ports"), "{error}");
+        assert!(error.contains("the NIC has 1 port,"), "{error}");
         info.ports[0].addresses[0].kind = AddressKind::RoceV2;
         assert_eq!(default_gid_index(&info, 1).unwrap(), 0);
         info.ports[0].is_ethernet = false;

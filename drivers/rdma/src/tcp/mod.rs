@@ -41,7 +41,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Name of the transport in messages.
-const NAME: &str = "tcp";
+pub(crate) const NAME: &str = "tcp";
 
 const LIMITS: Limits = Limits {
     max_work: 1 << 17,

@@ -9,7 +9,7 @@
 
 use super::rejections::RejectionLog;
 use super::shape::{Rejection, Shape};
-use crate::connect::{self, AbortHandle, Incoming, Listener, PendingLink, Progress};
+use crate::connect::{self, AbortHandle, Accepted, Incoming, Listener, PendingLink, Progress};
 use crate::engine::RegisteredSlots;
 use crate::registration::set::{CloseLinks, RailRegions, RegistrationSet};
 use crate::stream::wire::{Hello, Mode, Offer};
@@ -420,17 +420,16 @@ impl Control {
                 CHECK_INTERVAL
             };
             match self.listener.accept(&self.rails, limit) {
-                Ok(Some(incoming)) => {
+                Ok(Accepted::Connector(incoming)) => {
                     if let Some(previous) = next.replace(incoming) {
                         previous.refuse("the receiver is connecting with other senders");
                     }
                 }
-                Ok(None) => {
-                    if let Some((peer, why)) = self.listener.take_mismatch() {
-                        self.log_rejection(&peer, &why);
-                        self.shared.fault(Fault::Foreign);
-                    }
+                Ok(Accepted::Mismatch { peer, why }) => {
+                    self.log_rejection(&peer, &why);
+                    self.shared.fault(Fault::Foreign);
                 }
+                Ok(Accepted::None) => {}
                 Err(error) => {
                     self.limits.accept.run(|suppressed| {
                         tracing::warn!(

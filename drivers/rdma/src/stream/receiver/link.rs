@@ -12,6 +12,7 @@ use crate::wait::wait_any;
 use daq_core::dma::DmaBuffer;
 use daq_core::frame::KeptFields;
 use daq_core::log_limit::LogLimit;
+use daq_core::units::counted;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -468,8 +469,8 @@ impl Link {
         let fields = self.shape.kept.count;
         if record.kept_words() > usize::from(fields) {
             return Verdict::Invalid(format!(
-                "the record specifies {} kept fields, but a frame has at most {fields}",
-                record.kept_words()
+                "the record specifies {}, but a frame has at most {fields}",
+                counted(record.kept_words(), "kept field")
             ));
         }
         Verdict::Is(record)
@@ -615,9 +616,10 @@ impl Link {
                     static LIMIT: LogLimit = LogLimit::new();
                     LIMIT.run(|suppressed| {
                         tracing::warn!(
-                            "{}: the NIC did not complete {open} posted receives on rail {rail}, so the last frames that \
-                             the NIC acknowledged may be lost{suppressed}",
-                            self.peer
+                            "{}: the NIC did not complete {} on rail {rail}, so the last frames that the NIC acknowledged \
+                             may be lost{suppressed}",
+                            self.peer,
+                            counted(open, "posted receive")
                         );
                     });
                     break;

@@ -272,7 +272,8 @@ impl Receiver {
         let (count, (max, bytes)) = (slots.addresses.len(), self.max);
         if count > max || slots.bytes > bytes {
             return Err(format!(
-                "the ring has {count} slots of {} bytes, but the NICs support at most {max} slots of {bytes} bytes",
+                "the ring has {} of {} bytes, but the NICs support at most {max} slots of {bytes} bytes",
+                counted(count, "slot"),
                 slots.bytes
             ));
         }
@@ -590,8 +591,9 @@ unsafe impl Engine for Receiver {
             } else {
                 self.limits.ended.run(|suppressed| {
                     tracing::info!(
-                        "{}: {why} normally; waiting for the next sender{suppressed}",
-                        self.name
+                        "{}: {} disconnected normally: {why}; waiting for the next sender{suppressed}",
+                        self.name,
+                        link.peer()
                     );
                 });
             }

@@ -45,15 +45,15 @@ impl Shape {
             .first()
             .ok_or_else(|| Rejection::same("the greeting is empty".to_owned()))?;
         if usize::from(first.rails) != rails || hellos.len() != rails {
-            let theirs = first.rails;
+            let ours = counted(rails, self.transport.rail());
+            let theirs = counted(first.rails, self.transport.rail());
+            let fix = self.transport.rails_keys();
             return Err(Rejection {
                 sender: format!(
-                    "the receiver has {rails} rails, but this sink has {theirs}: set {} on both hosts",
-                    self.transport.rails_keys()
+                    "the receiver has {ours}, but this sink has {theirs}: set {fix} on both hosts"
                 ),
                 receiver: format!(
-                    "the sender's sink has {theirs} rails, but this source has {rails}: set {} on both hosts",
-                    self.transport.rails_keys()
+                    "the sender's sink has {theirs}, but this source has {ours}: set {fix} on both hosts"
                 ),
             });
         }
@@ -84,12 +84,13 @@ impl Shape {
         }
         if first.packets_per_frame > self.packets_per_frame {
             let (wanted, packets_per_frame) = (first.packets_per_frame, self.packets_per_frame);
+            let packets = counted(wanted, "packet");
             return Err(Rejection {
                 sender: format!(
-                    "frames have up to {wanted} packets, but the receiver accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in the receiver's source"
+                    "frames have up to {packets}, but the receiver accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in the receiver's source"
                 ),
                 receiver: format!(
-                    "the sender's frames have up to {wanted} packets, but this source accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in this source"
+                    "the sender's frames have up to {packets}, but this source accepts {packets_per_frame}: set `packets_per_frame = {wanted}` in this source"
                 ),
             });
         }
@@ -162,8 +163,8 @@ mod tests {
         let cases = [
             (
                 Hello { rails: 2, ..hello },
-                ["this sink has 2", "`nics`"],
-                ["the sender's sink has 2", "this source has 1"],
+                ["this sink has 2 queue pairs", "`nics`"],
+                ["the sender's sink has 2", "this source has 1 queue pair:"],
             ),
             (
                 Hello {

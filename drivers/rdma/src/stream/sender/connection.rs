@@ -9,6 +9,7 @@ use crate::stream::wire::{Hello, MAX_PACKETS_PER_FRAME, Mode, Offer, Record};
 use crate::verbs::{Access, Nic, QueuePairOptions, Service, Transport};
 use daq_core::notify::Wait;
 use daq_core::region::SharedWords;
+use daq_core::units::counted;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -317,8 +318,8 @@ impl Terms {
     fn check(&self, first: u64, offers: &[Offer]) -> Result<(), String> {
         let Some(offer) = offers.first().filter(|_| offers.len() == self.nics.len()) else {
             return Err(format!(
-                "the receiver answered for {} queue pairs instead of {}: run the same version of daq on both hosts",
-                offers.len(),
+                "the receiver answered for {} instead of {}: run the same version of daq on both hosts",
+                counted(offers.len(), "queue pair"),
                 self.nics.len()
             ));
         };
@@ -368,8 +369,8 @@ impl Terms {
         }
         if offer.packets_per_frame < packets_per_frame {
             return Err(format!(
-                "the receiver supports {} packets per frame, but frames of this sink have up to {packets_per_frame}: set `packets_per_frame = {packets_per_frame}` in the receiver's source",
-                offer.packets_per_frame
+                "the receiver supports {} per frame, but frames of this sink have up to {packets_per_frame}: set `packets_per_frame = {packets_per_frame}` in the receiver's source",
+                counted(offer.packets_per_frame, "packet")
             ));
         }
         let record = Record::bytes(offer.packets_per_frame, offer.kept) as u64;

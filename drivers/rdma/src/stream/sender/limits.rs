@@ -3,6 +3,7 @@
 use super::{Options, SenderError};
 use crate::stream::wire::Mode;
 use crate::verbs::{Nic, Service};
+use daq_core::units::counted;
 use std::sync::Arc;
 
 /// Lowers the options to the limits of all NICs.
@@ -100,12 +101,12 @@ pub(super) fn probe_queue_pairs(
     }
     if wanted != (options.depth, options.inline) {
         tracing::warn!(
-            "{}: the NICs cannot create queue pairs for {} frames in flight with {} inline bytes; using {} frames with {} bytes",
+            "{}: the NICs cannot create queue pairs for {} in flight with {}; using {} with {}",
             options.peer,
-            wanted.0,
-            wanted.1,
-            options.depth,
-            options.inline
+            counted(wanted.0, "frame"),
+            counted(wanted.1, "inline byte"),
+            counted(options.depth, "frame"),
+            counted(options.inline, "inline byte")
         );
     }
     Ok(())

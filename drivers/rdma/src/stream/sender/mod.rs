@@ -153,11 +153,14 @@ pub enum SenderError {
 }
 
 /// Error: the receiver is currently unavailable.
-#[derive(Debug, thiserror::Error)]
-#[error("{why}")]
-pub struct Unavailable {
-    /// The reason why the receiver is unavailable, and the fix.
-    pub why: String,
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The receiver has granted no credits for longer than the timeout.
+    #[error("the receiver accepts no frames because its ring is full")]
+    Full,
+    /// There is no connection. Contains the reason and the fix, without the receiver's address.
+    #[error("{0}")]
+    Disconnected(String),
 }
 
 /// The counters of a sender.
@@ -362,10 +365,7 @@ impl Sender {
                     Ok(()) => {
                         let sent = self.done - start;
                         return if sent == 0 && self.is_backpressured() {
-                            Err(Unavailable {
-                                why: "the receiver accepts no frames because its ring is full"
-                                    .to_owned(),
-                            })
+                            Err(Unavailable::Full)
                         } else {
                             Ok(self.finish_send(sent, lease, from))
                         };
@@ -461,8 +461,8 @@ impl Sender {
         let next = connection.next;
         if next > self.next_unposted {
             self.why = format!(
-                "the receiver requested frame {next}, but only {} frames were sent; reconnecting",
-                self.next_unposted
+                "the receiver requested frame {next}, but this sink has sent only {}; reconnecting",
+                counted(self.next_unposted, "frame")
             );
             return false;
         }
@@ -474,9 +474,9 @@ impl Sender {
         }
         if next > self.done {
             tracing::debug!(
-                "{}: the receiver already has {} frames that were sent before the interruption",
+                "{}: the receiver already has {} from before the interruption",
                 self.options.peer,
-                next - self.done
+                counted(next - self.done, "frame")
             );
         }
         self.set_done(next);
@@ -712,9 +712,7 @@ impl Sender {
     }
 
     fn unavailable(&self) -> Unavailable {
-        Unavailable {
-            why: self.why.clone(),
-        }
+        Unavailable::Disconnected(self.why.clone())
     }
 }
 

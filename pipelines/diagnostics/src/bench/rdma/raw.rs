@@ -91,7 +91,7 @@ impl Raw {
         };
         let link = tcp::connector(address)
             .connect(handshake, LIMIT)
-            .map_err(failed)?;
+            .map_err(|error| failed(format!("{address}: {error}")))?;
         let there = greeted(&link.greetings)?;
         Ok(Self {
             link,
@@ -109,7 +109,9 @@ impl Raw {
         let incoming = listener
             .accept(std::slice::from_ref(nic), LIMIT)
             .map_err(failed)?;
-        let incoming = incoming.ok_or_else(|| failed("the other side did not connect"))?;
+        let incoming = incoming
+            .connector()
+            .ok_or_else(|| failed("the other side did not connect"))?;
         let there = greeted(incoming.greetings())?;
         let link = incoming
             .accept(&options(), &[greeting(&key)], &mut prepare)

@@ -178,7 +178,7 @@ impl PeerMonitor for MockMonitor {
             .unwrap()
             .map(|frames| connect::Disconnect {
                 final_frames: Some(frames),
-                why: "it has ended".to_owned(),
+                why: "the peer has ended".to_owned(),
             })
     }
 
@@ -205,7 +205,7 @@ impl Transport for MockTransport {
             std::thread::yield_now();
         }
         if is_silent() {
-            return Err(ConnectError::Cancelled { peer: self.peer() });
+            return Err(ConnectError::Cancelled);
         }
         Ok(Frame::Ready)
     }

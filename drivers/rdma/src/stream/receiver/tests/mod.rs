@@ -367,7 +367,7 @@ fn foreign_greetings_are_rejected() {
             of(|hello| hello.packets_per_frame = 71),
             "packets_per_frame",
         ),
-        (of(|hello| hello.rails = 3), "rails"),
+        (of(|hello| hello.rails = 3), "3 queue pairs"),
         (of(|hello| hello.stream += u64::from(hello.rail)), "rail 1"),
         (of(|hello| hello.rail = 0), "rail 1"),
     ];
@@ -384,7 +384,7 @@ fn foreign_greetings_are_rejected() {
     assert!(refused.contains("set `slot = "), "{refused}");
     let mut sender = BaselineSender::new(Mode::Write, Service::Rc, 1, 1);
     let refused = connect(&mut fixture, &mut sender).unwrap_err().to_string();
-    assert!(refused.contains("this sink has 1:"), "{refused}");
+    assert!(refused.contains("this sink has 1 queue pair:"), "{refused}");
     fixture.until(|fixture| fixture.fault("foreign") == foreign + 1);
 }
 

@@ -156,7 +156,8 @@ impl Receiver {
         let incoming = self
             .listener
             .accept(&self.nics, Duration::from_millis(10))
-            .ok()??;
+            .ok()?
+            .connector()?;
         let hellos: Vec<_> = incoming
             .greetings()
             .iter()

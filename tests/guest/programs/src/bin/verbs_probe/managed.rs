@@ -2,7 +2,7 @@
 
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
-use daq_rdma::connect::{ConnectError, Connector, Handshake, Link};
+use daq_rdma::connect::{Accepted, ConnectError, Connector, Handshake, Link};
 use daq_rdma::stream::wire::Hello;
 use daq_rdma::sys::{self, device};
 use daq_rdma::verbs::{MemoryRegion, Nic, Payload, Service, Side, Verb, WorkRequest};
@@ -29,6 +29,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
     let connecting = connect(nic, address);
     let incoming = listener
         .accept(&[Arc::clone(nic)], TIMEOUT)?
+        .connector()
         .ok_or("no peer connected")?;
     let output = &incoming.greetings()[0];
     that(output.starts_with(b"hello"), format!("{output:?}"))?;
@@ -97,6 +98,7 @@ pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let connecting = connect(nic, address);
     let incoming = listener
         .accept(&[Arc::clone(nic)], TIMEOUT)?
+        .connector()
         .ok_or("no peer connected")?;
     incoming.refuse("the rings have different slot sizes");
     match joined(connecting)? {
@@ -158,7 +160,10 @@ pub fn undeclared(one: &str, other: &str) -> Outcome<String> {
     let mut listener = cm::listener(address)?;
     let connecting = connect(&one, address);
     let come = listener.accept(&[other], Duration::from_secs(3))?;
-    that(come.is_none(), "the listener accepted an undeclared card")?;
+    that(
+        matches!(come, Accepted::None),
+        "the listener accepted an undeclared card",
+    )?;
     match joined(connecting)? {
         Err(ConnectError::Refused { why, .. }) if why.contains("`nics` names") => Ok(why),
         Err(error) => Err(error.into()),
@@ -185,6 +190,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
     let connecting = connect_rails(cm::connector(vec![first, second]), &nics, &greetings);
     let incoming = listener
         .accept(&nics, TIMEOUT)?
+        .connector()
         .ok_or("no peer connected")?;
     for (output, greeting) in incoming.greetings().iter().zip(&greetings) {
         that(output.starts_with(greeting), format!("{output:?}"))?;
