@@ -208,8 +208,9 @@ template <u32 SIZE, u32 SPECTRA, class N, bool REAL> struct Filter {
     }
 };
 
-// Sums the products of samples and coefficients of the taps from `first` on for all points of a block.
-template <u32 SIZE, u32 SPECTRA, u32 GROUP, class N, bool REAL>
+// Sums the products of samples and coefficients of the taps from `first` on for all points of a block. WHOLE means that
+// there are CHUNK of them.
+template <u32 SIZE, u32 SPECTRA, u32 GROUP, bool WHOLE, class N, bool REAL>
 __device__ __forceinline__ void filter(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space, u32 first) {
     for (u32 item = threadIdx.x; item < p.count * (SIZE / 2); item += blockDim.x) {
         const u32 set = item / (SIZE / 2);
@@ -218,7 +219,7 @@ __device__ __forceinline__ void filter(const Polyphase& p, const Space<SIZE, SPE
                                                     set * SPECTRA,
                                                     space.rows + set * space.ROWS,
                                                     p.coefficients + (u64)first * SIZE * (REAL ? 2 : 1),
-                                                    min(CHUNK, p.taps - first),
+                                                    WHOLE ? CHUNK : min(CHUNK, p.taps - first),
                                                     first > 0};
         if constexpr (GROUP > 0) {
             filter.template slide<GROUP>();
@@ -228,12 +229,12 @@ __device__ __forceinline__ void filter(const Polyphase& p, const Space<SIZE, SPE
     }
 }
 
-template <u32 SIZE, u32 SPECTRA, u32 GROUP, class N>
+template <u32 SIZE, u32 SPECTRA, u32 GROUP, bool WHOLE, class N>
 __device__ __forceinline__ void filter_any(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space, u32 first) {
     if (p.complex) {
-        filter<SIZE, SPECTRA, GROUP, N, false>(p, space, first);
+        filter<SIZE, SPECTRA, GROUP, WHOLE, N, false>(p, space, first);
     } else {
-        filter<SIZE, SPECTRA, GROUP, N, true>(p, space, first);
+        filter<SIZE, SPECTRA, GROUP, WHOLE, N, true>(p, space, first);
     }
 }
 
@@ -248,6 +249,21 @@ __device__ __forceinline__ void find_rows(const Polyphase& p, const Space<SIZE, 
         const u32 spectrum = set % p.sets * SPECTRA + (GROUP ? 0 : row / CHUNK);
         const u32 tap = first + (GROUP ? row : row % CHUNK);
         space.rows[i] = Row(p, set / p.sets, min(spectrum * p.hop + tap * SIZE, last), bytes);
+    }
+}
+
+// Sums the products of samples and coefficients of all taps for all points of a block.
+template <bool WHOLE, u32 SIZE, u32 SPECTRA, u32 GROUP>
+__device__ __forceinline__ void filter_taps(const Polyphase& p, const Space<SIZE, SPECTRA, GROUP>& space) {
+    for (u32 tap = 0; tap < p.taps; tap += CHUNK) {
+        find_rows(p, space, tap);
+        __syncthreads();
+        switch (p.scalar) {
+        case INT8: filter_any<SIZE, SPECTRA, GROUP, WHOLE, signed char>(p, space, tap); break;
+        case INT16: filter_any<SIZE, SPECTRA, GROUP, WHOLE, short>(p, space, tap); break;
+        default: filter_any<SIZE, SPECTRA, GROUP, WHOLE, float>(p, space, tap); break;
+        }
+        __syncthreads();
     }
 }
 
@@ -286,15 +302,10 @@ template <u32 SIZE, u32 SPECTRA, u32 GROUP> __device__ __forceinline__ void chan
     constexpr u32 THREADS = SIZE / POINTS;
     const Space<SIZE, SPECTRA, GROUP> space(shared, p.count);
     find_outputs(p, space);
-    for (u32 tap = 0; tap < p.taps; tap += CHUNK) {
-        find_rows(p, space, tap);
-        __syncthreads();
-        switch (p.scalar) {
-        case INT8: filter_any<SIZE, SPECTRA, GROUP, signed char>(p, space, tap); break;
-        case INT16: filter_any<SIZE, SPECTRA, GROUP, short>(p, space, tap); break;
-        default: filter_any<SIZE, SPECTRA, GROUP, float>(p, space, tap); break;
-        }
-        __syncthreads();
+    if (GROUP > 0 && p.taps % CHUNK == 0) {
+        filter_taps<true>(p, space);
+    } else {
+        filter_taps<false>(p, space);
     }
     const u32 slices = p.count * SPECTRA * THREADS, bytes = output_bytes(p.kind);
     Fft<SIZE>::run(space.points, p.roots, slices);
@@ -347,9 +358,25 @@ extern "C" __global__ void __launch_bounds__(256) channelize_history(POLYPHASE_P
 // Returns the number of spectra per set for blocks of `threads` threads with 32 points each.
 __device__ constexpr u32 spectra_of(u32 size, u32 threads) { return threads * 32 < 8 * size ? threads * 32 / size : 8; }
 
+// Sets `number` to a value that is known when the code is loaded: daq replaces `name` in the PTX by it, and the driver's
+// compiler then removes the code for other values.
+#ifdef __CUDACC__
+#define KNOWN_AT_LOAD(name, number) asm("mov.u32 %0, " #name ";" : "=r"(number))
+#else
+#define KNOWN_AT_LOAD(name, number)
+#endif
+
+__device__ __forceinline__ Polyphase with_known_values(Polyphase p) {
+    KNOWN_AT_LOAD(DAQ_SCALAR, p.scalar);
+    KNOWN_AT_LOAD(DAQ_COMPLEX, p.complex);
+    KNOWN_AT_LOAD(DAQ_KIND, p.kind);
+    KNOWN_AT_LOAD(DAQ_TAPS, p.taps);
+    return p;
+}
+
 #define CHANNELIZE_FUNCTION(name, size, threads, blocks, group)                                                      \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(POLYPHASE_PARAMETERS) {                       \
-        const Polyphase p = POLYPHASE_GIVEN;                                                                         \
+        const Polyphase p = with_known_values(POLYPHASE_GIVEN);                                                      \
         DYNAMIC_SHARED(Four<float>, shared);                                                                         \
         channelize<size, spectra_of(size, threads), group>(p, shared);                                               \
     }
@@ -367,7 +394,7 @@ __device__ constexpr u32 spectra_of(u32 size, u32 threads) { return threads * 32
 #define CHANNELIZE_512(CRITICAL, OVERSAMPLED) CRITICAL(512, 128, 6, 4) OVERSAMPLED(512, 128)
 #define CHANNELIZE_1024(CRITICAL, OVERSAMPLED) CRITICAL(1024, 128, 5, 8) OVERSAMPLED(1024, 128)
 #define CHANNELIZE_2048(CRITICAL, OVERSAMPLED) \
-    CRITICAL(2048, 384, 2, 4) CRITICAL(2048, 128, 6, 4) OVERSAMPLED(2048, 128)
+    CRITICAL(2048, 256, 3, 8) CRITICAL(2048, 128, 6, 4) OVERSAMPLED(2048, 128)
 #define CHANNELIZE_4096(CRITICAL, OVERSAMPLED) \
     CRITICAL(4096, 256, 3, 8) CRITICAL(4096, 128, 6, 4) OVERSAMPLED(4096, 256) OVERSAMPLED(4096, 128)
 #define CHANNELIZE_8192(CRITICAL, OVERSAMPLED) \

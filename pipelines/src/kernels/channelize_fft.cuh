@@ -51,9 +51,9 @@ __device__ __forceinline__ void butterfly(Complex& a, Complex& b, Complex root) 
 }
 
 // Multiplies point `m` by root^m and transforms the 16 points. The twiddle factors of the four passes of radix 2 contain
-// these powers, so that each butterfly consists of six fused operations. `root4` is root^4.
-__device__ __forceinline__ void twiddle_and_transform16(Complex (&v)[POINTS], Complex root, Complex root4) {
-    const Complex root2 = root * root, root8 = root4 * root4;
+// these powers, so that each butterfly consists of six fused operations.
+__device__ __forceinline__ void twiddle_and_transform16(Complex (&v)[POINTS], Complex root) {
+    const Complex root2 = root * root, root4 = root2 * root2, root8 = root4 * root4;
     const Complex roots2[2] = {root2, root2 * Complex{C2, -C2}};
     const Complex roots1[4] = {root, root * Complex{C1, -C3}, root * Complex{C2, -C2}, root * Complex{C3, -C1}};
 #pragma unroll
@@ -159,7 +159,7 @@ template <u32 SIZE> struct Fft {
     // modulo DONE.
     template <u32 DONE> __device__ __forceinline__ static void turn(Complex (&v)[POINTS], const Complex* roots, u32 k) {
         constexpr u32 STEP = 2 * SIZE / (DONE * POINTS);
-        twiddle_and_transform16(v, roots[k * STEP], roots[4 * k * STEP]);
+        twiddle_and_transform16(v, roots[k * STEP]);
     }
 
     // Performs the passes between the first and the last one.

@@ -85,8 +85,21 @@ fn of_size(codes: &'static [(usize, Code)], size: usize) -> Option<&'static Code
 impl Code {
     /// Loads the code on a device.
     pub(super) fn load(&self, ordinal: u32) -> Result<(&'static Device, Arc<Module>), KernelError> {
+        self.load_with(ordinal, &[])
+    }
+
+    /// Loads the code on a device after each of the names in the PTX was replaced by its value.
+    pub(super) fn load_with(
+        &self,
+        ordinal: u32,
+        values: &[(&str, u32)],
+    ) -> Result<(&'static Device, Arc<Module>), KernelError> {
         let device = Device::open(ordinal)?;
-        let module = device_code::built_in(device, self.name, self.ptx)?;
+        let mut ptx = String::from_utf8_lossy(self.ptx);
+        for (name, value) in values {
+            ptx = ptx.replace(name, &value.to_string()).into();
+        }
+        let module = device_code::built_in(device, self.name, ptx.as_bytes())?;
         Ok((device, module))
     }
 }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 pub(crate) fn built_in(
     device: &'static Device,
     name: &str,
-    ptx: &'static [u8],
+    ptx: &[u8],
 ) -> Result<Arc<Module>, CudaError> {
-    // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). These kernels access
+    // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them), and only names of
+    // parameters in it were replaced by their values. These kernels access
     // only their own shared memory and the memory that their arguments point to. Only their host sides get the module.
     // They pass the fields of the structures in `kernels::parameters`, from which the declarations of the .cu files are
     // generated. The addresses in them are those of the slots of a burst, which are leased until its event is complete,

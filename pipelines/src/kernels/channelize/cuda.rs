@@ -31,17 +31,14 @@ const OUTPUT_BYTES: usize = 8;
 const ROW_BYTES: usize = 24;
 const HISTORY_THREADS: usize = 256;
 
-/// Maximum number of threads per block of an oversampled filter bank.
-const MAX_OVERSAMPLED: usize = 256;
-
 /// Returns the numbers of threads per block for which device code exists. The second one needs less shared memory.
-const fn threads(channels: usize) -> &'static [usize] {
-    match channels {
-        0..=256 => &[64],
-        512 | 1024 => &[128],
-        2048 => &[384, 128],
-        4096 => &[256, 128],
-        _ => &[768, 256],
+const fn threads(shape: &Shape) -> &'static [usize] {
+    match (shape.channels, shape.is_oversampled()) {
+        (0..=256, _) => &[64],
+        (512 | 1024, _) | (2048, true) => &[128],
+        (2048 | 4096, _) => &[256, 128],
+        (_, true) => &[256],
+        (_, false) => &[768, 256],
     }
 }
 
@@ -77,9 +74,8 @@ impl Blocks {
 
     /// Returns the first division that fits into `max_shared` bytes of shared memory.
     fn fitting(shape: &Shape, max_shared: usize) -> Result<Self, KernelError> {
-        let mut all = threads(shape.channels)
+        let mut all = threads(shape)
             .iter()
-            .filter(|&&threads| !shape.is_oversampled() || threads <= MAX_OVERSAMPLED)
             .map(|&threads| Self::new(shape, threads));
         all.find(|blocks| blocks.shared <= max_shared).ok_or_else(|| {
             KernelError::Refused(format!(
@@ -133,7 +129,15 @@ pub(super) fn build(
             shape.channels
         ))
     })?;
-    let (device, module) = code.load(ordinal)?;
+    let (scalar, complex) = (code_of(input.scalar), u32::from(input.complex));
+    let (kind, taps) = (code_of(keys.output.scalar()), small(shape.taps));
+    let known = [
+        ("DAQ_SCALAR", scalar),
+        ("DAQ_COMPLEX", complex),
+        ("DAQ_KIND", kind),
+        ("DAQ_TAPS", taps),
+    ];
+    let (device, module) = code.load_with(ordinal, &known)?;
     let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(0);
     let blocks = Blocks::fitting(&shape, max_shared)?;
     let suffix = if shape.is_oversampled() {
@@ -168,13 +172,13 @@ pub(super) fn build(
         points: in_points(shape.points),
         hop: in_points(shape.hop),
         before: in_points(shape.history()),
-        taps: small(shape.taps),
+        taps,
         spectra: small(shape.spectra),
         inputs: small(shape.inputs),
         count: small(blocks.count),
-        scalar: code_of(input.scalar),
-        complex: u32::from(input.complex),
-        kind: code_of(keys.output.scalar()),
+        scalar,
+        complex,
+        kind,
         ..Polyphase::default()
     };
     let reorder = Reorder::new(ordinal, input, &extents(input))?;
