@@ -38,9 +38,9 @@ struct Closed {
 /// The time since the last packet arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
-    /// The horizon at the last tick.
-    horizon: u64,
-    /// Time since the horizon last changed.
+    /// The horizon and the number of packets that had arrived at the last tick.
+    progress: (u64, u64),
+    /// Time since the progress last changed.
     length: Duration,
     last: Option<Instant>,
 }
@@ -237,8 +237,9 @@ impl Sequencer {
             now.saturating_duration_since(last).min(MAX_SILENCE_STEP)
         });
         silence.last = Some(now);
-        if silence.horizon != horizon {
-            (silence.horizon, silence.length) = (horizon, Duration::ZERO);
+        let progress = (horizon, shared.arrived.load(Ordering::Acquire));
+        if silence.progress != progress {
+            (silence.progress, silence.length) = (progress, Duration::ZERO);
             return;
         }
         silence.length += step;

@@ -464,6 +464,20 @@ fn frame_with_only_last_packet_stays_open_in_silence() {
 }
 
 #[test]
+fn frame_stays_open_while_earlier_packets_arrive() {
+    let mut bench = bench(8, geometry());
+    bench.put(0);
+    bench.put(7);
+    let mut start = Instant::now();
+    for sequence in (1..7).rev() {
+        listen(&mut bench, start, 80);
+        start += Duration::from_millis(80);
+        assert_eq!(bench.put(sequence), Outcome::Placed);
+    }
+    assert_eq!(bench.read().len(), 2);
+}
+
+#[test]
 fn frame_that_ended_is_closed_in_silence() {
     let mut bench = bench(8, geometry());
     bench.window.await_times();
