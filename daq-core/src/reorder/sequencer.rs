@@ -38,9 +38,10 @@ struct Closed {
 /// The time since the last packet arrived.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
-    /// The horizon and the number of packets that had arrived at the last tick.
-    progress: (u64, u64),
-    /// Time since the progress last changed.
+    /// The horizon and the number of arrived packets at the last tick.
+    horizon: u64,
+    arrived: u64,
+    /// Time since one of them changed.
     length: Duration,
     last: Option<Instant>,
 }
@@ -237,9 +238,13 @@ impl Sequencer {
             now.saturating_duration_since(last).min(MAX_SILENCE_STEP)
         });
         silence.last = Some(now);
-        let progress = (horizon, shared.arrived.load(Ordering::Acquire));
-        if silence.progress != progress {
-            (silence.progress, silence.length) = (progress, Duration::ZERO);
+        let arrived = shared.arrived.load(Ordering::Acquire);
+        if (silence.horizon, silence.arrived) != (horizon, arrived) {
+            if silence.length >= FINALISE_AFTER {
+                shared.silent.store(u64::MAX, Ordering::Release);
+            }
+            (silence.horizon, silence.arrived) = (horizon, arrived);
+            silence.length = Duration::ZERO;
             return;
         }
         silence.length += step;

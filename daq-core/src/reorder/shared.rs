@@ -87,7 +87,8 @@ pub(super) struct Shared {
     pub(super) rounds: Box<[CachePadded<AtomicU64>]>,
     /// Records which packets of closed frames arrived.
     pub(super) history: History,
-    /// The horizon when the stream was last silent for so long that the causes of all gaps became final.
+    /// The horizon when the stream became silent for so long that the causes of all gaps became final; `u64::MAX` after
+    /// later packets.
     pub(super) silent: AtomicU64,
     /// 1 once the sequencer has ended.
     pub(super) closed: AtomicU32,

@@ -14,8 +14,8 @@ pub(crate) struct PacketKeys {
     /// and limited by the number of slots of the ring; `daq plan` prints the number and the reason. The default of a source
     /// `hsb` is 2. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in a
     /// slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
-    /// later arrives, or when the source ends. There is no timeout: while the sender is silent, the frame stays `pending`, and
-    /// so do complete frames behind it.
+    /// later arrives, after 100 ms without new packets, or when the source ends. The newest frame waits for a later packet or
+    /// the end of the source.
     pub window: Option<usize>,
     /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
     /// loss but starts a new epoch.

@@ -267,6 +267,30 @@ fn restart_within_window_opens_epoch_after_silence() {
     }
 }
 
+/// After a packet that continues the old numbering, packets of closed frames do not show a restart any more.
+#[test]
+fn packet_of_open_frame_ends_silence() {
+    for continues in [false, true] {
+        let mut bench = bench(256, geometry());
+        for sequence in (0..17).chain([18]) {
+            bench.put(sequence);
+        }
+        let start = Instant::now();
+        listen(&mut bench, start, 1500);
+        if continues {
+            assert_eq!(bench.put(17), Outcome::Placed);
+            bench.window.tick(start + Duration::from_millis(1500));
+        }
+        for sequence in 0..8 {
+            bench.put(sequence);
+        }
+        bench.window.finish();
+        let report = bench.report();
+        let expected = if continues { (1, 8) } else { (2, 0) };
+        assert_eq!((report.epochs, report.duplicates), expected);
+    }
+}
+
 #[test]
 fn restart_to_known_sequence_opens_epoch() {
     let mut bench = bench(256, geometry());
