@@ -286,7 +286,7 @@ impl Written {
         };
         let mut table = root;
         let mut title = String::new();
-        for part in above {
+        for (depth, part) in above.iter().enumerate() {
             let key = self.find(table, part).unwrap_or_else(|| part.clone());
             if !title.is_empty() {
                 title.push('.');
@@ -303,7 +303,8 @@ impl Written {
             let node = table.get_mut(&key).map(|entry| &mut entry.node);
             let kind = node.as_ref().map_or("missing", |node| node.kind());
             table = node.and_then(Node::table_mut).ok_or_else(|| {
-                let diagnostic = self.error(format!("`{title}` is {kind} and has no key `{last}`"));
+                let key = &path[depth + 1];
+                let diagnostic = self.error(format!("`{title}` is {kind} and has no key `{key}`"));
                 Box::new(diagnostic.help(format!("set the whole value: `{title}=VALUE`")))
             })?;
         }

@@ -79,7 +79,8 @@ fn override_of_table_by_value_is_rejected() {
     let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw=5"]);
     let shown = diagnostics.render(document.sources(), false);
     assert_contains!(shown => "set one of its keys: `ring.raw.slot`");
-    let (document, diagnostics) = overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw.slot.x=5"]);
+    let (document, diagnostics) =
+        overridden("[ring.raw]\nslot = 1\n", &[], &["ring.raw.slot.x.y=5"]);
     let shown = diagnostics.render(document.sources(), false);
     assert_contains!(
         shown =>
