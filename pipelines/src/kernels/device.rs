@@ -88,18 +88,14 @@ impl Code {
         self.load_with(ordinal, &[])
     }
 
-    /// Loads the code on a device after each of the names in the PTX was replaced by its value.
+    /// Loads the code on a device, with values that are known for all launches.
     pub(super) fn load_with(
         &self,
         ordinal: u32,
-        values: &[(&str, u32)],
+        known: &[(&'static str, u32)],
     ) -> Result<(&'static Device, Arc<Module>), KernelError> {
         let device = Device::open(ordinal)?;
-        let mut ptx = String::from_utf8_lossy(self.ptx);
-        for (name, value) in values {
-            ptx = ptx.replace(name, &value.to_string()).into();
-        }
-        let module = device_code::built_in(device, self.name, ptx.as_bytes())?;
+        let module = device_code::built_in(device, self.name, self.ptx, known)?;
         Ok((device, module))
     }
 }

@@ -42,6 +42,18 @@ const fn threads(shape: &Shape) -> &'static [usize] {
     }
 }
 
+/// Names the values that the PTX contains instead of reading them from the parameters: type and kind of the samples, type of
+/// the output, and taps.
+pub(in crate::kernels) fn known_values(values: [u32; 4]) -> [(&'static str, u32); 4] {
+    let [scalar, complex, kind, taps] = values;
+    [
+        ("DAQ_SCALAR", scalar),
+        ("DAQ_COMPLEX", complex),
+        ("DAQ_KIND", kind),
+        ("DAQ_TAPS", taps),
+    ]
+}
+
 /// How spectra are divided between blocks.
 #[derive(Clone, Copy)]
 struct Blocks {
@@ -131,12 +143,7 @@ pub(super) fn build(
     })?;
     let (scalar, complex) = (code_of(input.scalar), u32::from(input.complex));
     let (kind, taps) = (code_of(keys.output.scalar()), small(shape.taps));
-    let known = [
-        ("DAQ_SCALAR", scalar),
-        ("DAQ_COMPLEX", complex),
-        ("DAQ_KIND", kind),
-        ("DAQ_TAPS", taps),
-    ];
+    let known = known_values([scalar, complex, kind, taps]);
     let (device, module) = code.load_with(ordinal, &known)?;
     let max_shared = usize::try_from(device.attributes().max_shared).unwrap_or(0);
     let blocks = Blocks::fitting(&shape, max_shared)?;

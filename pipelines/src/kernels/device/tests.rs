@@ -1,4 +1,6 @@
+use crate::kernels::channelize::cuda::known_values;
 use crate::kernels::parameters::tests::header;
+use crate::sys::device_code::with_values;
 use daq_core::gpu::driver::{Compiler, Source, Target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -173,5 +175,18 @@ fn generated_code_is_current() {
                 "{name}.ptx does not match {file}; run the tests once with DAQ_UPDATE=1"
             );
         }
+    }
+}
+
+/// The driver's compiler would reject a name that was not replaced, but only on a GPU.
+#[test]
+fn known_values_replace_all_names() {
+    for (size, code) in &super::CHANNELIZE {
+        let known = known_values([1; 4]);
+        let ptx = with_values(code.ptx, &[]);
+        for (name, _) in known {
+            assert!(ptx.contains(&format!(", {name};")), "{size}: {name}");
+        }
+        assert!(!with_values(code.ptx, &known).contains("DAQ_"), "{size}");
     }
 }

@@ -75,7 +75,7 @@ impl Verifier {
         let gpu = match port.region().map(|region| region.placement()) {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
-                let module: Arc<Module> = device_code::built_in(device, "verification", CODE)?;
+                let module: Arc<Module> = device_code::built_in(device, "verification", CODE, &[])?;
                 let found = BarMapping::new(device, 4096, Writer::Doorbell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
