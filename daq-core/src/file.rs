@@ -76,8 +76,26 @@ pub fn replace(path: &Path, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
     write().inspect_err(|_| drop(std::fs::remove_file(temporary)))
 }
 
+/// Returns whether only a change of the path, of the file or of its permissions resolves the error of a file. Other errors,
+/// such as too many open files, can be temporary.
+pub fn is_configuration(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    // `irregular` has the kind `InvalidInput`. Callers use `InvalidData` for a file with invalid content.
+    matches!(
+        error.kind(),
+        Kind::NotFound
+            | Kind::NotADirectory
+            | Kind::PermissionDenied
+            | Kind::InvalidInput
+            | Kind::InvalidData
+    )
+}
+
 fn irregular() -> io::Error {
-    io::Error::other("the path is a FIFO, a socket, a device or a directory, not a regular file")
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        "the path is a FIFO, a socket, a device or a directory, not a regular file",
+    )
 }
 
 #[cfg(test)]
@@ -105,8 +123,15 @@ mod tests {
         for path in [fifo.as_path(), dir.path()] {
             for error in [read(path).unwrap_err(), open(path).unwrap_err()] {
                 assert!(error.to_string().contains("not a regular file"), "{error}");
+                assert!(is_configuration(&error), "{error}");
             }
             create(path).unwrap_err();
+        }
+        assert!(is_configuration(
+            &read(&dir.path().join("absent")).unwrap_err()
+        ));
+        for temporary in [rustix::io::Errno::MFILE, rustix::io::Errno::IO] {
+            assert!(!is_configuration(&temporary.into()));
         }
         let reader = File::from(rustix::fs::open(&fifo, OFlags::RDWR, Mode::empty()).unwrap());
         let error = create(&fifo).unwrap_err();

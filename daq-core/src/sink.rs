@@ -58,7 +58,8 @@ pub enum SinkError {
         /// What happened, and how to fix it.
         why: String,
     },
-    /// The sink cannot start until its configuration is corrected: another attempt fails in the same way.
+    /// The sink cannot start. Only a change of the configuration, of a file or of the server resolves the error. A restart
+    /// without such a change fails in the same way.
     #[error("{what}: {why}")]
     Configuration {
         /// The object or the key that does not match the configuration.

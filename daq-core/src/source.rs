@@ -34,7 +34,8 @@ pub struct SourceError {
     pub what: String,
     /// What happened, and how to fix it.
     pub why: String,
-    /// True if the source cannot start until its configuration is corrected: another attempt fails in the same way.
+    /// True if only a change of the configuration, of a file or of the server resolves the error. A restart without such a
+    /// change fails in the same way.
     pub is_configuration: bool,
 }
 
@@ -45,6 +46,14 @@ impl SourceError {
             what: what.into(),
             why: why.into(),
             is_configuration: false,
+        }
+    }
+
+    /// Creates an error about `what` that only a change of the configuration, of a file or of the server resolves.
+    pub fn configuration(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            is_configuration: true,
+            ..Self::new(what, why)
         }
     }
 }

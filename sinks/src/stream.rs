@@ -354,12 +354,12 @@ impl SinkSpec for StreamKeys {
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {
-        let what = format!("receiver {}", self.to);
-        let failed = |why: String| SinkError::Failed {
-            what: what.clone(),
-            why,
-        };
         let address = self.address()?;
+        let what = if self.to.parse::<SocketAddr>().is_ok() {
+            format!("receiver {}", self.to)
+        } else {
+            format!("receiver {} ({address})", self.to)
+        };
         let rails = self.rails();
         let nics = rails
             .open(context.nic.as_deref())
@@ -368,15 +368,27 @@ impl SinkSpec for StreamKeys {
                 why: error.to_string(),
             })?;
         let token = self.token_keys().read(&context.directory);
-        let token = token.map_err(|error| failed(error.to_string()))?;
+        let token = token.map_err(|error| {
+            let (what, why) = (what.clone(), error.to_string());
+            if daq_core::file::is_configuration(&error) {
+                SinkError::Configuration { what, why }
+            } else {
+                SinkError::Unavailable { what, why }
+            }
+        })?;
         let connector = self.connection().connector(address).with_token(token);
         let counters = Counters {
             connections: context.ledger.connections.clone(),
             stalls: context.ledger.stalls.clone(),
         };
         let options = self.options(&context);
-        let sender = Sender::new(nics, connector, &context.memory, options, counters)
-            .map_err(|error| failed(error.to_string()))?;
+        let sender =
+            Sender::new(nics, connector, &context.memory, options, counters).map_err(|error| {
+                SinkError::Failed {
+                    what: what.clone(),
+                    why: error.to_string(),
+                }
+            })?;
         tracing::info!("sink {}: {}", context.name, sender.path());
         Ok(Box::new(StreamSink {
             sender,

@@ -8,7 +8,8 @@ pub struct NatsError {
     pub what: String,
     /// What happened, and how to fix it.
     pub why: String,
-    /// True if the configuration must be corrected, so that another attempt fails in the same way.
+    /// True if only a change of the configuration, of a file or of the server resolves the error. A restart without such a
+    /// change fails in the same way.
     pub is_configuration: bool,
 }
 
@@ -22,7 +23,7 @@ impl NatsError {
         }
     }
 
-    /// Creates an error about `what`, which the configuration must correct.
+    /// Creates an error about `what` that only a change of the configuration, of a file or of the server resolves.
     pub fn configuration(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self {
             is_configuration: true,

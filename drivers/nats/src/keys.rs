@@ -166,8 +166,7 @@ impl Login {
         let read = |key: &str, file: &Path| {
             let path = directory.join(file);
             let what = || format!("{key} {}", path.display());
-            let bytes = daq_core::file::read(&path)
-                .map_err(|error| NatsError::configuration(what(), error.to_string()))?;
+            let bytes = read_file(key, &path)?;
             let text = String::from_utf8(bytes)
                 .map_err(|_| NatsError::configuration(what(), "the file must contain text"))?;
             match text.trim() {
@@ -203,12 +202,14 @@ impl Tls {
     pub fn check(&self, directory: &Path) -> Result<(), NatsError> {
         for (key, file) in self.files() {
             let Some(file) = file else { continue };
-            let path = directory.join(file);
-            daq_core::file::read(&path).map_err(|error| {
-                NatsError::configuration(format!("{key} {}", path.display()), error.to_string())
-            })?;
+            read_file(key, &directory.join(file))?;
         }
         Ok(())
+    }
+
+    /// Returns whether a key names a file.
+    pub fn names_file(&self) -> bool {
+        self.files().iter().any(|(_, file)| file.is_some())
     }
 
     fn files(&self) -> [(&'static str, Option<&PathBuf>); 3] {
@@ -218,6 +219,14 @@ impl Tls {
             ("tls.key_file", self.key_file.as_ref()),
         ]
     }
+}
+
+/// Reads the file `path`, which `key` names.
+fn read_file(key: &str, path: &Path) -> Result<Vec<u8>, NatsError> {
+    daq_core::file::read(path).map_err(|error| NatsError {
+        is_configuration: daq_core::file::is_configuration(&error),
+        ..NatsError::new(format!("{key} {}", path.display()), error.to_string())
+    })
 }
 
 /// Returns every problem of the keys `servers`, `login` and `tls`.

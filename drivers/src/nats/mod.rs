@@ -314,9 +314,12 @@ impl SourceSpec for NatsSource {
             invalid: counts.invalid,
         };
         let options = self.config.options(context);
-        let consumer = Consumer::start(options, counters).map_err(|error| SourceError {
-            is_configuration: error.is_configuration,
-            ..SourceError::new(error.what, error.why)
+        let consumer = Consumer::start(options, counters).map_err(|error| {
+            if error.is_configuration {
+                SourceError::configuration(error.what, error.why)
+            } else {
+                SourceError::new(error.what, error.why)
+            }
         })?;
         let name = format!("NATS server {}", self.config.server_names());
         Ok(Producers::Engine(Box::new(NatsEngine::new(name, consumer))))

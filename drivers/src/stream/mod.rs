@@ -280,8 +280,14 @@ impl StreamConfig {
     /// Returns the listener, which rejects peers without access.
     fn listener(&self, context: &SourceContext) -> Result<Listener, SourceError> {
         let token = self.token_keys().read(&context.directory);
-        let token =
-            token.map_err(|error| SourceError::new(self.listen.to_string(), error.to_string()))?;
+        let token = token.map_err(|error| {
+            let (what, why) = (self.listen.to_string(), error.to_string());
+            if daq_core::file::is_configuration(&error) {
+                SourceError::configuration(what, why)
+            } else {
+                SourceError::new(what, why)
+            }
+        })?;
         let listener = self.connection().listener(self.listen).map_err(|error| {
             SourceError::new(format!("`listen` {}", self.listen), error.to_string())
         })?;

@@ -20,6 +20,7 @@ use crate::wire::{Chunk, FrameHeader, WHOLE, decode};
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::pull::{Config, Stream as Messages};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer};
+use async_nats::jetstream::stream::ConsumerErrorKind;
 use async_nats::jetstream::{AckKind, Message};
 use async_nats::{Client, HeaderMap, Subject};
 use bytes::Bytes;
@@ -233,16 +234,28 @@ impl Receiving {
         let created = stream
             .get_or_create_consumer(&options.consumer, config.clone())
             .await;
-        let consumer: PullConsumer =
-            created.map_err(|error| NatsError::new(&what, with_sources(&error)))?;
+        let fix = format!(
+            "choose another name in `consumer`, or delete it with `nats consumer rm {} {}`",
+            options.stream, options.consumer
+        );
+        let consumer: PullConsumer = created.map_err(|error| match error.kind() {
+            ConsumerErrorKind::InvalidConsumerType => {
+                let why = "the consumer is a push consumer, but daq needs a pull consumer";
+                NatsError::configuration(&what, format!("{why}; {fix}"))
+            }
+            ConsumerErrorKind::InvalidName => {
+                let why = "the name is invalid; choose another name in `consumer`";
+                NatsError::configuration(&what, why)
+            }
+            _ => NatsError::new(&what, with_sources(&error)),
+        })?;
         let info = consumer.cached_info().clone();
         let found = &info.config;
         if found.filter_subject != config.filter_subject || found.ack_policy != AckPolicy::Explicit
         {
             let why = format!(
-                "the consumer exists with other settings: subject \"{}\", acknowledgements {:?}; choose another name in `consumer`, \
-                 or delete it with `nats consumer rm {} {}`",
-                found.filter_subject, found.ack_policy, options.stream, options.consumer
+                "the consumer exists with other settings: subject \"{}\", acknowledgements {:?}; {fix}",
+                found.filter_subject, found.ack_policy
             );
             return Err(NatsError::configuration(what, why));
         }

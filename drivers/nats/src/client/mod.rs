@@ -8,7 +8,7 @@ pub use consumer::{Consumer, Received};
 pub use publisher::Publisher;
 
 use crate::NatsError;
-use crate::keys::{Connection, Secret};
+use crate::keys::{Connection, Secret, Tls};
 use async_nats::connection::State;
 use async_nats::{Client, ConnectError, ConnectErrorKind, ConnectOptions, Event, ServerAddr};
 use daq_core::ledger::Counter;
@@ -228,9 +228,9 @@ async fn connect(
         )
     };
     let client = connected.map_err(|_| late())?.map_err(|error| NatsError {
-        // Only the files that `tls` names cause this kind of error.
+        // The certificates of `tls` or of the system, or the name of the server, cause this kind of error.
         is_configuration: error.kind() == ConnectErrorKind::Tls,
-        ..NatsError::new(what.clone(), connect_error(&error, has_login))
+        ..NatsError::new(what.clone(), connect_error(&error, connection, has_login))
     })?;
     if client.connection_state() != State::Connected {
         return Err(late());
@@ -239,7 +239,7 @@ async fn connect(
 }
 
 /// Describes why there is no connection, with the fix.
-fn connect_error(error: &ConnectError, has_login: bool) -> String {
+fn connect_error(error: &ConnectError, connection: &Connection, has_login: bool) -> String {
     let text = with_sources(error);
     match error.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
@@ -250,11 +250,18 @@ fn connect_error(error: &ConnectError, has_login: bool) -> String {
             };
             format!("{text}; {fix}")
         }
-        ConnectErrorKind::Tls => {
+        ConnectErrorKind::Tls if text.contains("could not load platform certs") => {
+            format!("{text}; install the CA certificates of this system, or set `tls.ca_file`")
+        }
+        ConnectErrorKind::Tls if text.contains("invalid dns name") => {
+            format!("{text}; correct `servers`: TLS requires a valid host name or an IP address")
+        }
+        ConnectErrorKind::Tls if connection.tls.as_ref().is_some_and(Tls::names_file) => {
             format!(
                 "{text}; the files that `tls` names must be PEM files with certificates and a private key"
             )
         }
+        ConnectErrorKind::Tls => format!("{text}; correct `servers` or `tls`"),
         // Errors of the TLS handshake have no kind of their own.
         ConnectErrorKind::Io if text.contains("invalid peer certificate") => {
             format!(

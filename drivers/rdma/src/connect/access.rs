@@ -104,16 +104,24 @@ impl TokenKeys {
     /// Returns the token, read from its file if `token_file` is set; `None` if neither key is set.
     ///
     /// # Errors
-    /// If the file cannot be read or contains no valid token.
+    /// If the file cannot be read or contains no valid token; [`daq_core::file::is_configuration`] classifies the error.
     pub fn read(&self, directory: &Path) -> io::Result<Option<Token>> {
         let bytes = match (&self.token, &self.file) {
             (Some(token), _) => token.0.clone().into_bytes(),
-            (None, Some(file)) => daq_core::file::read(&directory.join(file))
-                .map_err(|error| io::Error::new(error.kind(), format!("token_file: {error}")))?,
+            (None, Some(file)) => {
+                let path = directory.join(file);
+                daq_core::file::read(&path).map_err(|error| {
+                    let text = format!("token_file {}: {error}", path.display());
+                    io::Error::new(error.kind(), text)
+                })?
+            }
             (None, None) => return Ok(None),
         };
         Token::new(&bytes).map(Some).ok_or_else(|| {
-            io::Error::other("token_file must contain a token of 16 to 64 bytes: create one with `openssl rand -hex 32`")
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "token_file must contain a token of 16 to 64 bytes: create one with `openssl rand -hex 32`",
+            )
         })
     }
 }
@@ -271,6 +279,7 @@ mod tests {
         assert_eq!(keys(None, None).read(directory.path()).unwrap(), None);
         for file in ["short", "absent"] {
             let error = keys(None, Some(file)).read(directory.path()).unwrap_err();
+            assert!(daq_core::file::is_configuration(&error), "{error}");
             let text = error.to_string();
             assert!(
                 text.contains("token_file") && !text.contains("0123456789"),

@@ -364,11 +364,12 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Returns the connector that waits for the answer, if there is one.
-    pub fn connector(self) -> Option<Incoming> {
+    /// Returns the connector that waits for the answer, or the reason why there is none.
+    pub fn connector(self) -> Result<Incoming, String> {
         match self {
-            Self::Connector(incoming) => Some(incoming),
-            Self::None | Self::Mismatch { .. } => None,
+            Self::Connector(incoming) => Ok(incoming),
+            Self::None => Err("no peer connected in time".to_owned()),
+            Self::Mismatch { peer, why } => Err(format!("{peer}: {why}")),
         }
     }
 }

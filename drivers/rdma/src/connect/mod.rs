@@ -26,7 +26,7 @@ pub(crate) const MAX_HELLO: usize = 56;
 /// Maximum size of a listener's greeting per rail in bytes: the limit of an `rdma_cm` reply.
 pub(crate) const MAX_OFFER: usize = 196;
 
-/// Error of a connection attempt. Its text does not contain the peer's address, which the caller knows.
+/// Error of a connection attempt. Its text does not contain the peer's address. Callers add the peer's address.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// A verbs call failed.

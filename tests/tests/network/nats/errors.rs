@@ -1,7 +1,7 @@
 //! Errors name the server, the stream and the fix.
 
-use super::server::{Server, nats, sink_config, source_config};
-use daq_testkit::{Daq, assert_contains, assert_counts, free_tcp_port};
+use super::server::{Server, nats, script, sink_config, source_config};
+use daq_testkit::{Daq, assert_contains, assert_counts, free_tcp_port, python};
 
 /// Exit codes: a server is not available, or the configuration must be corrected.
 pub(super) const UNAVAILABLE: i32 = 69;
@@ -86,6 +86,23 @@ fn differing_stream_is_reported() {
         failure(UNAVAILABLE, &config, &[]) =>
         "NATS stream NONE",
         "start its sink first"
+    );
+}
+
+#[test]
+fn push_consumer_is_reported() {
+    nats!();
+    let python = python!("nats");
+    let server = Server::new("");
+    let body = "\
+await js.add_stream(name='OBS', subjects=['obs.>'])
+await js.add_consumer('OBS', api.ConsumerConfig(durable_name='rx', deliver_subject='push.rx', ack_policy=api.AckPolicy.EXPLICIT))";
+    let _ = python.run(&script(body), &[server.port.to_string()]);
+    assert_contains!(
+        failure(CONFIGURATION, &source_config(server.port, ""), &[]) =>
+        "NATS consumer rx of stream OBS",
+        "push consumer",
+        "nats consumer rm OBS rx"
     );
 }
 

@@ -106,16 +106,18 @@ impl Raw {
         (key, shared): (MemoryRegion, NicMemory),
         listener: &mut Listener,
     ) -> Result<Self, BenchError> {
-        let incoming = listener
+        let address = listener.address();
+        let accepted = listener
             .accept(std::slice::from_ref(nic), LIMIT)
-            .map_err(failed)?;
-        let incoming = incoming
+            .map_err(|error| failed(format!("{address}: {error}")))?;
+        let incoming = accepted
             .connector()
-            .ok_or_else(|| failed("the other side did not connect"))?;
+            .map_err(|why| failed(format!("{address}: {why}")))?;
         let there = greeted(incoming.greetings())?;
+        let peer = incoming.peer();
         let link = incoming
             .accept(&options(), &[greeting(&key)], &mut prepare)
-            .map_err(failed)?;
+            .map_err(|error| failed(format!("{peer}: {error}")))?;
         Ok(Self {
             link,
             key,
@@ -225,7 +227,8 @@ pub(super) fn serve(
     (size, round_trips): (usize, usize),
 ) -> Result<(), BenchError> {
     let memory = memory(&**nic, gpu, size)?;
-    let mut listener = tcp::listener((here, 0).into()).map_err(failed)?;
+    let mut listener =
+        tcp::listener((here, 0).into()).map_err(|error| failed(format!("{here}: {error}")))?;
     let port = listener.address().port();
     wire.send(&Reply::Ready { port })?;
     let served = Raw::accept(nic, memory, &mut listener).and_then(|mut raw| {

@@ -157,7 +157,8 @@ impl Receiver {
             .listener
             .accept(&self.nics, Duration::from_millis(10))
             .ok()?
-            .connector()?;
+            .connector()
+            .ok()?;
         let hellos: Vec<_> = incoming
             .greetings()
             .iter()

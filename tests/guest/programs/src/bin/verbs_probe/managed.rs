@@ -27,10 +27,7 @@ pub fn linked(nic: &Arc<dyn Nic>) -> Outcome<(Link, Link, MemoryRegion, MemoryRe
     ]
     .concat();
     let connecting = connect(nic, address);
-    let incoming = listener
-        .accept(&[Arc::clone(nic)], TIMEOUT)?
-        .connector()
-        .ok_or("no peer connected")?;
+    let incoming = listener.accept(&[Arc::clone(nic)], TIMEOUT)?.connector()?;
     let output = &incoming.greetings()[0];
     that(output.starts_with(b"hello"), format!("{output:?}"))?;
     let mut prepared = 0;
@@ -96,10 +93,7 @@ pub fn refused(nic: &Arc<dyn Nic>) -> Outcome<String> {
     let address = address(nic)?;
     let mut listener = cm::listener(address)?;
     let connecting = connect(nic, address);
-    let incoming = listener
-        .accept(&[Arc::clone(nic)], TIMEOUT)?
-        .connector()
-        .ok_or("no peer connected")?;
+    let incoming = listener.accept(&[Arc::clone(nic)], TIMEOUT)?.connector()?;
     incoming.refuse("the rings have different slot sizes");
     match joined(connecting)? {
         Err(ConnectError::Refused { why, .. }) if why == "the rings have different slot sizes" => {
@@ -188,10 +182,7 @@ pub fn two_rails(one: &str, other: &str) -> Outcome<String> {
         })
         .collect();
     let connecting = connect_rails(cm::connector(vec![first, second]), &nics, &greetings);
-    let incoming = listener
-        .accept(&nics, TIMEOUT)?
-        .connector()
-        .ok_or("no peer connected")?;
+    let incoming = listener.accept(&nics, TIMEOUT)?.connector()?;
     for (output, greeting) in incoming.greetings().iter().zip(&greetings) {
         that(output.starts_with(greeting), format!("{output:?}"))?;
     }
