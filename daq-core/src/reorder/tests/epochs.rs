@@ -281,7 +281,7 @@ fn packet_of_open_frame_ends_silence() {
             assert_eq!(bench.put(17), Outcome::Placed);
             bench.window.tick(start + Duration::from_millis(1500));
         }
-        for sequence in 0..8 {
+        for sequence in 8..16 {
             bench.put(sequence);
         }
         bench.window.finish();

@@ -23,8 +23,10 @@ fn killed_server_loses_and_duplicates_nothing() {
     let kills = setting("DAQ_NATS_KILLS", 6);
     let mut server = Server::new("");
     let sender = Daq::new(&sink_config(server.port, "events", "timeout = \"2 s\""));
-    let set = format!("source.adc.frames={frames}");
-    let mut sending = sender.spawn(&["--set", &set]);
+    let count = format!("source.adc.frames={frames}");
+    // The sender must not be finished before the last kill.
+    let pace = format!("source.adc.pace={} bit/s", frames * 64 * 8 / (kills + 2));
+    let mut sending = sender.spawn(&["--set", &count, "--set", &pace]);
     sending.wait_count("sinks.tx.acknowledged", 1);
     let receiver = Daq::new(&source_config(server.port, ""));
     let mut receiving = receiver.spawn(&[]);
