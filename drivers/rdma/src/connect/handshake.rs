@@ -364,7 +364,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Returns the connector that waits for the answer, or the reason why there is none.
+    /// Returns the incoming connection, or why there is none.
     pub fn connector(self) -> Result<Incoming, String> {
         match self {
             Self::Connector(incoming) => Ok(incoming),
