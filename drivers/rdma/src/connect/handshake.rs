@@ -352,7 +352,7 @@ pub(crate) trait Port: Send {
 pub enum Accepted {
     /// No connector arrived in time.
     None,
-    /// A connector waits for the answer.
+    /// A connector, which waits until it is accepted or rejected.
     Connector(Incoming),
     /// A connector was rejected because its settings or its version differ.
     Mismatch {
