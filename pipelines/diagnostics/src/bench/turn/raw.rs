@@ -93,7 +93,8 @@ impl Rings {
     }
 }
 
-/// Copies from one GPU until the window ends. Returns the number of batches of `frames` frames.
+/// Copies from one GPU at least once to each other GPU, and until the window ends. Returns the number of batches of `frames`
+/// frames.
 fn copy(
     mut pairs: Vec<Pair>,
     (frames, slots): (usize, usize),
@@ -102,7 +103,7 @@ fn copy(
     begin: impl Fn(&Pair, usize) -> Result<(), BenchError>,
 ) -> Result<usize, BenchError> {
     let (mut first, mut batches) = (0, 0);
-    while start.elapsed() < window {
+    loop {
         for pair in &mut pairs {
             if pair.in_flight.len() == DEPTH
                 && let Some(oldest) = pair.in_flight.pop_front()
@@ -117,6 +118,9 @@ fn copy(
         first += frames;
         if first + frames > slots {
             first = 0;
+        }
+        if start.elapsed() >= window {
+            break;
         }
     }
     let mut left = pairs.iter().flat_map(|pair| &pair.in_flight);
