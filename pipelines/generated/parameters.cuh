@@ -194,7 +194,7 @@ struct Polyphase {
     const Complex* roots;
     const u8* history;
     u8* kept;
-    u32 points, hop, before, taps, spectra, inputs, frames, sets, count, phase, scalar, complex, kind;
+    u32 points, hop, before, taps, spectra, inputs, frames, sets, count, phase, scalar, complex, kind, symmetric;
 };
 static_assert(sizeof(Polyphase) == 136 && OFFSET_OF(Polyphase, from) == 0 && OFFSET_OF(Polyphase, to) == 24 &&
     OFFSET_OF(Polyphase, coefficients) == 48 && OFFSET_OF(Polyphase, roots) == 56 &&
@@ -205,14 +205,14 @@ static_assert(sizeof(Polyphase) == 136 && OFFSET_OF(Polyphase, from) == 0 && OFF
     OFFSET_OF(Polyphase, frames) == 104 && OFFSET_OF(Polyphase, sets) == 108 &&
     OFFSET_OF(Polyphase, count) == 112 && OFFSET_OF(Polyphase, phase) == 116 &&
     OFFSET_OF(Polyphase, scalar) == 120 && OFFSET_OF(Polyphase, complex) == 124 &&
-    OFFSET_OF(Polyphase, kind) == 128);
+    OFFSET_OF(Polyphase, kind) == 128 && OFFSET_OF(Polyphase, symmetric) == 132);
 #define POLYPHASE_PARAMETERS \
     u64 given_from_base, u64 given_from_stride, u32 given_from_slots, u32 given_from_first, u64 given_to_base, \
     u64 given_to_stride, u32 given_to_slots, u32 given_to_first, const float* given_coefficients, \
     const Complex* given_roots, const u8* given_history, u8* given_kept, u32 given_points, u32 given_hop, \
     u32 given_before, u32 given_taps, u32 given_spectra, u32 given_inputs, u32 given_frames, u32 given_sets, \
-    u32 given_count, u32 given_phase, u32 given_scalar, u32 given_complex, u32 given_kind
-#define POLYPHASE_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_coefficients, given_roots, given_history, given_kept, given_points, given_hop, given_before, given_taps, given_spectra, given_inputs, given_frames, given_sets, given_count, given_phase, given_scalar, given_complex, given_kind}
+    u32 given_count, u32 given_phase, u32 given_scalar, u32 given_complex, u32 given_kind, u32 given_symmetric
+#define POLYPHASE_GIVEN {{given_from_base, given_from_stride, given_from_slots, given_from_first}, {given_to_base, given_to_stride, given_to_slots, given_to_first}, given_coefficients, given_roots, given_history, given_kept, given_points, given_hop, given_before, given_taps, given_spectra, given_inputs, given_frames, given_sets, given_count, given_phase, given_scalar, given_complex, given_kind, given_symmetric}
 
 // Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of
 // `from`.

@@ -393,6 +393,8 @@ parameters! {
         complex: u32,
         /// Type of the output's real and imaginary parts.
         kind: u32,
+        /// 1 if the filter is symmetric and the number of taps is a multiple of 8.
+        symmetric: u32,
     }
 
     /// Parameters of the kernels of `correlate`. Item `q` of a round is item `origin + q`, counted from the first frame of

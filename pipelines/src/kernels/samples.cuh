@@ -44,9 +44,10 @@ enum Scalar : u32 {
 
 #include "parameters.cuh"
 
-// Returns the address of frame `i`.
-__device__ inline u8* frame_of(const RingSlots& ring, u64 i) {
-    return (u8*)(ring.base + (ring.first + i) % ring.slots * ring.stride);
+// Returns the address of frame `i`, which is at most `slots`.
+__device__ inline u8* frame_of(const RingSlots& ring, u32 i) {
+    const u32 slot = ring.first + i;
+    return (u8*)(ring.base + (slot < ring.slots ? slot : slot - ring.slots) * ring.stride);
 }
 
 // Return the range of items of output `o`, and the output of an item.

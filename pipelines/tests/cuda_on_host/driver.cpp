@@ -3,7 +3,7 @@
 // "not supported". Faults that a GPU might ignore end the process: writes beyond an allocation (detected by guard
 // bytes) and barriers that not all threads reach. Shared memory initially contains NaNs, and every other block runs its
 // threads in reverse order, so that a missing barrier changes the result. With CUDA_ON_HOST=small in the environment, the
-// device has one multiprocessor, little shared memory and no tensor cores.
+// device has one multiprocessor, little shared memory and no tensor cores. With CUDA_ON_HOST=medium, it has less shared memory.
 
 #include "tensor.h"
 
@@ -18,7 +18,10 @@
 
 static const char* variant = getenv("CUDA_ON_HOST");
 static const bool is_small = variant != nullptr && strcmp(variant, "small") == 0;
-constexpr size_t SHARED = 227 << 10, SMALL_SHARED = 48 << 10;
+static const bool is_medium = variant != nullptr && strcmp(variant, "medium") == 0;
+constexpr size_t SHARED = 227 << 10;
+// Shared memory per block.
+static const size_t max_shared = is_small ? 48 << 10 : is_medium ? 99 << 10 : SHARED;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
 
@@ -111,10 +114,11 @@ static std::vector<Kernel> kernels() {
     kernel("power_spectrum_columns_" #size, power_of_two::power_spectrum_columns_##size), \
         kernel("power_spectrum_rows_" #size, power_of_two::power_spectrum_rows_##size),
         SHORT_SIZES(SHORT_ENTRY) LONG_SIZES(LONG_ENTRIES)
-#define CRITICAL_ENTRY(size, threads, blocks, group) \
-    kernel("channelize_" #size "_" #threads, channelize::channelize_##size##_##threads),
-#define OVERSAMPLED_ENTRY(size, threads) \
-    kernel("channelize_" #size "_" #threads "_oversampled", channelize::channelize_##size##_##threads##_oversampled),
+#define CRITICAL_ENTRY(size, threads, blocks, spectra) \
+    kernel("channelize_" #size "_" #threads "x" #spectra, channelize::channelize_##size##_##threads##x##spectra),
+#define OVERSAMPLED_ENTRY(size, threads, spectra) \
+    kernel("channelize_" #size "_" #threads "x" #spectra "_oversampled",                \
+           channelize::channelize_##size##_##threads##x##spectra##_oversampled),
         CHANNELIZE_ALL(CRITICAL_ENTRY, OVERSAMPLED_ENTRY)
         kernel("channelize_history", channelize::channelize_history),
         kernel("correlate_any", correlate::correlate_any),
@@ -152,7 +156,7 @@ Result cuDeviceGetAttribute(int* value, int attribute, int) {
     case 16: *value = is_small ? 1 : 16; break; // multiprocessors
     case 39: *value = 512; break;               // threads per multiprocessor
     case 75: *value = is_small ? 7 : 8; break;   // compute capability
-    case 97: *value = is_small ? SMALL_SHARED : SHARED; break; // shared memory per block
+    case 97: *value = max_shared; break;
     default: *value = 0;
     }
     return SUCCESS;
@@ -220,7 +224,7 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int count
 
 Result cuLaunchKernel(const Kernel* kernel, unsigned x, unsigned y, unsigned z, unsigned count, unsigned, unsigned,
                       unsigned bytes, void*, void** given, void**) {
-    if (x * y * z == 0 || count == 0 || count > 1024 || bytes > (is_small ? SMALL_SHARED : SHARED)) return INVALID_VALUE;
+    if (x * y * z == 0 || count == 0 || count > 1024 || bytes > max_shared) return INVALID_VALUE;
     // All kernels use the same global state of the emulated device.
     std::lock_guard<std::mutex> held(lock);
     auto run = [&] { kernel->call(kernel->function, given); };

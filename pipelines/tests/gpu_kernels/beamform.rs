@@ -3,12 +3,11 @@
 
 use super::device;
 use super::numpy::{SCRIPT, python, reference};
-use super::trial::{Noise, as_f32, both, disturb, frames, layout, run};
+use super::trial::{Noise, as_f32, both, disturb, frames, layout, run, write_npy};
 use daq_core::gpu::driver::Device;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_pipelines::kernels::beamform::Detect;
 use daq_pipelines::kernels::{Axes, Beamform, OutputType};
-use std::fmt::Write as _;
 use std::path::Path;
 
 const TYPES: [Scalar; 4] = [
@@ -69,16 +68,7 @@ fn voltages(scalar: Scalar, order: Order, antennas: u32, channels: u32, times: u
 fn write_weights(path: &Path, shape: &[usize], noise: &mut Noise) -> Vec<f64> {
     let count = 2 * shape.iter().product::<usize>();
     let bytes = noise.numbers(Scalar::Float32, count);
-    let mut header = "{'descr': '<c8', 'fortran_order': False, 'shape': (".to_owned();
-    for length in shape {
-        write!(header, "{length}, ").unwrap();
-    }
-    header += "), }\n";
-    let mut file = b"\x93NUMPY\x01\x00".to_vec();
-    file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
-    file.extend(header.as_bytes());
-    file.extend(&bytes);
-    std::fs::write(path, file).unwrap();
+    write_npy(path, "<c8", shape, &bytes);
     as_f32(&bytes)
 }
 

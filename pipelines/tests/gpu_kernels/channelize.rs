@@ -4,7 +4,7 @@
 use super::beamform::half;
 use super::device;
 use super::numpy::{SCRIPT, python, reference};
-use super::trial::{Noise, as_f32, both, disturb, frames, layout, run};
+use super::trial::{Noise, as_f32, both, disturb, frames, layout, run, write_npy};
 use daq_core::gpu::driver::Device;
 use daq_core::kernel::KernelSpec;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
@@ -75,12 +75,8 @@ fn cpu_and_gpu(
     }
     let what = format!("{spec:?} {input} {:?} seed {seed}", input.order);
     for (made, want) in both(spec, input, &given, &[1, 3, 2], device, &what) {
-        compare(
-            &numbers(&made, spec.output),
-            &numbers(&want, spec.output),
-            spec.output,
-            &what,
-        );
+        let (made, want) = (numbers(&made, spec.output), numbers(&want, spec.output));
+        compare(&made, &want, spec.output, &what);
     }
 }
 
@@ -107,6 +103,7 @@ fn channels_of_every_size_equal_cpu() {
     let Some(device) = device() else { return };
     for (seed, channels) in (0..).zip([64, 128, 256, 512, 1024, 2048, 4096]) {
         every_kind_of_size(channels, seed, device);
+        long_frames_of_size(channels, seed, device);
     }
 }
 
@@ -115,6 +112,32 @@ fn channels_of_every_size_equal_cpu() {
 fn largest_number_of_channels_equals_cpu() {
     let Some(device) = device() else { return };
     every_kind_of_size(8192, 7, device);
+    long_frames_of_size(8192, 7, device);
+}
+
+/// Compares filter banks with `channels` channels whose frames contain so many spectra that many blocks read only one frame.
+fn long_frames_of_size(channels: usize, seed: u64, device: &'static Device) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("filter.npy");
+    for (taps, is_symmetric) in [(8, true), (24, true), (8, false)] {
+        for complex in [false, true] {
+            let size = if complex { channels } else { 2 * channels };
+            // Another seed than that of the samples: a filter equal to the samples would give one very large number.
+            let filter = Noise(seed + 100).numbers(Scalar::Float32, size * taps);
+            write_npy(&path, "<f4", &[size * taps], &filter);
+            let spec = Channelize {
+                channels: Some(channels),
+                taps,
+                coefficients: (!is_symmetric).then(|| path.clone()),
+                ..Channelize::default()
+            };
+            let scalar = TYPES[(usize::try_from(seed).unwrap() + taps / 8) % TYPES.len()];
+            let spectra = 2 * (2048 / channels).max(4) + 2 * taps;
+            let samples = samples(scalar, complex, 2, Order::Planar);
+            let input = layout(&samples, spectra * size);
+            cpu_and_gpu(&spec, &input, seed, 3, false, device);
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use daq_testkit::assert_contains;
 use std::path::Path;
 use std::process::Command;
 
-const FILES: [(&str, &str); 23] = [
+const FILES: [(&str, &str); 24] = [
     ("driver.cpp", include_str!("../cuda_on_host/driver.cpp")),
     ("block.h", include_str!("../cuda_on_host/block.h")),
     ("device.h", include_str!("../cuda_on_host/device.h")),
@@ -22,6 +22,10 @@ const FILES: [(&str, &str); 23] = [
     (
         "channelize_fft.cuh",
         include_str!("../../src/kernels/channelize_fft.cuh"),
+    ),
+    (
+        "channelize_filter.cuh",
+        include_str!("../../src/kernels/channelize_filter.cuh"),
     ),
     (
         "channelize.cu",
@@ -107,7 +111,11 @@ fn kernels_compiled_for_cpu_pass() {
         "beams",
     ];
     std::thread::scope(|scope| {
-        scope.spawn(|| run_tests(library, "small", &some));
+        scope.spawn(|| {
+            run_tests(library, "small", &some);
+            // Large transforms have other code for this size of shared memory.
+            run_tests(library, "medium", &["largest_number_of_channels"]);
+        });
         run_tests(library, "large", &all);
     });
 }

@@ -9,6 +9,7 @@ use daq_core::ring::RingOptions;
 pub use daq_testkit::ring::Record;
 use daq_testkit::ring::RingFixture;
 pub use daq_testkit::sink::SCALARS;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The outputs and counts of a kernel.
@@ -329,6 +330,20 @@ pub fn disturb(frames: &mut [Record], noise: &mut Noise) {
         meta.sequence += missing;
         meta.epoch = epoch;
     }
+}
+
+/// Writes an NPY file with numbers of the type `descr`.
+pub fn write_npy(path: &Path, descr: &str, shape: &[usize], bytes: &[u8]) {
+    let lengths: Vec<_> = shape.iter().map(usize::to_string).collect();
+    let header = format!(
+        "{{'descr': '{descr}', 'fortran_order': False, 'shape': ({},), }}\n",
+        lengths.join(", ")
+    );
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+    file.extend(header.as_bytes());
+    file.extend(bytes);
+    std::fs::write(path, file).unwrap();
 }
 
 pub fn as_f32(bytes: &[u8]) -> Vec<f64> {

@@ -21,25 +21,37 @@ use std::f64::consts::PI;
 
 /// Number of taps that device code processes together, and to whose multiple the coefficients are extended with zeros.
 const CHUNK: usize = 8;
-/// Number of points per thread.
-const POINTS: usize = 32;
-/// Maximum number of successive spectra that a block computes together.
-const MAX_SPECTRA: usize = 8;
+/// Number of points per thread, or more if one set of spectra has more points.
+const MIN_POINTS: usize = 32;
 /// Sizes in shared memory of a point, of the address of an output, and of the addresses of a row of samples.
 const POINT_BYTES: usize = 8;
 const OUTPUT_BYTES: usize = 8;
 const ROW_BYTES: usize = 24;
 const HISTORY_THREADS: usize = 256;
 
-/// Returns the numbers of threads per block for which device code exists. The second one needs less shared memory.
-const fn threads(shape: &Shape) -> &'static [usize] {
+/// Returns the functions that exist: threads per block, successive spectra that a block computes together, and the number
+/// of blocks per multiprocessor that the function needs to be fast. The second one needs less shared memory. The numbers are
+/// those with which an H200 is fastest.
+const fn functions(shape: &Shape) -> &'static [(usize, usize, usize)] {
     match (shape.channels, shape.is_oversampled()) {
-        (0..=256, _) => &[64],
-        (512 | 1024, _) | (2048, true) => &[128],
-        (2048 | 4096, _) => &[256, 128],
-        (_, true) => &[256],
-        (_, false) => &[768, 256],
+        (0..=256, _) => &[(64, 8, 1)],
+        (512, _) => &[(128, 8, 1)],
+        (1024, _) => &[(128, 4, 1)],
+        (2048, true) => &[(128, 2, 1)],
+        (2048, false) => &[(256, 6, 2), (128, 2, 1)],
+        (4096, true) => &[(256, 2, 1), (128, 1, 1)],
+        (4096, false) => &[(256, 3, 2), (128, 1, 1)],
+        (_, true) => &[(256, 1, 1)],
+        (_, false) => &[(512, 3, 1), (256, 1, 1)],
     }
+}
+
+/// Returns whether the filter is equal to its mirror image, apart from rounding errors.
+pub(super) fn is_symmetric(coefficients: &[f32]) -> bool {
+    let energy = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
+    let numbers = || coefficients.iter().map(|h| f64::from(*h));
+    let difference = energy(&mut numbers().zip(numbers().rev()).map(|(h, mirror)| h - mirror));
+    difference <= f64::from(f32::EPSILON).powi(2) * energy(&mut numbers())
 }
 
 /// Names the values that the PTX contains instead of reading them from the parameters: type and kind of the samples, type of
@@ -67,9 +79,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(shape: &Shape, threads: usize) -> Self {
-        let per_set = (threads * POINTS / shape.channels).min(MAX_SPECTRA);
-        let count = threads * POINTS / (per_set * shape.channels);
+    fn new(shape: &Shape, threads: usize, per_set: usize) -> Self {
+        let count = (threads * MIN_POINTS / (per_set * shape.channels)).max(1);
         let rows = if shape.is_oversampled() {
             per_set * CHUNK
         } else {
@@ -86,10 +97,14 @@ impl Blocks {
 
     /// Returns the first division that fits into `max_shared` bytes of shared memory.
     fn fitting(shape: &Shape, max_shared: usize) -> Result<Self, KernelError> {
-        let mut all = threads(shape)
+        // A multiprocessor has about as much shared memory as the largest block.
+        let mut fitting = functions(shape)
             .iter()
-            .map(|&threads| Self::new(shape, threads));
-        all.find(|blocks| blocks.shared <= max_shared).ok_or_else(|| {
+            .filter_map(|&(threads, per_set, number)| {
+                let blocks = Self::new(shape, threads, per_set);
+                (number * blocks.shared <= max_shared).then_some(blocks)
+            });
+        fitting.next().ok_or_else(|| {
             KernelError::Refused(format!(
                 "a block of the GPU has {max_shared} bytes of shared memory, too few for {} channels; choose fewer \
                  `channels`, or set `memory = \"host\"` for the input ring",
@@ -152,7 +167,8 @@ pub(super) fn build(
     } else {
         ""
     };
-    let name = format!("channelize_{}_{}{suffix}", shape.channels, blocks.threads);
+    let (threads, per_set) = (blocks.threads, blocks.per_set);
+    let name = format!("channelize_{}_{threads}x{per_set}{suffix}", shape.channels);
     let function = module.function(&name)?;
     let keep = module.function("channelize_history")?;
     let table = |numbers: &mut dyn Iterator<Item = f32>| {
@@ -161,6 +177,7 @@ pub(super) fn build(
     };
     // Each point of real samples contributes twice to the sums that make channels from a transform.
     let factor = if input.complex { 1.0 } else { 0.5 };
+    let symmetric = u32::from(shape.taps.is_multiple_of(CHUNK) && is_symmetric(coefficients));
     let zeros = shape.size * (shape.taps.next_multiple_of(CHUNK) - shape.taps);
     let padded = coefficients.iter().map(|h| h * factor);
     let coefficients = table(&mut padded.chain(std::iter::repeat_n(0.0, zeros)))?;
@@ -186,6 +203,7 @@ pub(super) fn build(
         scalar,
         complex,
         kind,
+        symmetric,
         ..Polyphase::default()
     };
     let reorder = Reorder::new(ordinal, input, &extents(input))?;

@@ -187,6 +187,33 @@ fn integers_are_limited() {
 }
 
 #[test]
+fn filters_of_windows_are_symmetric() {
+    let input = layout(&samples(Scalar::Float32, true), 256);
+    for shape in [
+        WindowShape::Rectangular,
+        WindowShape::Hamming,
+        WindowShape::BlackmanHarris,
+        WindowShape::Kaiser(8.0),
+    ] {
+        let spec = Channelize {
+            channels: Some(256),
+            window: shape.into(),
+            ..Channelize::default()
+        };
+        let of = spec.shape(&input).unwrap();
+        let mut filter = prototype::coefficients(&spec, &of, std::path::Path::new(".")).unwrap();
+        assert!(cuda::is_symmetric(&filter), "{shape:?}");
+        filter[900] *= 1.001;
+        assert!(!cuda::is_symmetric(&filter), "{shape:?}");
+    }
+    // Small coefficients that differ matter if there are many.
+    let mut filter = vec![1e-6; 1 << 16];
+    filter[1..1 << 15].fill(0.0);
+    (filter[0], filter[(1 << 16) - 1]) = (1.0, 1.0);
+    assert!(!cuda::is_symmetric(&filter));
+}
+
+#[test]
 fn coefficients_are_read_from_file() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("h.npy");

@@ -135,6 +135,10 @@ fn generated_code_is_current() {
         ("spectra.cuh", SPECTRA),
         ("quantise.cuh", QUANTISE),
         ("channelize_fft.cuh", include_str!("../channelize_fft.cuh")),
+        (
+            "channelize_filter.cuh",
+            include_str!("../channelize_filter.cuh"),
+        ),
         ("tensor.cuh", include_str!("../tensor.cuh")),
         ("correlate.cuh", include_str!("../correlate.cuh")),
         ("beamform.cuh", include_str!("../beamform.cuh")),
