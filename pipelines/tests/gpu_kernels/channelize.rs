@@ -119,24 +119,28 @@ fn largest_number_of_channels_equals_cpu() {
 fn long_frames_of_size(channels: usize, seed: u64, device: &'static Device) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("filter.npy");
-    for (taps, is_symmetric) in [(8, true), (24, true), (8, false)] {
-        for complex in [false, true] {
-            let size = if complex { channels } else { 2 * channels };
-            // Another seed than that of the samples: a filter equal to the samples would give one very large number.
-            let filter = Noise(seed + 100).numbers(Scalar::Float32, size * taps);
-            write_npy(&path, "<f4", &[size * taps], &filter);
-            let spec = Channelize {
-                channels: Some(channels),
-                taps,
-                coefficients: (!is_symmetric).then(|| path.clone()),
-                ..Channelize::default()
-            };
-            let scalar = TYPES[(usize::try_from(seed).unwrap() + taps / 8) % TYPES.len()];
-            let spectra = 2 * (2048 / channels).max(4) + 2 * taps;
-            let samples = samples(scalar, complex, 2, Order::Planar);
-            let input = layout(&samples, spectra * size);
-            cpu_and_gpu(&spec, &input, seed, 3, false, device);
-        }
+    let is_even = seed.is_multiple_of(2);
+    for (taps, is_symmetric, complex) in [
+        (8, true, false),
+        (8, true, true),
+        (24, true, is_even),
+        (8, false, !is_even),
+    ] {
+        let size = if complex { channels } else { 2 * channels };
+        // Another seed than that of the samples: a filter equal to the samples would give one very large number.
+        let filter = Noise(seed + 100).numbers(Scalar::Float32, size * taps);
+        write_npy(&path, "<f4", &[size * taps], &filter);
+        let spec = Channelize {
+            channels: Some(channels),
+            taps,
+            coefficients: (!is_symmetric).then(|| path.clone()),
+            ..Channelize::default()
+        };
+        let scalar = TYPES[(usize::try_from(seed).unwrap() + taps / 8) % TYPES.len()];
+        let spectra = (2048 / channels).max(6) + 2 * taps;
+        let samples = samples(scalar, complex, 2, Order::Planar);
+        let input = layout(&samples, spectra * size);
+        cpu_and_gpu(&spec, &input, seed, 2, false, device);
     }
 }
 

@@ -49,7 +49,7 @@ impl Stream {
         format!(
             "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\n{source}\n\
              [source.{name}.format]\nkind = \"spead\"\n{format}\n\
-             [ring.{name}]\nmemory = \"{memory}\"\nslot = 65536\nslots = 64\n\
+             [ring.{name}]\nmemory = \"{memory}\"\nslot = 65536\nslots = 256\n\
              [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"256 KiB\"\n"
         )
     }

@@ -15,7 +15,7 @@ fn receive(format: &str, descriptors: &str) {
         "[http]\nlisten = \"127.0.0.1:0\"\n\
          [source.detector]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n\
          [source.detector.format]\nkind = \"spead\"\nmax_heap = {MAX}\n{format}\n\
-         [ring.raw]\nslots = 64\n\
+         [ring.raw]\nslots = {HEAPS}\n\
          [sink.disk]\ndriver = \"file\"\ninput = \"raw\"\npath = \"out\"\n",
     ));
     let mut live = daq.spawn(&[]);

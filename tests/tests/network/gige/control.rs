@@ -28,8 +28,12 @@ fn several_cameras_are_received_and_stopped() {
     let outcome = live.stop().ok();
     for (i, camera) in cameras.into_iter().enumerate() {
         assert_file(&daq, i, 20, |_, _| false);
-        let found = ["rejected", "duplicates", "epochs", "counts.requested"];
-        assert_eq!(found.map(|key| count(&outcome, i, key)), [0, 0, 1, 0]);
+        let found = ["rejected", "epochs"];
+        assert_eq!(found.map(|key| count(&outcome, i, key)), [0, 1]);
+        // Loopback can deliver packets in another order if the sender's thread changes the processor. daq then requests them.
+        let [duplicates, requested] =
+            ["duplicates", "counts.requested"].map(|key| count(&outcome, i, key));
+        assert!(duplicates <= requested, "{:#}", outcome.report);
         let counts = camera.stop();
         assert_eq!((counts.controls, counts.releases, counts.starts), (1, 1, 1));
         assert_eq!(counts.mistakes, Vec::<String>::new());
