@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import signal
 import tempfile
 import unittest
 from pathlib import Path
@@ -183,9 +182,6 @@ class ArgumentsTest(unittest.TestCase):
         return path
 
     def test_a_run_that_is_stopped_before_its_start_is_no_crash(self) -> None:
-        # A background job of a shell may inherit signals that are ignored, and so would the script.
-        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-            self.addCleanup(signal.signal, number, signal.signal(number, handler))
         script = self.script("exec sleep 60")
         with self.assertRaisesRegex(daq.RunError, "stopped before it had started"), daq.run(binary=script):
             pass
