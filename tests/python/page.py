@@ -135,7 +135,7 @@ def tone(browser, address, _):
       channel.value = '5';
       channel.dispatchEvent(new Event('change', { bubbles: true }));
     })()""")
-    assert page.evaluate("document.querySelector('input[name=channel]').validity.rangeOverflow")
+    page.wait("the rejected channel", "document.querySelector('input[name=channel]').validity.rangeOverflow")
     assert page.problems() == [], page.problems()
 
 
