@@ -364,7 +364,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Returns the incoming connection, or why there is none.
+    /// Returns the incoming connection, or the reason why no connection was accepted.
     pub fn connector(self) -> Result<Incoming, String> {
         match self {
             Self::Connector(incoming) => Ok(incoming),
