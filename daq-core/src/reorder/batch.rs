@@ -2,17 +2,19 @@
 
 mod kept;
 mod prediction;
+mod repeats;
 
 pub use prediction::PacketSlot;
 
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
-use super::shared::{BLOCKED, EpochRequest, Shared, wait_until};
+use super::shared::{BLOCKED, EpochRequest, Opening, Shared, wait_until};
 use super::{Geometry, PacketId, PacketSize, WriterState, count_rejected};
 use crate::frame::Timestamp;
 use crate::sync::Ordering;
 use crate::sys::copy;
+use repeats::Earlier;
 
 /// The result of placing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,9 @@ pub enum Outcome {
     /// The sequence number is far from the stream, so the packet is kept aside. It is placed if the following packets
     /// confirm a new epoch or a long gap, and rejected otherwise.
     Kept,
+    /// The sequence number has arrived before, or precedes the first packet of the run. The packet is kept aside. It is placed if
+    /// the following packets confirm that the sender has restarted, and counted as a duplicate, or as before the start, otherwise.
+    Repeated,
 }
 
 /// A batch of packets. While it exists, the sequencer closes no frame that was open when the batch began.
@@ -85,7 +90,7 @@ enum Found {
 impl<'a> Batch<'a> {
     pub(super) fn new(shared: &'a Shared, state: &'a mut WriterState) -> Self {
         let base = shared.pin(state.writer);
-        let is_stale = shared.epoch_number.load(Ordering::Acquire) != state.epoch.number;
+        let is_stale = shared.segment.load(Ordering::Acquire) != state.epoch.segment;
         if is_stale {
             state.refresh(shared);
         }
@@ -159,8 +164,13 @@ impl<'a> Batch<'a> {
         let size = size.into();
         let (frame, index) = match self.find(id, Some(size)) {
             Found::Open { frame, index } => (frame, index),
-            Found::Closed { frame, index } => return self.place_late(id, frame, index, Some(size)),
-            Found::BeforeStart => return self.count_before_start(),
+            Found::Closed { frame, index } => {
+                return match self.place_late(id, frame, index, Some(size)) {
+                    Ok(earlier) => self.repeat(id, size, time, earlier, write),
+                    Err(outcome) => outcome,
+                };
+            }
+            Found::BeforeStart => return self.repeat(id, size, time, Earlier::BeforeStart, write),
             Found::Undecided => return self.keep(id, Content::Payload(size), time, write),
             Found::Reject => return self.reject(id),
         };
@@ -168,7 +178,10 @@ impl<'a> Batch<'a> {
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
             Memory::RingFull => None,
-            Memory::Closed => return self.place_late(id, frame, index, Some(size)),
+            Memory::Closed => {
+                let late = self.place_late(id, frame, index, Some(size));
+                return self.count_late(id, late);
+            }
             Memory::Reject => return self.reject(id),
         };
         if !record.admits(size) {
@@ -176,9 +189,10 @@ impl<'a> Batch<'a> {
         }
         let exclusive = self.shared.is_exclusive();
         if !record.claim(index, exclusive) {
-            return self.duplicate(index);
+            return self.repeat(id, size, time, Earlier::Arrived { frame, index }, write);
         }
         self.see(frame, index);
+        self.refute(id);
         if let Some(memory) = memory {
             let offset = self.shared.geometry.extent(index).start;
             // SAFETY: the packet is inside `frame_bytes`, which fits the slot that starts at `memory`.
@@ -209,13 +223,17 @@ impl<'a> Batch<'a> {
                     return self.reject(id);
                 }
                 self.see(frame, index);
+                self.refute(id);
                 if record.is_present(index) || !record.mark_bad(index, self.shared.is_exclusive()) {
                     return self.duplicate(index);
                 }
                 Outcome::Placed
             }
-            Found::Closed { frame, index } => self.place_late(id, frame, index, None),
-            Found::BeforeStart => self.count_before_start(),
+            Found::Closed { frame, index } => {
+                let late = self.place_late(id, frame, index, None);
+                self.count_late(id, late)
+            }
+            Found::BeforeStart => self.count_late(id, Ok(Earlier::BeforeStart)),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(id),
         }
@@ -310,6 +328,12 @@ impl<'a> Batch<'a> {
             })
     }
 
+    /// Returns the number of the epoch to which packet `id` belongs, counted from 1, or `None` if the packet is far from the stream
+    /// or begins an epoch.
+    pub fn epoch_of(&self, id: PacketId) -> Option<u64> {
+        (!self.state.opens_epoch() && self.knows(id)).then_some(self.state.epoch.number)
+    }
+
     /// Returns whether packet `id` can be placed without refusing a slot to any frame: its frame, and every frame that
     /// it causes the window to publish, can have a slot. Also true for a packet that needs no slot, because it is late,
     /// implausible, or has another size than its packet slot. `None` is the expected size, or a packet that is
@@ -337,7 +361,12 @@ impl<'a> Batch<'a> {
         } else if self.state.opens_epoch() {
             Classification::NewEpoch
         } else {
-            self.classify(id, size).0
+            match self.classify(id, size).0 {
+                class if self.is_repeat(class) && self.confirms_restart(id) => {
+                    Classification::NewEpoch
+                }
+                class => class,
+            }
         };
         self.flush();
         let (shared, writer) = (self.shared, self.state.writer);
@@ -354,6 +383,9 @@ impl<'a> Batch<'a> {
             }
             Classification::InWindow { frame, .. } if frame < self.base => return true,
             Classification::InWindow { frame, .. } => sequencer.approach(shared, writer, frame),
+            Classification::Gap { .. } if confirms && shared.holds_gaps() => {
+                sequencer.has_room_for_epoch(shared, writer)
+            }
             Classification::Gap { frame, .. } => {
                 let frame = first_frame.map_or(frame, |(first, _)| first.min(frame));
                 sequencer.approach(shared, writer, frame)
@@ -363,12 +395,15 @@ impl<'a> Batch<'a> {
         self.base = shared.pin(writer);
         match class {
             Classification::NewEpoch if has_room && confirms => {
-                if !self.open_epoch(first) {
+                if !self.open_epoch(first, Opening::Epoch) {
                     return true;
                 }
                 self.state.candidates.is_confirmed = true;
             }
             Classification::Gap { .. } if has_room && confirms => {
+                if shared.holds_gaps() && !self.open_epoch(first, Opening::Segment) {
+                    return true;
+                }
                 self.state.candidates.is_confirmed = true;
             }
             _ => return has_room,
@@ -405,11 +440,6 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn count_before_start(&self) -> Outcome {
-        self.state.ledger.before_start.add_shared(1);
-        Outcome::BeforeStart
-    }
-
     fn reject(&mut self, id: PacketId) -> Outcome {
         count_rejected(&self.state.ledger, self.geometry(), id);
         Outcome::Rejected
@@ -428,32 +458,42 @@ impl<'a> Batch<'a> {
         Outcome::Duplicate
     }
 
+    /// Handles a packet of a closed frame. Returns how its number was used before if the packet can belong to a restarted
+    /// sender, and its outcome otherwise.
     fn place_late(
         &mut self,
         id: PacketId,
         frame: u64,
         index: u32,
         size: Option<PacketSize>,
-    ) -> Outcome {
+    ) -> Result<Earlier, Outcome> {
         let record = self.shared.record(frame);
         if size.is_some_and(|size| !record.matches(size)) {
-            return self.reject(id);
+            return Err(self.reject(id));
         }
         if record.is_present(index) {
-            return self.duplicate(index);
+            return Ok(Earlier::Arrived { frame, index });
         }
         let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
         let was_expected = self.shared.was_expected(frame, index);
-        if !was_expected && self.state.epoch.number == 1 {
-            return self.count_before_start();
+        if !was_expected && self.state.epoch.segment == 1 {
+            return Ok(Earlier::BeforeStart);
         }
         if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
-            return self.reject(id);
+            return Ok(Earlier::Missing);
         }
         if !record.mark_late(index, self.shared.is_exclusive()) {
-            return self.duplicate(index);
+            return Err(self.duplicate(index));
         }
-        Outcome::Late
+        Err(Outcome::Late)
+    }
+
+    /// Counts a packet of a closed frame that cannot belong to a restarted sender.
+    fn count_late(&mut self, id: PacketId, late: Result<Earlier, Outcome>) -> Outcome {
+        match late {
+            Ok(earlier) => self.count_repeat(id, earlier),
+            Err(outcome) => outcome,
+        }
     }
 
     /// Moves this thread's reference to `id`, so that wrapping numbers stay unambiguous. Returns the packet's position.
@@ -471,12 +511,17 @@ impl<'a> Batch<'a> {
             (frame + 1, 0)
         };
         state.next = Some((geometry.numbering.next(id), frame, index));
-        if let Some(candidate) = &state.candidate
+        position
+    }
+
+    /// Forgets the candidate if packet `id`, which continues the old numbering, refutes it.
+    #[inline]
+    fn refute(&mut self, id: PacketId) {
+        if let Some(candidate) = &self.state.candidate
             && self.shared.refutes(candidate, id)
         {
-            state.candidate = None;
+            self.state.candidate = None;
         }
-        position
     }
 
     /// Finds the position of `id`, a packet of `size`. Advances the window or opens an epoch if necessary.
@@ -502,8 +547,15 @@ impl<'a> Batch<'a> {
     }
 
     fn find_unexpected(&mut self, id: PacketId, size: Option<PacketSize>) -> Found {
-        if self.state.opens_epoch() && !self.open_epoch(id) {
-            return Found::Reject;
+        if self.state.opens_epoch() {
+            let opening = if self.state.restarts {
+                Opening::Restart
+            } else {
+                Opening::Epoch
+            };
+            if !self.open_epoch(id, opening) {
+                return Found::Reject;
+            }
         }
         let (class, candidate) = self.classify(id, size);
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
@@ -521,9 +573,13 @@ impl<'a> Batch<'a> {
             Classification::Gap { frame, index } => self.cross_gap(id, frame, index),
         };
         // The candidates, or packets of other threads, can advance the window past the packet.
-        match found {
-            Found::Closed { .. } => Found::Reject,
-            found => found,
+        match (found, size) {
+            (Found::Closed { .. }, _) => Found::Reject,
+            // The epoch determines the index of the packet in its frame.
+            (Found::Open { index, .. }, Some(size)) if !self.geometry().fits(index, size) => {
+                Found::Reject
+            }
+            (found, _) => found,
         }
     }
 
@@ -542,6 +598,10 @@ impl<'a> Batch<'a> {
     /// Advances the window over the gap that `id` confirms. The candidates are placed before `id`.
     fn cross_gap(&mut self, id: PacketId, frame: u64, index: u32) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
+        if self.shared.holds_gaps() && self.open_epoch(first, Opening::Segment) {
+            self.place_candidates(false);
+            return self.enter_near(id);
+        }
         let first = self.state.locate(self.geometry(), first);
         if !self.slide(first.map_or(frame, |(first, _)| first.min(frame))) {
             return Found::Reject;
@@ -553,13 +613,18 @@ impl<'a> Batch<'a> {
     /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
     fn begin_epoch(&mut self, id: PacketId) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
-        if !self.open_epoch(first) {
+        if !self.open_epoch(first, Opening::Epoch) {
             self.state.candidate = None;
             self.state.reject_candidates(self.shared);
             return Found::Reject;
         }
         self.place_candidates(false);
-        // Packets of another thread may have opened the epoch at another position.
+        self.enter_near(id)
+    }
+
+    /// Advances the window until the frame of packet `id` is open, if the frame is near the window. Packets of another thread may
+    /// have opened the epoch at another position.
+    fn enter_near(&mut self, id: PacketId) -> Found {
         let near = self.base..self.base + 2 * self.geometry().window as u64;
         match self.state.locate(self.geometry(), id) {
             Some((frame, index)) if near.contains(&frame) => self.enter(id, frame, index),
@@ -576,13 +641,13 @@ impl<'a> Batch<'a> {
             .classify(self.shared, (self.base, self.horizon), id, size)
     }
 
-    /// Requests an epoch at `id` from the sequencer. Returns whether an epoch was opened.
-    fn open_epoch(&mut self, id: PacketId) -> bool {
+    /// Requests an epoch or a segment at `id` from the sequencer. Returns whether one was opened.
+    fn open_epoch(&mut self, id: PacketId, opening: Opening) -> bool {
         if id.sub >= self.shared.geometry.numbering.packets_per_unit {
             return false;
         }
         self.flush();
-        let (shared, known) = (self.shared, self.state.epoch.number);
+        let (shared, known) = (self.shared, self.state.epoch.segment);
         let since = match self.state.candidate {
             Some(candidate) => candidate.since,
             None => shared.horizon.load(Ordering::Acquire),
@@ -591,16 +656,10 @@ impl<'a> Batch<'a> {
             first: id,
             known,
             since,
+            opening,
         };
         if let Some(sequencer) = &mut self.state.sequencer {
-            let restarts = self.state.restarts;
-            sequencer.confirm_epoch(
-                shared,
-                self.state.writer,
-                self.state.epoch,
-                request,
-                restarts,
-            );
+            sequencer.confirm_epoch(shared, self.state.writer, self.state.epoch, request);
         } else {
             let refusals = shared.refusals.load(Ordering::Acquire);
             let mut requests = shared.requests();
@@ -615,13 +674,13 @@ impl<'a> Batch<'a> {
                 // Counts as a poll of this thread, so that the sequencer does not wait for it.
                 #[cfg(not(loom))]
                 shared.rounds[self.state.writer].fetch_add(1, Ordering::AcqRel);
-                shared.epoch_number.load(Ordering::Acquire) != known
+                shared.segment.load(Ordering::Acquire) != known
                     || shared.refusals.load(Ordering::Acquire) != refusals
                     || shared.closed.load(Ordering::Acquire) != 0
             });
         }
         self.base = shared.pin(self.state.writer);
-        if shared.epoch_number.load(Ordering::Acquire) == known {
+        if shared.segment.load(Ordering::Acquire) == known {
             return false;
         }
         self.state.refresh(shared);
@@ -644,19 +703,23 @@ impl<'a> Batch<'a> {
     }
 
     /// Requests `frame` from the sequencer and waits, unpinned, until `ready` returns true. Returns false if the
-    /// sequencer has ended or has opened an epoch.
+    /// sequencer has ended or has opened an epoch, which this thread then adopts.
     fn await_sequencer(&mut self, frame: u64, ready: impl Fn(&Shared) -> bool) -> bool {
         let (shared, writer) = (self.shared, self.state.writer);
-        let epoch = self.state.epoch.number;
-        let moved = || {
-            shared.closed.load(Ordering::Acquire) != 0
-                || shared.epoch_number.load(Ordering::Acquire) != epoch
-        };
+        let segment = self.state.epoch.segment;
+        let is_stale = || shared.segment.load(Ordering::Acquire) != segment;
+        let moved = || shared.closed.load(Ordering::Acquire) != 0 || is_stale();
         self.flush();
         shared.wanted.fetch_max(frame, Ordering::AcqRel);
         shared.unpin(writer);
         wait_until(|| ready(shared) || moved());
         self.base = shared.pin(writer);
+        if is_stale() {
+            // The rest of the batch belongs to the new epoch, or is far from it.
+            self.state.refresh(shared);
+            self.place_candidates(false);
+            return false;
+        }
         !moved()
     }
 

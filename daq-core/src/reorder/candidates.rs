@@ -1,7 +1,8 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
-use super::{Geometry, PacketId, PacketSize};
+use super::{Geometry, PacketId, PacketSize, count_rejected};
 use crate::frame::{KeptFields, Timestamp};
+use crate::ledger::SourceLedger;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,34 @@ pub(super) enum Content {
     NoData,
 }
 
+/// How a candidate is counted if the stream continues without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Refuted {
+    /// The number is implausible.
+    #[default]
+    Rejected,
+    /// The packet has arrived before.
+    Duplicate,
+    /// The packet precedes the first packet of the run.
+    BeforeStart,
+}
+
+impl Refuted {
+    /// Counts the packet `id`.
+    pub(super) fn count(self, ledger: &SourceLedger, geometry: &Geometry, id: PacketId) {
+        match self {
+            Self::Rejected => count_rejected(ledger, geometry, id),
+            Self::BeforeStart => ledger.before_start.add_shared(1),
+            Self::Duplicate => {
+                ledger.duplicates.add_shared(1);
+                if let Some(part) = ledger.parts.get(geometry.part_of(id)) {
+                    part.duplicates.add_shared(1);
+                }
+            }
+        }
+    }
+}
+
 /// A packet that is kept aside.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
@@ -28,6 +57,8 @@ pub(super) struct Kept {
     pub(super) content: Content,
     pub(super) time: Timestamp,
     pub(super) fields: KeptFields,
+    /// How the packet is counted if the stream continues without it.
+    pub(super) refuted: Refuted,
     /// Offset of the payload in the buffer.
     offset: usize,
 }
@@ -68,13 +99,13 @@ impl Candidates {
     }
 
     /// Keeps a packet and returns the memory for its payload, or `None` if it cannot be kept. A full buffer drops its
-    /// oldest packet. The second value is the number of that packet, if it was a packet with data.
+    /// oldest packet. The second value is that packet, if it was a packet with data.
     pub(super) fn push(
         &mut self,
         id: PacketId,
         content: Content,
         time: Timestamp,
-    ) -> (Option<&mut [u8]>, Option<PacketId>) {
+    ) -> (Option<&mut [u8]>, Option<Kept>) {
         let bytes = match content {
             Content::Payload(size) => size.payload,
             Content::Damaged | Content::NoData => 0,
@@ -92,11 +123,12 @@ impl Candidates {
             content,
             time,
             fields: KeptFields::default(),
+            refuted: Refuted::default(),
             offset,
         });
         self.seen = None;
         let memory = &mut self.memory[offset..offset + bytes];
-        (Some(memory), dropped.map(|kept| kept.id))
+        (Some(memory), dropped)
     }
 
     /// Sets the kept fields of the newest packet.
@@ -104,6 +136,18 @@ impl Candidates {
         if let Some(kept) = self.kept.back_mut() {
             kept.fields = fields;
         }
+    }
+
+    /// Sets how the newest packet is counted if the stream continues without it.
+    pub(super) fn set_refuted(&mut self, refuted: Refuted) {
+        if let Some(kept) = self.kept.back_mut() {
+            kept.refuted = refuted;
+        }
+    }
+
+    /// Returns the payload of the newest packet.
+    pub(super) fn newest_payload(&self) -> &[u8] {
+        self.kept.back().map_or(&[], |kept| self.payload(kept))
     }
 
     /// Returns the oldest packet.
@@ -126,10 +170,14 @@ impl Candidates {
         }
     }
 
+    /// Returns the packets, without units that contain no data.
+    pub(super) fn packets(&self) -> impl Iterator<Item = &Kept> {
+        self.kept.iter().filter(|kept| kept.packets() > 0)
+    }
+
     /// Returns the numbers of the packets, without units that contain no data.
     pub(super) fn ids(&self) -> impl Iterator<Item = PacketId> {
-        let packets = self.kept.iter().filter(|kept| kept.packets() > 0);
-        packets.map(|kept| kept.id)
+        self.packets().map(|kept| kept.id)
     }
 
     /// Drops all packets.

@@ -11,13 +11,15 @@ use crate::sync::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     /// The unit number of the last packet.
-    unit: u64,
+    pub(super) unit: u64,
     /// The part of the last packet.
-    part: u32,
+    pub(super) part: u32,
     /// Number of consistent packets.
     pub(super) count: u32,
     /// The horizon when the first of these packets arrived.
     pub(super) since: u64,
+    /// Whether the numbers of these packets have arrived before, see the module `repeats`.
+    pub(super) is_repeat: bool,
 }
 
 /// The meaning of a packet's sequence number for the window.
@@ -54,7 +56,7 @@ impl WriterState {
     /// Returns whether the next packet opens an epoch regardless of its number.
     #[inline]
     pub(super) const fn opens_epoch(&self) -> bool {
-        self.epoch.number == 0 || self.restarts
+        self.epoch.segment == 0 || self.restarts
     }
 
     /// Classifies `id` while an epoch is open. Also returns the new candidate.
@@ -77,16 +79,12 @@ impl WriterState {
             return (Classification::Reject, self.candidate);
         }
         let window = geometry.window as u64;
-        if frame >= base + 2 * window || frame + window < base {
-            return self.classify_distant(shared, front, id);
-        }
-        if frame < base && shared.has_been_silent() {
-            // Every packet that was sent has arrived, so numbers of closed frames belong to a restarted sender.
+        if frame >= base + 2 * window || frame + window < base || shared.is_held(frame, index) {
             return self.classify_distant(shared, front, id);
         }
         if frame < shared.floor.load(Ordering::Acquire) {
             // The epoch started after this frame, so the packet is a straggler and not a sign of new numbering.
-            let class = if self.epoch.number == 1 {
+            let class = if self.epoch.segment == 1 {
                 Classification::BeforeStart
             } else {
                 Classification::Reject
@@ -119,7 +117,11 @@ impl WriterState {
             // If several threads fill frames of several parts, packets of the old numbering that arrived meanwhile refute the
             // candidates of all threads at the same position, so that they can agree.
             Some(Candidate {
-                unit, count, since, ..
+                unit,
+                count,
+                since,
+                is_repeat: false,
+                ..
             }) if geometry.parts == 1 || shared.is_exclusive() || since == horizon => {
                 match geometry.numbering.packets_between(unit, id) {
                     Some(0) => (count, since),
@@ -134,6 +136,7 @@ impl WriterState {
             part: geometry.part_of(id),
             count: agreed,
             since,
+            is_repeat: false,
         });
         let window = geometry.window as u64;
         let parts_agree = || {
@@ -141,7 +144,7 @@ impl WriterState {
                 .parts
                 .agree(geometry.part_of(id), since, base, window)
         };
-        if agreed < geometry.resync_after || !parts_agree() && !shared.has_been_silent() {
+        if agreed < geometry.resync_after || !parts_agree() && !shared.is_silent() {
             return (Classification::Undecided, candidate);
         }
         if let Some((frame, index)) = self.locate_beyond_gap(geometry, base, id) {
@@ -160,9 +163,10 @@ impl WriterState {
     fn is_late(&self, shared: &Shared, base: u64, id: PacketId) -> bool {
         let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
         self.locate(&shared.geometry, id)
+            .filter(|(frame, index)| !shared.is_held(*frame, *index))
             .is_some_and(|(frame, index)| {
                 let position = frame * packets_per_frame + u64::from(index);
-                frame >= shared.floor.load(Ordering::Acquire)
+                frame >= shared.first.load(Ordering::Acquire)
                     && shared
                         .history
                         .is_missing(position, base * packets_per_frame)
@@ -189,8 +193,7 @@ impl WriterState {
 
     /// Returns the frame and the packet index of `id` in the current epoch, or `None` if the epoch has no such packet.
     pub(super) fn locate(&self, geometry: &Geometry, id: PacketId) -> Option<(u64, u32)> {
-        let distance = geometry.numbering.packets_between(self.epoch.unit, id)?;
-        let position = self.epoch.position.checked_add_signed(distance)?;
+        let position = self.epoch.locate(geometry, id)?;
         Some(geometry.split(position))
     }
 }

@@ -366,7 +366,7 @@ impl ReorderWindow {
             "the geometry exceeds the planned geometry: {geometry:?}, planned {planned:?}"
         );
         assert!(
-            self.state.epoch.number == 0,
+            self.state.epoch.segment == 0,
             "the geometry must be set before the first packet"
         );
         let writers = self.shared.pins.len();
@@ -449,6 +449,12 @@ impl ReorderWindow {
             .as_ref()
             .is_some_and(Sequencer::has_gaps)
             || self.state.sequencer.is_none()
+    }
+
+    /// Returns the number of epochs that continue the numbers of the epoch before the last one. Several of them show that two
+    /// senders with different numbers send to one source.
+    pub fn alternations(&self) -> u64 {
+        self.shared.alternations.load(Ordering::Relaxed)
     }
 
     /// Declares that the sender restarts its numbering. The next packet opens an epoch even if its number continues the
@@ -546,7 +552,7 @@ impl WriterState {
     /// Returns the current epoch. Its reference follows the packets of this thread once this thread has adopted the
     /// epoch.
     fn current_epoch(&self, shared: &Shared) -> Epoch {
-        if shared.epoch_number.load(Ordering::Acquire) == self.epoch.number {
+        if shared.segment.load(Ordering::Acquire) == self.epoch.segment {
             self.epoch
         } else {
             shared.epoch()
@@ -586,7 +592,9 @@ impl WriterState {
         }
         let (memory, dropped) = self.candidates.push(id, content, time);
         if let Some(dropped) = dropped {
-            count_rejected(&self.ledger, &shared.geometry, dropped);
+            dropped
+                .refuted
+                .count(&self.ledger, &shared.geometry, dropped.id);
         }
         memory
     }
@@ -596,13 +604,13 @@ impl WriterState {
         geometry.numbering.lowest(id, self.candidates.ids())
     }
 
-    /// Counts the candidates as rejected, because the stream continued without them.
+    /// Counts the candidates, because the stream continued without them.
     fn reject_candidates(&mut self, shared: &Shared) {
         if self.candidates.is_empty() {
             return;
         }
-        for id in self.candidates.ids() {
-            count_rejected(&self.ledger, &shared.geometry, id);
+        for kept in self.candidates.packets() {
+            kept.refuted.count(&self.ledger, &shared.geometry, kept.id);
         }
         self.candidates.clear();
         if !shared.is_exclusive() {
@@ -622,6 +630,7 @@ fn count_rejected(ledger: &SourceLedger, geometry: &Geometry, id: PacketId) {
 impl Drop for ReorderWindow {
     fn drop(&mut self) {
         self.adopt_pinned();
+        self.state.reject_candidates(&self.shared);
         if self.state.sequencer.is_some() {
             // During unwinding the window may be inconsistent. An unfinished ledger is better than a second panic.
             if !std::thread::panicking() {

@@ -98,11 +98,20 @@ impl Numbering {
         unit & (u64::MAX >> (64 - self.width))
     }
 
-    /// Returns the absolute number of the packet `id`, counted from unit 0.
-    pub const fn absolute(&self, id: PacketId) -> u64 {
-        (id.unit / self.step)
-            .wrapping_mul(self.packets_per_unit as u64)
-            .wrapping_add(id.sub as u64)
+    /// Returns the frame of the packet `id` and its index in this frame, if frames of `packets_per_frame` packets are
+    /// counted from unit 0. The number of a packet can need more than 64 bits.
+    pub(super) fn frame_of(&self, id: PacketId, packets_per_frame: u32) -> (u64, u32) {
+        let (units, per_frame) = (
+            u128::from(id.unit / self.step),
+            u128::from(packets_per_frame),
+        );
+        let packet = units * u128::from(self.packets_per_unit) + u128::from(id.sub);
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the remainder is less than `packets_per_frame`, and frame numbers wrap at 2^64"
+        )]
+        let frame_and_index = ((packet / per_frame) as u64, (packet % per_frame) as u32);
+        frame_and_index
     }
 }
 

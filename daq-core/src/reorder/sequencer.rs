@@ -1,6 +1,7 @@
 //! The sequencer: the one thread that assigns slots to frames, closes frames in order and finalises the ledger.
 
 mod epochs;
+mod held_gaps;
 mod skips;
 
 use super::narrow;
@@ -10,6 +11,7 @@ use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
 use crate::sync::Ordering;
+use held_gaps::HeldGaps;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -72,6 +74,14 @@ pub(super) struct Sequencer {
     gaps: (u64, u64),
     /// Linux's drop count before the gaps that are open now.
     drops: u64,
+    /// Long gaps that are not final.
+    held: HeldGaps,
+    /// The unit number at which the epoch before the current one ended.
+    ended: Option<u64>,
+    /// Whether the frames that are closed end before a long gap, so that they are not truncated.
+    is_before_gap: bool,
+    /// The first frame after the last long gap. It is not truncated either.
+    after_gap: u64,
     /// Reusable buffer for the units of skip requests.
     skips: Vec<u64>,
     closed: Vec<Closed>,
@@ -101,6 +111,10 @@ impl Sequencer {
             missing: 0,
             gaps: (0, 0),
             drops: 0,
+            held: HeldGaps::new(),
+            ended: None,
+            is_before_gap: false,
+            after_gap: 0,
             skips: Vec::with_capacity(64),
             closed: Vec::with_capacity(shared.records.len()),
             pending_epoch: None,
@@ -125,7 +139,7 @@ impl Sequencer {
     }
 
     pub(super) fn has_gaps(&self) -> bool {
-        self.missing > 0 || self.gaps.0 > 0
+        self.missing > 0 || self.gaps.0 > 0 || !self.held.is_empty()
     }
 
     pub(super) fn await_times(&mut self) {
@@ -225,6 +239,7 @@ impl Sequencer {
         }
         self.close_complete(shared, writer);
         self.close_stale(shared, writer, now);
+        self.tick_held_gaps(shared, now);
         if self.gaps.0 > 0 && shared.readings.load(Ordering::Acquire) > self.gaps.1 {
             self.decide(shared);
         }
@@ -240,8 +255,9 @@ impl Sequencer {
         silence.last = Some(now);
         let arrived = shared.arrived.load(Ordering::Acquire);
         if (silence.horizon, silence.arrived) != (horizon, arrived) {
-            if silence.length >= FINALISE_AFTER {
+            if silence.length >= HOLD_TIME {
                 shared.silent.store(u64::MAX, Ordering::Release);
+                shared.paused.store(u64::MAX, Ordering::Release);
             }
             (silence.horizon, silence.arrived) = (horizon, arrived);
             silence.length = Duration::ZERO;
@@ -263,6 +279,9 @@ impl Sequencer {
         let front = seen / u64::from(shared.geometry.packets_per_frame);
         self.advance(shared, writer, shared.stale_front(base, front));
         self.close_while_complete(shared, writer, false);
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        self.silence.horizon = horizon;
+        shared.paused.store(horizon, Ordering::Release);
         if silent >= FINALISE_AFTER {
             shared.silent.store(horizon, Ordering::Release);
         }
@@ -289,10 +308,12 @@ impl Sequencer {
         // Keep the buffer, so that the next request needs no allocation.
         self.skips = skips;
         self.skips.clear();
-        // A request made before the last epoch was opened is outdated.
+        // A request made before the last segment was opened is outdated.
+        let is_current = |request: &EpochRequest| request.known == epoch.segment;
+        let pending = self.pending_epoch.map(|pending| pending.request);
         if let Some(request) = request
-            && request.known == epoch.number
-            && self.pending_epoch.is_none()
+            && is_current(&request)
+            && !pending.as_ref().is_some_and(is_current)
         {
             self.record_poll_rounds(shared);
             self.pending_epoch = Some(PendingEpoch {
@@ -503,8 +524,10 @@ impl Sequencer {
             && self.assign_one(shared, frame)
             && record.state.load(Ordering::Relaxed) == state::ASSIGNED
         {
-            self.publish(shared, frame, arrived, expected < u64::from(count));
-            if missing > 0 {
+            let is_cut = expected < u64::from(count);
+            let is_at_gap = self.is_before_gap || frame == self.after_gap;
+            self.publish(shared, frame, arrived, is_cut && !is_at_gap);
+            if missing > 0 || is_cut && is_at_gap {
                 self.ledger.incomplete.add(1);
             }
             self.ledger.bytes.add(Self::bytes(shared, frame, arrived));
@@ -656,12 +679,14 @@ impl Sequencer {
     }
 
     pub(super) fn finish(&mut self, shared: &Shared, writer: usize) {
-        if shared.epoch_number.load(Ordering::Relaxed) == 0 {
+        if shared.segment.load(Ordering::Relaxed) == 0 {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
         let end = self.end_epoch(shared, base);
+        self.count_held_gaps(shared);
+        self.account(shared);
         self.decide(shared);
         // A packet that arrives from now on opens a new epoch.
         for record in &shared.records {

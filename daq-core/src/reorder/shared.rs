@@ -25,21 +25,45 @@ const FIRST: u64 = 1 << 20;
 pub(super) struct Epoch {
     /// Number of the epoch, counted from 1; 0 if none was opened yet.
     pub(super) number: u64,
+    /// Number of the segment, counted from 1; 0 if no epoch was opened yet. An epoch has one segment, and one more after each
+    /// long gap.
+    pub(super) segment: u64,
     /// A reference unit number.
     pub(super) unit: u64,
     /// Position of the first packet of the reference unit.
     pub(super) position: u64,
 }
 
-/// A writer's request for a new epoch.
+impl Epoch {
+    /// Returns the position of the packet `id`, or `None` if the epoch has no such packet.
+    pub(super) fn locate(&self, geometry: &Geometry, id: PacketId) -> Option<u64> {
+        let distance = geometry.numbering.packets_between(self.unit, id)?;
+        self.position.checked_add_signed(distance)
+    }
+}
+
+/// A writer's request for a new epoch or segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EpochRequest {
     /// The first packet of the epoch.
     pub(super) first: PacketId,
-    /// The epoch number that the writer used last.
+    /// The number of the segment that the writer used last.
     pub(super) known: u64,
     /// The horizon when the first of the consistent packets arrived.
     pub(super) since: u64,
+    /// What begins with the packet.
+    pub(super) opening: Opening,
+}
+
+/// What begins with a packet whose number is far from the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// An epoch.
+    Epoch,
+    /// An epoch of a sender that is known to restart its numbering, so that a higher number is not counted as skipped packets.
+    Restart,
+    /// A segment of the same epoch, after a long gap.
+    Segment,
 }
 
 /// Requests of writers, which the sequencer handles while all writers wait.
@@ -69,18 +93,26 @@ pub(super) struct Shared {
     /// The highest frame for which a writer waits for a slot.
     pub(super) wanted: AtomicU64,
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
-    /// Number of the epoch, readable without a lock.
+    /// Number of the epoch.
     pub(super) epoch_number: AtomicU64,
+    /// Number of the segment, readable without a lock.
+    pub(super) segment: AtomicU64,
     /// The epoch at its start. Each writer adopts it and moves its own reference.
     opened: Mutex<Epoch>,
     /// Offset that is added to a frame's own number to obtain its position in frames.
     pub(super) epoch_offset: AtomicU64,
-    /// The first frame of the epoch; earlier frames were never expected.
+    /// The first frame of the epoch.
+    pub(super) first: AtomicU64,
+    /// The first frame of the segment; earlier frames were never expected, or are in a gap.
     pub(super) floor: AtomicU64,
+    /// The position of the first packet of the long gaps that are not final; `u64::MAX` if there is none.
+    pub(super) held: AtomicU64,
     /// The causes of loss of frames before this frame are final.
     pub(super) finalised: AtomicU64,
     pub(super) has_requests: AtomicU32,
     pub(super) requests: Mutex<Requests>,
+    /// Number of epochs that continue the numbers of the epoch before the last one.
+    pub(super) alternations: AtomicU64,
     /// Number of refused epoch requests.
     pub(super) refusals: AtomicU64,
     /// Number of polls of each writer.
@@ -90,6 +122,8 @@ pub(super) struct Shared {
     /// The horizon when the stream became silent for so long that the causes of all gaps became final; `u64::MAX` after
     /// later packets.
     pub(super) silent: AtomicU64,
+    /// The horizon when no packet had arrived for so long that incomplete frames were closed.
+    pub(super) paused: AtomicU64,
     /// 1 once the sequencer has ended.
     pub(super) closed: AtomicU32,
     /// Linux's drop count at each writer's socket.
@@ -122,8 +156,11 @@ impl Shared {
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
             epoch_number: AtomicU64::new(0),
+            segment: AtomicU64::new(0),
+            held: AtomicU64::new(u64::MAX),
             opened: Mutex::new(Epoch::default()),
             epoch_offset: AtomicU64::new(0),
+            first: AtomicU64::new(FIRST),
             floor: AtomicU64::new(FIRST),
             finalised: AtomicU64::new(FIRST),
             has_requests: AtomicU32::new(0),
@@ -132,12 +169,14 @@ impl Shared {
                 skips: Vec::with_capacity(64),
                 firsts: vec![None; writers].into(),
             }),
+            alternations: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             rounds: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
                 .collect(),
             history: History::new(),
             silent: AtomicU64::new(u64::MAX),
+            paused: AtomicU64::new(u64::MAX),
             closed: AtomicU32::new(0),
             drops: (0..writers).map(|_| AtomicU64::new(0)).collect(),
             readings: AtomicU64::new(0),
@@ -154,14 +193,33 @@ impl Shared {
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the epoch that writers adopt once [`epoch_number`](Self::epoch_number) changes.
+    /// Stores the epoch that writers adopt once [`segment`](Self::segment) changes.
     pub(super) fn set_epoch(&self, epoch: Epoch) {
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
     }
 
     /// Returns whether no packet has arrived since the stream became silent.
-    pub(super) fn has_been_silent(&self) -> bool {
+    pub(super) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    }
+
+    /// Returns whether no packet has arrived since the stream paused, which is earlier than [silence](Self::is_silent).
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    }
+
+    /// Returns whether packet `index` of `frame` is before the current segment, in or after a gap that is not final.
+    pub(super) fn is_held(&self, frame: u64, index: u32) -> bool {
+        let first = self.held.load(Ordering::Acquire);
+        first != u64::MAX
+            && frame < self.floor.load(Ordering::Acquire)
+            && frame * u64::from(self.geometry.packets_per_frame) + u64::from(index) >= first
+    }
+
+    /// Returns whether long gaps are held until they are final. A source whose numbers are all trusted has a `resync_after` of 1. If
+    /// frames have several parts, most of their senders must confirm a gap.
+    pub(super) const fn holds_gaps(&self) -> bool {
+        self.geometry.parts == 1 && self.geometry.resync_after > 1
     }
 
     /// Returns whether packet `index` of the closed frame `frame` was expected.

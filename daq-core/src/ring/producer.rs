@@ -10,6 +10,9 @@ use crate::sync::{Arc, Ordering, fence};
 use std::ops::Range;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// Number of bytes that are compared in one step.
+const COMPARED_BYTES: usize = 256;
+
 /// The only producer of a ring. Dropping it closes the ring: readers read the published frames and then finish.
 #[derive(Debug)]
 pub struct Producer {
@@ -211,6 +214,35 @@ impl Producer {
         // to the memory is created. The reads are volatile because a device may write the memory.
         unsafe { crate::sys::copy::volatile(from, to) };
         true
+    }
+
+    /// Returns whether a slot of this ring, at `memory`, contains `bytes` at `offset`. The slot is open, or `published` slots were
+    /// published since it was open. Returns `None` if the ring is not in host memory, or if the slot may have been reserved again.
+    pub(crate) fn equals(
+        &self,
+        memory: *const u8,
+        published: u64,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Option<bool> {
+        let options = &self.shared.options;
+        let is_intact = published == 0 || published + self.open() <= options.slots as u64;
+        let is_inside = offset
+            .checked_add(bytes.len())
+            .is_some_and(|end| end <= options.slot_bytes);
+        if !self.shared.is_host() || memory.is_null() || !is_intact || !is_inside {
+            return None;
+        }
+        let mut own = [0; COMPARED_BYTES];
+        let chunks = bytes.chunks(COMPARED_BYTES).zip(0..);
+        Some(chunks.into_iter().all(|(chunk, i)| {
+            let own = &mut own[..chunk.len()];
+            let from = memory.wrapping_add(offset + i * COMPARED_BYTES);
+            // SAFETY: the range is inside a slot in host memory, and the region lives as long as the ring. No reference to the
+            // memory is created.
+            unsafe { crate::sys::copy::volatile(from, own) };
+            own == chunk
+        }))
     }
 
     /// Fills the whole `i`-th open slot with the ring's fill pattern; returns false if the CPU cannot write the slot.

@@ -356,7 +356,7 @@ impl Placer {
                 Ok(false)
             }
             Outcome::Duplicate => Ok(true),
-            Outcome::Late | Outcome::BeforeStart => Ok(false),
+            Outcome::Late | Outcome::BeforeStart | Outcome::Repeated => Ok(false),
             Outcome::Rejected | Outcome::Kept => {
                 self.log_far(packet.block);
                 Ok(false)

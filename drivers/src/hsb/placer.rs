@@ -250,7 +250,7 @@ impl Placer {
         let outcome = batch.place(id, &payload[..position.bytes], time);
         match outcome {
             Outcome::Rejected | Outcome::Kept => self.log_far(frame),
-            Outcome::BeforeStart => {}
+            Outcome::BeforeStart | Outcome::Repeated => {}
             outcome => {
                 self.follow(batch, frame, write.psn, &position);
                 if write.immediate.is_some() && outcome != Outcome::Duplicate {

@@ -16,7 +16,7 @@ impl Batch<'_> {
                     record.keep(&read());
                 }
             }
-            Outcome::Kept => self.state.candidates.set_fields(read()),
+            Outcome::Kept | Outcome::Repeated => self.state.candidates.set_fields(read()),
             _ => {}
         }
     }

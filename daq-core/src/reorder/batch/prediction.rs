@@ -11,8 +11,8 @@ use crate::sync::Ordering;
 #[derive(Clone, Copy, Debug)]
 pub struct PacketSlot {
     id: PacketId,
-    /// Number of the epoch in which the packet was predicted.
-    epoch: u64,
+    /// Number of the segment in which the packet was predicted.
+    segment: u64,
     /// Position of the frame, in frames.
     frame: u64,
     /// Index of the packet in the frame.
@@ -58,9 +58,10 @@ impl Batch<'_> {
             .min(slots.capacity())
             .min(usize::try_from(end.saturating_sub(first)).unwrap_or(usize::MAX));
         let Epoch {
-            number: epoch,
+            segment,
             unit,
             position,
+            ..
         } = self.state.epoch;
         let mut id = geometry.numbering.after(unit, first - position);
         let (mut frame, mut index) = geometry.split(first);
@@ -78,7 +79,7 @@ impl Batch<'_> {
                 let memory = unsafe { memory.add(extent.start) };
                 slots.push(PacketSlot {
                     id,
-                    epoch,
+                    segment,
                     frame,
                     index,
                     bytes: extent.len(),
@@ -96,7 +97,7 @@ impl Batch<'_> {
     #[inline]
     pub fn accept(&mut self, id: PacketId, slot: &PacketSlot, time: Timestamp) -> bool {
         // The window may have advanced since the prediction.
-        if id != slot.id || slot.frame < self.base || slot.epoch != self.state.epoch.number {
+        if id != slot.id || slot.frame < self.base || slot.segment != self.state.epoch.segment {
             return false;
         }
         let record = self.shared.record(slot.frame);
@@ -105,6 +106,7 @@ impl Batch<'_> {
         }
         self.arrived += 1;
         let position = self.follow(id, slot.frame, slot.index);
+        self.refute(id);
         self.horizon = self.horizon.max(position + 1);
         self.start = self.start.min(position);
         stamp(record, self.geometry(), slot.index, time);

@@ -1,7 +1,7 @@
 //! Opens and ends epochs.
 
-use super::super::PacketId;
-use super::super::shared::{BLOCKED, Epoch, EpochRequest, Shared, wait_until};
+use super::super::shared::{BLOCKED, Epoch, EpochRequest, Opening, Shared, wait_until};
+use super::super::{Geometry, PacketId};
 use super::{Closed, POLL_ROUND, PendingEpoch, Sequencer};
 use crate::frame::Flags;
 use crate::sync::Ordering;
@@ -28,8 +28,8 @@ impl Sequencer {
         let have_polled = ticks > 2 && self.have_polled(shared, writer) || now >= deadline;
         if have_polled || cfg!(loom) {
             self.pending_epoch = None;
-            if request.known == epoch.number {
-                self.decide_epoch(shared, writer, epoch, request, false);
+            if request.known == epoch.segment {
+                self.decide_epoch(shared, writer, epoch, request);
             }
         }
     }
@@ -49,21 +49,20 @@ impl Sequencer {
         })
     }
 
-    /// Opens the epoch after `epoch` that this thread's packets confirm, or refuses it.
+    /// Opens the segment after `epoch` that this thread's packets confirm, or refuses it.
     pub(in super::super) fn confirm_epoch(
         &mut self,
         shared: &Shared,
         writer: usize,
         epoch: Epoch,
         request: EpochRequest,
-        restarts: bool,
     ) {
         if !shared.is_exclusive() && cfg!(not(loom)) {
             self.record_poll_rounds(shared);
             let start = Instant::now();
             wait_until(|| self.have_polled(shared, writer) || start.elapsed() >= POLL_ROUND);
         }
-        self.decide_epoch(shared, writer, epoch, request, restarts);
+        self.decide_epoch(shared, writer, epoch, request);
     }
 
     fn decide_epoch(
@@ -72,20 +71,12 @@ impl Sequencer {
         writer: usize,
         epoch: Epoch,
         request: EpochRequest,
-        restarts: bool,
     ) {
         let EpochRequest {
-            mut first,
-            known,
-            since,
+            mut first, opening, ..
         } = request;
+        let geometry = &shared.geometry;
         if !shared.is_exclusive() {
-            if known > 0 && shared.horizon.load(Ordering::Acquire) != since {
-                // Other threads continue in the old numbering.
-                shared.refusals.fetch_add(1, Ordering::AcqRel);
-                return;
-            }
-            let geometry = &shared.geometry;
             let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
             let requests = shared.requests();
             let others = requests.firsts.iter().flatten().copied().filter(|other| {
@@ -94,59 +85,148 @@ impl Sequencer {
             });
             first = geometry.numbering.lowest(first, others);
         }
-        self.open_epoch(shared, writer, epoch, first, restarts);
+        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
+        shared.wait_grace_period(writer, BLOCKED);
+        if self.refuses(shared, epoch, &request, first) {
+            shared.base.store(base, Ordering::SeqCst);
+            shared.refusals.fetch_add(1, Ordering::AcqRel);
+        } else if opening == Opening::Segment {
+            self.open_segment(shared, base, epoch, first);
+        } else {
+            self.open_epoch(shared, base, epoch, first, opening == Opening::Restart);
+        }
     }
 
-    /// Ends the epoch `last`, if its number is not 0, and opens the next at `id`.
+    /// Returns whether the `request` for a segment that begins at `first` is refused. No thread fills frames meanwhile.
+    fn refuses(
+        &self,
+        shared: &Shared,
+        epoch: Epoch,
+        request: &EpochRequest,
+        first: PacketId,
+    ) -> bool {
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        let position = epoch.locate(&shared.geometry, first);
+        if request.opening == Opening::Segment {
+            // Packets of other threads may have filled the gap.
+            let per_frame = u64::from(shared.geometry.packets_per_frame);
+            return position
+                .is_none_or(|position| position / per_frame < horizon.div_ceil(per_frame));
+        }
+        // Other threads continue in the old numbering.
+        let lags = |position| {
+            let (frame, index) = shared.geometry.split(position);
+            shared.is_held(frame, index) && !self.may_go_back(shared, position)
+        };
+        !shared.is_exclusive()
+            && request.known > 0
+            && (horizon != request.since || position.is_some_and(lags))
+    }
+
+    /// Ends the epoch `last`, if its number is not 0, and opens the next at `id`. `base` is the oldest open frame.
     ///
     /// `restarts` is true if the sender is known to restart its numbering, so that a higher number is not counted as
     /// skipped packets.
     fn open_epoch(
         &mut self,
         shared: &Shared,
-        writer: usize,
+        base: u64,
         last: Epoch,
         id: PacketId,
         restarts: bool,
     ) {
-        let numbering = shared.geometry.numbering;
-        let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
-        let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
-        shared.wait_grace_period(writer, BLOCKED);
-        let mut absolute = numbering.absolute(id);
-        // `None` for a backward step or a partial step.
-        let ahead = numbering.packets_between(last.unit, id);
-        if last.number > 0
-            && !restarts
-            && let Some(ahead) = ahead.and_then(|distance| u64::try_from(distance).ok())
-        {
-            let horizon = shared.horizon.load(Ordering::Acquire);
-            let position = last.position.wrapping_add(ahead);
-            self.ledger.skipped.add(position.saturating_sub(horizon));
-            // A forward step keeps the upper bits of the frame number.
-            absolute = position.wrapping_sub(
-                shared
-                    .epoch_offset
-                    .load(Ordering::Relaxed)
-                    .wrapping_mul(packets_per_frame),
-            );
-        }
+        let geometry = &shared.geometry;
+        let packets_per_frame = u64::from(geometry.packets_per_frame);
+        let (mut frame, mut index) = geometry.numbering.frame_of(id, geometry.packets_per_frame);
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        // `None` for a partial step.
+        let position = last.locate(geometry, id);
+        let position = position.filter(|_| last.number > 0 && !restarts);
+        self.note_alternation(shared, last, id, horizon);
         let end = self.end_epoch(shared, base);
+        if let Some(position) = position {
+            let goes_back = self.may_go_back(shared, position);
+            let is_forward = position >= last.position.max(horizon);
+            if goes_back || is_forward {
+                // The upper bits of the frame number do not change.
+                let offset = shared.epoch_offset.load(Ordering::Relaxed);
+                (frame, index) = geometry.split(position);
+                frame = frame.wrapping_sub(offset);
+            }
+            if goes_back {
+                shared.alternations.fetch_add(1, Ordering::Relaxed);
+                self.go_back(shared, position);
+            } else if is_forward {
+                self.ledger.skipped.add(position - horizon);
+            }
+        }
+        self.count_held_gaps(shared);
         let front = end + shared.records.len() as u64;
+        shared
+            .epoch_offset
+            .store(front.wrapping_sub(frame), Ordering::Relaxed);
+        shared.first.store(front, Ordering::Release);
+        self.flags = Flags::EPOCH;
+        shared
+            .epoch_number
+            .store(last.number + 1, Ordering::Relaxed);
+        self.ledger.epochs.set(last.number + 1);
+        let epoch = Epoch {
+            number: last.number + 1,
+            segment: last.segment + 1,
+            unit: id.unit,
+            position: front * packets_per_frame + u64::from(index) - u64::from(id.sub),
+        };
+        self.begin_segment(shared, epoch, front);
+    }
+
+    /// Counts an epoch at `id` that continues the numbers of the epoch before `last`. Many such epochs show two senders with
+    /// different numbers. `horizon` is one past the highest position in `last`.
+    fn note_alternation(&mut self, shared: &Shared, last: Epoch, id: PacketId, horizon: u64) {
+        let Geometry {
+            numbering, window, ..
+        } = shared.geometry;
+        let near = window as u64 * u64::from(shared.geometry.packets_per_frame);
+        let distance = |ended| numbering.packets_between(ended, PacketId::of(id.unit));
+        let is_near = |distance: i64| distance.unsigned_abs() <= near;
+        if self.ended.and_then(distance).is_some_and(is_near) {
+            shared.alternations.fetch_add(1, Ordering::Relaxed);
+        }
+        let last_packets = horizon.saturating_sub(last.position);
+        self.ended = (last.number > 0).then(|| numbering.after(last.unit, last_packets).unit);
+    }
+
+    /// Continues the epoch `last` at `id`, after a long gap. `base` is the oldest open frame.
+    fn open_segment(&mut self, shared: &Shared, base: u64, last: Epoch, id: PacketId) {
+        let geometry = &shared.geometry;
+        let Some(position) = last.locate(geometry, id) else {
+            return;
+        };
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        self.is_before_gap = true;
+        self.end_epoch(shared, base);
+        self.is_before_gap = false;
+        let (front, _) = geometry.split(position);
+        let first = front * u64::from(geometry.packets_per_frame);
+        shared.history.record_missing(horizon, first);
+        self.hold_gap(shared, horizon, shared.start.load(Ordering::Acquire));
+        self.after_gap = front;
+        let epoch = Epoch {
+            segment: last.segment + 1,
+            unit: id.unit,
+            position: position - u64::from(id.sub),
+            ..last
+        };
+        self.begin_segment(shared, epoch, front);
+    }
+
+    /// Opens the frames from `front`, the first frame of the segment that `epoch` describes.
+    fn begin_segment(&mut self, shared: &Shared, epoch: Epoch, front: u64) {
         for record in &shared.records {
             record.reset();
         }
         self.closed.clear();
         self.closed.resize(shared.records.len(), Closed::default());
-        let epoch = Epoch {
-            number: last.number + 1,
-            unit: id.unit,
-            position: front * packets_per_frame + absolute % packets_per_frame - u64::from(id.sub),
-        };
-        shared.epoch_offset.store(
-            front.wrapping_sub(absolute / packets_per_frame),
-            Ordering::Relaxed,
-        );
         shared.start.store(u64::MAX, Ordering::Relaxed);
         shared.horizon.store(0, Ordering::Relaxed);
         shared.wanted.store(0, Ordering::Relaxed);
@@ -154,10 +234,8 @@ impl Sequencer {
         shared.floor.store(front, Ordering::Relaxed);
         shared.parts.begin(front);
         shared.set_epoch(epoch);
-        self.flags = Flags::EPOCH;
-        self.ledger.epochs.set(epoch.number);
         self.account(shared);
-        shared.epoch_number.store(epoch.number, Ordering::Release);
+        shared.segment.store(epoch.segment, Ordering::Release);
         shared.base.store(front, Ordering::SeqCst);
     }
 

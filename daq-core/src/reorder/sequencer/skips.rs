@@ -18,7 +18,7 @@ impl Sequencer {
         unit: u64,
     ) {
         // Before the first packet, it is unknown whether the numbering starts before or after the unit.
-        if epoch.number == 0 || shared.horizon.load(Ordering::Acquire) == 0 {
+        if epoch.segment == 0 || shared.horizon.load(Ordering::Acquire) == 0 {
             return;
         }
         let packets_per_frame = u64::from(shared.geometry.packets_per_frame);

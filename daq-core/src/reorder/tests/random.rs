@@ -105,7 +105,7 @@ impl From<Outcome> for Outcome_ {
             Outcome::RingFull => Self::RingFull,
             Outcome::BeforeStart => Self::BeforeStart,
             Outcome::Rejected => Self::Rejected,
-            Outcome::Kept => Self::Kept,
+            Outcome::Kept | Outcome::Repeated => Self::Kept,
         }
     }
 }

@@ -1,0 +1,229 @@
+//! Packets whose numbers have arrived before: repeated packets, or the first packets of a sender that has restarted.
+//!
+//! A detector that begins to count again with each acquisition soon sends numbers that are still in the window. A run of such
+//! packets in order, without a new packet between them, shows a restart in these cases:
+//!
+//! - Their payload differs from the payload that arrived first.
+//! - They arrive after a pause, and are not the same bytes again. A sender or a network that repeats the end of a stream does not
+//!   restart. Equal bytes show a restart only if the run begins at the first packet of the epoch.
+//! - They precede the first packet of the epoch, although packets of several frames have arrived.
+//!
+//! The packets are kept aside until the run is long enough.
+
+use super::{Batch, Found, Outcome};
+use crate::frame::{Clock, Timestamp};
+use crate::reorder::candidates::{Content, Refuted};
+use crate::reorder::classification::{Candidate, Classification};
+use crate::reorder::{PacketId, PacketSize};
+use crate::sync::Ordering;
+
+/// Time in nanoseconds between a packet and an earlier packet with the same number that shows a pause.
+const PAUSE_NS: u64 = 100_000_000;
+
+/// How a packet number was used before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Earlier {
+    /// The packet has arrived in its frame, which may be closed.
+    Arrived {
+        /// The frame.
+        frame: u64,
+        /// Index of the packet in the frame.
+        index: u32,
+    },
+    /// The frame was closed without the packet, and the loss is final.
+    Missing,
+    /// The packet precedes the first packet of the run.
+    BeforeStart,
+}
+
+impl Batch<'_> {
+    /// Handles a packet whose number is not new: counts it, keeps it aside, or opens an epoch.
+    #[cold]
+    pub(super) fn repeat(
+        &mut self,
+        id: PacketId,
+        size: PacketSize,
+        time: Timestamp,
+        earlier: Earlier,
+        write: impl FnOnce(*mut u8),
+    ) -> Outcome {
+        let (run, horizon) = (self.run(id), self.seen_horizon());
+        if let Some(run) = run
+            && self.confirms(id, &run)
+        {
+            return match self.begin_epoch(id) {
+                Found::Open { .. } => self.place_with(id, size, time, write),
+                _ => self.count_repeat(id, earlier),
+            };
+        }
+        let is_late = earlier == Earlier::Missing && run.is_none() && !self.shared.is_paused();
+        if self.shared.geometry.resync_after == 1 || is_late {
+            return self.count_repeat(id, earlier);
+        }
+        if run.is_none() {
+            self.state.reject_candidates(self.shared);
+        }
+        self.state.candidate = Some(Candidate {
+            unit: id.unit,
+            part: self.shared.geometry.part_of(id),
+            count: run.map_or(1, |run| run.count + 1),
+            since: horizon,
+            is_repeat: true,
+        });
+        let content = Content::Payload(size);
+        let Some(memory) = self.state.keep(self.shared, id, content, time) else {
+            self.state.candidate = None;
+            return self.count_repeat(id, earlier);
+        };
+        write(memory.as_mut_ptr());
+        self.state.candidates.set_refuted(earlier.refuted());
+        if run.is_none() && !self.is_evidence(id, time, earlier) {
+            self.state.reject_candidates(self.shared);
+            self.state.candidate = None;
+            return earlier.outcome();
+        }
+        Outcome::Repeated
+    }
+
+    /// Returns the run of repeated packets that `id` continues.
+    fn run(&self, id: PacketId) -> Option<Candidate> {
+        let geometry = &self.shared.geometry;
+        let run = self.state.candidate?;
+        let distance = geometry.numbering.packets_between(run.unit, id)?;
+        let near = geometry.window as i64 * i64::from(geometry.packets_per_frame);
+        // Packets of several parts are not in order.
+        let min = if geometry.parts == 1 { 0 } else { -near };
+        (run.is_repeat && run.since == self.seen_horizon() && (min..=near).contains(&distance))
+            .then_some(run)
+    }
+
+    /// Returns whether `id` confirms that the sender has restarted with the packets of `run`.
+    fn confirms(&self, id: PacketId, run: &Candidate) -> bool {
+        let geometry = &self.shared.geometry;
+        let parts = &self.shared.parts;
+        run.count + 1 >= geometry.resync_after
+            && (parts.agree(
+                geometry.part_of(id),
+                run.since,
+                self.base,
+                geometry.window as u64,
+            ) || self.shared.is_silent())
+    }
+
+    /// Returns whether a packet with number `id`, which has arrived before, confirms that the sender has restarted.
+    pub(super) fn confirms_restart(&self, id: PacketId) -> bool {
+        self.run(id).is_some_and(|run| self.confirms(id, &run))
+    }
+
+    /// Returns whether the number of a packet of `class` has arrived before, or precedes the first packet of the run.
+    pub(super) fn is_repeat(&self, class: Classification) -> bool {
+        match class {
+            Classification::InWindow { frame, index } => {
+                frame < self.base || self.shared.record(frame).is_present(index)
+            }
+            class => class == Classification::BeforeStart,
+        }
+    }
+
+    fn seen_horizon(&self) -> u64 {
+        self.shared
+            .horizon
+            .load(Ordering::Acquire)
+            .max(self.horizon)
+    }
+
+    /// Returns whether the packet that was kept last can be the first of a restarted sender.
+    fn is_evidence(&self, id: PacketId, time: Timestamp, earlier: Earlier) -> bool {
+        let shared = self.shared;
+        let (frame, index) = match earlier {
+            Earlier::Missing => return shared.is_paused(),
+            Earlier::BeforeStart => return shared.is_paused() || self.has_progressed(),
+            Earlier::Arrived { frame, index } => (frame, index),
+        };
+        let is_paused = shared.is_paused() || self.is_apart(frame, index, time);
+        match self.equals_earlier(frame, index) {
+            Some(true) => is_paused && self.is_first(id),
+            Some(false) => true,
+            None => is_paused,
+        }
+    }
+
+    /// Returns whether packets of several frames have arrived, so that packets before the start do not only arrive out of order. If
+    /// several threads fill the window, or frames have several parts, one of them may lag behind.
+    fn has_progressed(&self) -> bool {
+        let geometry = &self.shared.geometry;
+        let start = self.shared.start.load(Ordering::Acquire).min(self.start);
+        let min = 2 * u64::from(geometry.packets_per_frame);
+        geometry.parts == 1
+            && self.shared.is_exclusive()
+            && self.seen_horizon() >= start.saturating_add(min)
+    }
+
+    /// Returns whether `id` is at or before the first packet of the epoch.
+    fn is_first(&self, id: PacketId) -> bool {
+        let start = self.shared.start.load(Ordering::Acquire).min(self.start);
+        let position = self.state.epoch.locate(&self.shared.geometry, id);
+        position.is_some_and(|position| position <= start)
+    }
+
+    /// Returns whether `time` is much later or earlier than the time of the packet `index` of `frame` that arrived first.
+    fn is_apart(&self, frame: u64, index: u32, time: Timestamp) -> bool {
+        let record = self.shared.record(frame);
+        let clock = record.time_clock.load(Ordering::Acquire);
+        let start = time
+            .ns
+            .saturating_sub(self.shared.geometry.nanoseconds_before(index));
+        time.clock != Clock::None
+            && clock == time.clock as u32
+            && start.abs_diff(record.time_ns.load(Ordering::Relaxed)) >= PAUSE_NS
+    }
+
+    /// Returns whether the packet that was kept last has the payload of packet `index` of `frame`, which arrived first. `None` if
+    /// the earlier payload is not accessible. Other threads may not see each other's streaming stores yet.
+    fn equals_earlier(&self, frame: u64, index: u32) -> Option<bool> {
+        let sequencer = self.state.sequencer.as_ref()?;
+        if !self.shared.is_exclusive() {
+            return None;
+        }
+        let record = self.shared.record(frame);
+        let bytes = record.bytes(&self.shared.geometry);
+        let offset = self.shared.geometry.extent_in(index, bytes).start;
+        let memory = record.memory.load(Ordering::Relaxed);
+        let published = self.base.saturating_sub(frame);
+        let payload = self.state.candidates.newest_payload();
+        sequencer
+            .producer()
+            .equals(memory, published, offset, payload)
+    }
+
+    /// Counts a packet whose number is not new.
+    pub(super) fn count_repeat(&mut self, id: PacketId, earlier: Earlier) -> Outcome {
+        if matches!(earlier, Earlier::Arrived { frame, .. } if frame >= self.base) {
+            // The old numbering continues.
+            self.refute(id);
+        }
+        earlier
+            .refuted()
+            .count(&self.state.ledger, &self.shared.geometry, id);
+        earlier.outcome()
+    }
+}
+
+impl Earlier {
+    /// Returns how a packet is counted that is no restart.
+    const fn refuted(self) -> Refuted {
+        match self {
+            Self::Arrived { .. } => Refuted::Duplicate,
+            Self::Missing => Refuted::Rejected,
+            Self::BeforeStart => Refuted::BeforeStart,
+        }
+    }
+
+    const fn outcome(self) -> Outcome {
+        match self {
+            Self::Arrived { .. } => Outcome::Duplicate,
+            Self::Missing => Outcome::Rejected,
+            Self::BeforeStart => Outcome::BeforeStart,
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Tests of senders that restart their numbers within the window, and of packets that only arrive again.
+
+use super::*;
+use crate::frame::Clock;
+
+/// Places packet `sequence` of the `run`-th acquisition at `milliseconds`.
+fn put(bench: &mut Bench, sequence: u64, run: u8, milliseconds: u64) -> Outcome {
+    let time = Timestamp {
+        ns: 1_000_000 * milliseconds,
+        clock: Clock::Kernel,
+    };
+    let mut payload = payload(sequence);
+    payload[BYTES - 1] = run;
+    bench
+        .window
+        .with_batch(|batch| batch.place(PacketId::of(sequence), &payload, time))
+}
+
+/// Returns (frame number, epoch, run of each packet that arrived) of all frames that are ready.
+fn runs(bench: &mut Bench) -> Vec<(u64, u32, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while let Some(lease) = bench.reader.poll(1) {
+        let frame = lease.frame(0);
+        let bytes = frame.bytes().unwrap();
+        let present = (0..PACKETS_PER_FRAME).filter(|index| frame.present().is_present(*index));
+        let runs = present
+            .map(|index| bytes[(index as usize + 1) * BYTES - 1])
+            .collect();
+        frames.push((frame.meta().sequence, frame.meta().epoch, runs));
+    }
+    frames
+}
+
+fn wide(window: usize) -> Bench {
+    bench(
+        1024,
+        Geometry {
+            window,
+            ..geometry()
+        },
+    )
+}
+
+/// Acquisitions of 20 frames, each numbered from the same number. Their payload differs, or they follow each other after a pause.
+#[test]
+fn short_acquisitions_are_epochs() {
+    for (differs, pause) in [(true, 0), (false, 300), (true, 300)] {
+        for (window, first) in [(2, 4), (2, 6), (8, 4), (8, 5), (64, 4), (64, 7)] {
+            let mut bench = wide(window);
+            for acquisition in 0..3 {
+                for sequence in first..first + 80 {
+                    let run = if differs { acquisition } else { 0 };
+                    put(&mut bench, sequence, run, pause * u64::from(acquisition));
+                }
+            }
+            bench.window.finish();
+            let report = bench.report();
+            let case = format!("window {window}, first {first}, {pause} ms: {report:?}");
+            assert_eq!((report.epochs, report.delivered), (3, 240), "{case}");
+            assert_eq!(
+                (report.rejected, report.duplicates, report.lost_total()),
+                (0, 0, 0),
+                "{case}"
+            );
+            for (_, epoch, runs) in runs(&mut bench) {
+                let run = if differs {
+                    u8::try_from(epoch).unwrap() - 1
+                } else {
+                    0
+                };
+                assert!(
+                    runs.iter().all(|own| *own == run),
+                    "two runs share a frame: {case}"
+                );
+            }
+        }
+    }
+}
+
+/// The first acquisition was joined in the middle, so the next one begins before its first packet.
+#[test]
+fn acquisition_joined_in_the_middle_is_followed_by_a_whole_one() {
+    for window in [2, 8, 64] {
+        let mut bench = wide(window);
+        for sequence in 30..80 {
+            put(&mut bench, sequence, 0, 0);
+        }
+        for sequence in 4..80 {
+            put(&mut bench, sequence, 1, 0);
+        }
+        bench.window.finish();
+        let report = bench.report();
+        assert_eq!(
+            (report.epochs, report.delivered),
+            (2, 126),
+            "window {window}: {report:?}"
+        );
+        assert_eq!(
+            (report.before_start, report.rejected, report.duplicates),
+            (0, 0, 0)
+        );
+    }
+}
+
+/// Repeated packets open no epoch: each packet twice, each frame twice, the last packets again after a pause, and again.
+#[test]
+fn packets_that_arrive_again_open_no_epoch() {
+    type Order = Vec<(u64, u64)>;
+    let twice: Order = (4..80).flat_map(|sequence| [(sequence, 0); 2]).collect();
+    let frames: Order = (1..20_u64)
+        .flat_map(|frame| (0..8).map(move |i| (4 * frame + i % 4, 0)))
+        .collect();
+    let eights: Order = (0..10_u64)
+        .flat_map(|block| (0..16).map(move |i| (8 * block + i % 8, 0)))
+        .collect();
+    let tail: Order = (4..80)
+        .map(|sequence| (sequence, 0))
+        .chain((64..80).map(|sequence| (sequence, 500)))
+        .chain((72..80).map(|sequence| (sequence, 2000)))
+        .chain((80..100).map(|sequence| (sequence, 2500)))
+        .collect();
+    for (i, order) in [twice, frames, eights, tail].iter().enumerate() {
+        for window in [8, 64] {
+            let mut bench = wide(window);
+            for (sequence, milliseconds) in order {
+                put(&mut bench, *sequence, 0, *milliseconds);
+            }
+            bench.window.finish();
+            let report = bench.report();
+            let packets: std::collections::BTreeSet<_> =
+                order.iter().map(|packet| packet.0).collect();
+            let repeats = (order.len() - packets.len()) as u64;
+            let case = format!("order {i}, window {window}: {report:?}");
+            assert_eq!(
+                (report.epochs, report.delivered),
+                (1, packets.len() as u64),
+                "{case}"
+            );
+            assert_eq!(
+                (report.duplicates, report.rejected, report.lost_total()),
+                (repeats, 0, 0),
+                "{case}"
+            );
+        }
+    }
+}
+
+/// The same packets as in the middle of the stream arrive alone after silence, so they are only repeated.
+#[test]
+fn late_repeats_after_silence_are_duplicates() {
+    let mut bench = wide(8);
+    for sequence in 0..40 {
+        put(&mut bench, sequence, 0, 0);
+    }
+    listen(&mut bench, Instant::now(), 1500);
+    for sequence in 20..36 {
+        put(&mut bench, sequence, 0, 1500);
+    }
+    for sequence in 40..60 {
+        assert_eq!(put(&mut bench, sequence, 0, 1600), Outcome::Placed);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.epochs, report.delivered, report.duplicates),
+        (1, 60, 16),
+        "{report:?}"
+    );
+}
+
+/// A source that waits for slots loses no packet of a restart.
+#[test]
+fn restart_waits_for_slots() {
+    let geometry = Geometry {
+        window: 4,
+        ..geometry()
+    };
+    let options = RingOptions {
+        packets_per_frame: PACKETS_PER_FRAME,
+        supports_backpressure: true,
+        ..RingOptions::new("raw", 5, geometry.frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let mut window = ReorderWindow::new(producer, geometry, 1, &ledger)
+        .pop()
+        .unwrap();
+    let mut delivered = 0;
+    for (run, sequence) in
+        (0..3_u8).flat_map(|run| (4..20_u64).map(move |sequence| (run, sequence)))
+    {
+        let mut waited = 0;
+        loop {
+            let mut batch = window.batch();
+            let id = PacketId::of(sequence);
+            let has_room = batch.has_room(id, Some(BYTES.into()));
+            if has_room {
+                batch.place(id, &[run; BYTES], Timestamp::default());
+            }
+            batch.commit();
+            if has_room {
+                break;
+            }
+            waited += 1;
+            assert!(
+                waited < 100,
+                "packet {sequence} of run {run} was never placed"
+            );
+            while let Some(lease) = reader.poll(1) {
+                delivered += u64::from(lease.frame(0).meta().arrived);
+            }
+        }
+    }
+    window.finish();
+    while let Some(lease) = reader.poll(1) {
+        delivered += u64::from(lease.frame(0).meta().arrived);
+    }
+    let report = SourceReport::of(&ledger);
+    assert_eq!(
+        (report.epochs, report.delivered, delivered),
+        (3, 48, 48),
+        "{report:?}"
+    );
+    assert_eq!(report.lost_total() + report.duplicates + report.rejected, 0);
+}
+
+/// The number of a packet can need more than 64 bits, because a frame number of 64 bits is multiplied by the packets of a frame.
+#[test]
+fn frame_numbers_at_every_power_of_two_keep_their_places() {
+    for packets in [1, 2, 3, 4, 7, 16, 100, 128] {
+        for bits in 1..=64 {
+            let first = (1_u64 << (bits - 1)).wrapping_mul(2).wrapping_sub(3);
+            let geometry = Geometry {
+                numbering: Numbering {
+                    packets_per_unit: packets,
+                    ..Numbering::PLAIN
+                },
+                resync_after: 3,
+                ..Geometry::new(packets, BYTES)
+            };
+            let mut bench = bench(32, geometry);
+            // An earlier epoch, so that the frames after it are located by an epoch that opens later.
+            for unit in [first ^ 1 << 40, first] {
+                for frame in (0..6).map(|i| unit.wrapping_add(i)) {
+                    for sub in 0..packets {
+                        let id = PacketId { unit: frame, sub };
+                        let payload = payload(frame.wrapping_mul(1000) + u64::from(sub));
+                        bench
+                            .window
+                            .with_batch(|batch| batch.place(id, &payload, Timestamp::default()));
+                    }
+                }
+            }
+            bench.window.finish();
+            let mut numbers = Vec::new();
+            while let Some(lease) = bench.reader.poll(1) {
+                let frame = lease.frame(0);
+                let number = frame.meta().sequence;
+                for (sub, bytes) in (0_u64..).zip(frame.bytes().unwrap().chunks(BYTES)) {
+                    let case = format!("packet {sub} of {packets} in frame {number}, 2^{bits}");
+                    assert_eq!(bytes, payload(number.wrapping_mul(1000) + sub), "{case}");
+                }
+                numbers.push(number);
+            }
+            let expected = |unit: u64| (0..6).map(move |i| unit.wrapping_add(i));
+            let expected: Vec<_> = expected(first ^ 1 << 40).chain(expected(first)).collect();
+            assert_eq!(
+                numbers,
+                expected,
+                "{packets} packets, 2^{bits}: {:?}",
+                bench.report()
+            );
+        }
+    }
+}
