@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod accounting;
 mod allocations;
 mod fuzz_formats;
 mod fuzz_gige;

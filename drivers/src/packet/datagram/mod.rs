@@ -332,7 +332,11 @@ impl Depacketizer {
         match outcome {
             Outcome::Rejected | Outcome::Kept => self.log_placement(id),
             Outcome::Duplicate => return Put::Duplicate,
-            Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
+            Outcome::Placed
+            | Outcome::Late
+            | Outcome::RingFull
+            | Outcome::BeforeStart
+            | Outcome::Repeated => {}
         }
         Put::Done
     }
@@ -367,24 +371,35 @@ impl Depacketizer {
         } else {
             KeptFields::default()
         };
-        let placed = reassembly.add(fragment, payload, kept, |sub, payload, timestamp, kept| {
-            let time = format.time(timestamp, received);
-            let id = PacketId {
-                unit: fragment.unit,
-                sub,
-            };
-            if holds && !batch.has_room(id, Some(payload.len().into())) {
-                return false;
-            }
-            let outcome = batch.place(id, payload, time);
-            batch.keep_fields(outcome, || kept);
-            match outcome {
-                Outcome::Rejected | Outcome::Kept => far = Some(id),
-                Outcome::Duplicate => is_duplicate = true,
-                Outcome::Placed | Outcome::Late | Outcome::RingFull | Outcome::BeforeStart => {}
-            }
-            true
-        });
+        let epoch = batch.epoch_of(PacketId::of(fragment.unit));
+        let placed = reassembly.add(
+            fragment,
+            epoch,
+            payload,
+            kept,
+            |sub, payload, timestamp, kept| {
+                let time = format.time(timestamp, received);
+                let id = PacketId {
+                    unit: fragment.unit,
+                    sub,
+                };
+                if holds && !batch.has_room(id, Some(payload.len().into())) {
+                    return false;
+                }
+                let outcome = batch.place(id, payload, time);
+                batch.keep_fields(outcome, || kept);
+                match outcome {
+                    Outcome::Rejected | Outcome::Kept => far = Some(id),
+                    Outcome::Duplicate => is_duplicate = true,
+                    Outcome::Placed
+                    | Outcome::Late
+                    | Outcome::RingFull
+                    | Outcome::BeforeStart
+                    | Outcome::Repeated => {}
+                }
+                true
+            },
+        );
         if let Some(id) = far {
             self.log_placement(id);
         }

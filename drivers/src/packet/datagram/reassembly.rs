@@ -1,4 +1,7 @@
 //! Reassembles units whose packet boundaries differ from the regular layout, such as SPEAD heaps with descriptors.
+//!
+//! A sender that restarts sends units with the same numbers. Therefore a unit begins again if the epoch has changed, if its number is
+//! no longer near the stream, or if other bytes arrive at the same place.
 
 use crate::packet::{Format, Fragment, PacketLayout};
 use daq_core::frame::KeptFields;
@@ -23,6 +26,8 @@ pub(crate) struct Reassembly {
 #[derive(Debug)]
 struct PartialUnit {
     unit: Option<u64>,
+    /// The epoch to which the unit belongs; `None` while its number is far from the stream.
+    epoch: Option<u64>,
     bytes: Box<[u8]>,
     /// One bit per byte: set if the byte has arrived.
     arrived: Box<[u64]>,
@@ -39,6 +44,7 @@ impl PartialUnit {
         let count = layout.count() as usize;
         Self {
             unit: None,
+            epoch: None,
             bytes: vec![0; layout.unit_bytes].into(),
             arrived: vec![0; layout.unit_bytes.div_ceil(64)].into(),
             lacking: vec![0; count].into(),
@@ -49,7 +55,7 @@ impl PartialUnit {
     }
 
     fn begin(&mut self, unit: u64, layout: PacketLayout) {
-        self.unit = Some(unit);
+        (self.unit, self.epoch) = (Some(unit), None);
         self.arrived.fill(0);
         self.is_placed.fill(false);
         self.timestamp = None;
@@ -57,6 +63,20 @@ impl PartialUnit {
         for (sub, lacking) in (0..).zip(&mut self.lacking) {
             *lacking = layout.range(sub).len();
         }
+    }
+
+    /// Returns whether `payload` at `offset` belongs to another unit with the same number.
+    fn is_other(&self, epoch: Option<u64>, offset: usize, payload: &[u8]) -> bool {
+        if self.epoch.is_some() && self.epoch != epoch {
+            return true;
+        }
+        let range = offset..offset.saturating_add(payload.len());
+        let Some(bytes) = self.bytes.get(range.clone()) else {
+            return false;
+        };
+        let has_arrived = |byte: usize| self.arrived[byte / 64] >> (byte % 64) & 1 == 1;
+        let mut pairs = range.zip(bytes.iter().zip(payload));
+        pairs.any(|(at, (old, new))| old != new && has_arrived(at))
     }
 
     /// Records that the bytes `range`, which are in packet slot `sub`, have arrived.
@@ -89,11 +109,13 @@ impl Reassembly {
     }
 
     /// Adds `payload`, the bytes of `fragment`, and the fields `kept` of its packet. Calls `place` for each packet slot that is
-    /// complete and was not accepted before, with the payload and the fields of all packets of the unit. `place` returns whether it accepted the slot. If `place` returns false, this function does not call it again and
-    /// returns false.
+    /// complete and was not accepted before, with the payload and the fields of all packets of the unit. `place` returns whether it
+    /// accepted the slot. If `place` returns false, this function does not call it again and returns false. `epoch` is the epoch to
+    /// which the number of the unit belongs; `None` if the number is far from the stream.
     pub(crate) fn add(
         &mut self,
         fragment: &Fragment,
+        epoch: Option<u64>,
         payload: &[u8],
         kept: KeptFields,
         mut place: impl FnMut(u32, &[u8], Option<u64>, KeptFields) -> bool,
@@ -108,10 +130,11 @@ impl Reassembly {
         let known = units.iter().position(|other| other.unit == Some(unit));
         let index = known.unwrap_or((*newest + 1) % UNITS);
         let partial = &mut units[index];
-        if known.is_none() {
+        if known.is_none() || partial.is_other(epoch, fragment.offset, payload) {
             partial.begin(unit, self.layout);
             *newest = index;
         }
+        partial.epoch = partial.epoch.or(epoch);
         let end = fragment.offset.saturating_add(payload.len());
         let Some(into) = partial.bytes.get_mut(fragment.offset..end) else {
             return true;
@@ -149,6 +172,65 @@ impl Reassembly {
 mod tests {
     use super::*;
 
+    const NEAR: Option<u64> = Some(1);
+
+    /// A restarted sender begins with the unit that the last run began with.
+    #[test]
+    fn unit_of_a_restarted_sender_is_placed_again() {
+        let layout = PacketLayout {
+            unit_bytes: 16,
+            first: 8,
+            rest: 8,
+        };
+        let (far, next) = (None, Some(2));
+        // The last run has lost the second half of the unit, or nothing.
+        for halves in [1, 2] {
+            // The epoch opens after the first packet, or after the unit.
+            for states in [[far, next], [far, far], [next, next], [NEAR, NEAR]] {
+                for run in [1, 2_u8] {
+                    let mut reassembly = Reassembly::new(layout, 1);
+                    let mut add = |epoch, half: usize, value: u8| {
+                        let fragment = Fragment {
+                            unit: 1,
+                            part: 0,
+                            offset: 8 * half,
+                            payload: 0..8,
+                            timestamp: None,
+                        };
+                        let mut placed = Vec::new();
+                        reassembly.add(
+                            &fragment,
+                            epoch,
+                            &[value; 8],
+                            KeptFields::default(),
+                            |sub, bytes, _, _| {
+                                placed.push((sub, bytes[0]));
+                                true
+                            },
+                        );
+                        placed
+                    };
+                    for half in 0..halves {
+                        assert_eq!(add(NEAR, half, 1).len(), 1);
+                    }
+                    let is_same = run == 1 && states == [NEAR; 2];
+                    let again: Vec<_> = states
+                        .iter()
+                        .zip(0..)
+                        .flat_map(|(state, half)| add(*state, half, run))
+                        .collect();
+                    let expected = if is_same {
+                        // The packets are only repeated.
+                        [(0, 1), (1, 1)][halves..].to_vec()
+                    } else {
+                        vec![(0, run), (1, run)]
+                    };
+                    assert_eq!(again, expected, "{halves} halves, {states:?}, run {run}");
+                }
+            }
+        }
+    }
+
     /// The first packet of a heap contains the timestamp, but often only descriptors and the start of a slot.
     #[test]
     fn slots_have_the_timestamp_of_their_unit_and_part() {
@@ -169,10 +251,16 @@ mod tests {
             };
             let payload = vec![u8::try_from(part).unwrap(); length];
             let kept = KeptFields::default();
-            reassembly.add(&fragment, &payload, kept, |sub, bytes, timestamp, _| {
-                placed.push((unit, sub, bytes[0], timestamp));
-                true
-            })
+            reassembly.add(
+                &fragment,
+                NEAR,
+                &payload,
+                kept,
+                |sub, bytes, timestamp, _| {
+                    placed.push((unit, sub, bytes[0], timestamp));
+                    true
+                },
+            )
         };
         assert!(add(5, 0, 0, 4, Some(70)));
         // Many units of the other part do not end those of the first part.

@@ -95,14 +95,14 @@ fn heaps_with_descriptors_equal_heaps_without() {
         let payload = &datagram[fragment.payload.clone()];
         let kept = KeptFields::default();
         assert!(
-            reassembly.add(&fragment, payload, kept, |sub, bytes, _, _| {
+            reassembly.add(&fragment, Some(1), payload, kept, |sub, bytes, _, _| {
                 frame[layout.range(sub)].copy_from_slice(bytes);
                 placed += 1;
                 true
             })
         );
         assert!(
-            reassembly.add(&fragment, payload, kept, |_, _, _, _| panic!(
+            reassembly.add(&fragment, Some(1), payload, kept, |_, _, _, _| panic!(
                 "placed twice"
             ))
         );
