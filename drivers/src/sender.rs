@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const MAX_ALLOWED: usize = 64;
 /// Maximum number of senders that are remembered for log messages.
 const MAX_KNOWN: usize = 16;
+/// Number of changes between two streams of numbers after which they are logged as two senders. A sender that restarts begins
+/// with other numbers.
+const MIN_ALTERNATIONS: u64 = 3;
 /// Number of batches after a duplicate packet in which the addresses of all senders are read.
 const ATTENTIVE_BATCHES: u32 = 1024;
 
@@ -210,6 +213,7 @@ struct Shared {
 struct Seen {
     flows: Vec<Flow>,
     is_duplicate_logged: bool,
+    are_alternations_logged: bool,
 }
 
 /// The senders that one thread of a source has observed.
@@ -223,6 +227,8 @@ pub(crate) struct SenderWatch {
     attentive: u32,
     /// Whether duplicates from two senders were logged. If so, the addresses of duplicates are no longer needed.
     is_duplicate_logged: bool,
+    /// Whether it was logged that the numbers alternate.
+    are_alternations_logged: bool,
 }
 
 impl SenderWatch {
@@ -243,6 +249,7 @@ impl SenderWatch {
             known: Vec::with_capacity(MAX_KNOWN),
             attentive: 0,
             is_duplicate_logged: false,
+            are_alternations_logged: false,
         }
     }
 
@@ -341,6 +348,42 @@ impl SenderWatch {
              configure a separate source for each, or set `from` to accept only one",
             self.shared.source,
             self.local,
+        );
+    }
+
+    /// Records that the numbers have alternated `times` times between two streams.
+    #[inline]
+    pub(crate) fn alternated(&mut self, times: u64) {
+        if times >= MIN_ALTERNATIONS && !self.are_alternations_logged {
+            self.log_alternations(times);
+        }
+    }
+
+    #[cold]
+    fn log_alternations(&mut self, times: u64) {
+        self.attentive = ATTENTIVE_BATCHES;
+        let mut seen = self
+            .shared
+            .seen
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if seen.are_alternations_logged {
+            self.are_alternations_logged = true;
+            return;
+        }
+        let senders = match seen.flows.as_slice() {
+            [first, .., last] => format!("{} and {} send to this source", first.0, last.0),
+            // Another sender may not be known yet.
+            [_] | [] if times < 4 * MIN_ALTERNATIONS => return,
+            [(only, _)] => format!("only {only} sends to this source"),
+            [] => "the address of the sender is unknown".to_owned(),
+        };
+        seen.are_alternations_logged = true;
+        drop(seen);
+        tracing::warn!(
+            "source {}: packet numbers alternate between two streams; {senders}. Each change begins an epoch. Configure a \
+             separate source for each stream, or set `from` to accept only one sender",
+            self.shared.source,
         );
     }
 

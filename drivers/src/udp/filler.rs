@@ -341,6 +341,7 @@ impl Filler for Receiver {
         if got == Got::AsGuessed && !window.wants_drops() {
             return Ok(Polled::Busy);
         }
+        self.socket.senders.alternated(window.alternations());
         // Packets that are missing or arrived out of order may have been dropped by this socket.
         self.socket.read_drops(window);
         if got != Got::Nothing {
