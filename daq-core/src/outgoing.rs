@@ -40,6 +40,11 @@ pub trait OutgoingFormat: Send + Sync {
     /// Returns the builder for `frames`, or why they cannot be sent in this format. Keys of the problem begin with
     /// `format.`.
     fn builder(&self, frames: &OutgoingFrames) -> Result<Box<dyn PacketBuilder>, Problem>;
+
+    /// Returns warnings about the keys, which do not prevent sending. Keys begin with `format.`.
+    fn warnings(&self) -> Vec<Problem> {
+        Vec::new()
+    }
 }
 
 /// Builds the packets of one receiver. Methods that are called for each packet do not allocate memory if `out` has room.

@@ -177,6 +177,11 @@ pub trait SinkSpec: Send + Sync {
         Ok(())
     }
 
+    /// Returns warnings about the keys of a sink that passes its [`check`](Self::check).
+    fn warnings(&self) -> Vec<crate::config::Problem> {
+        Vec::new()
+    }
+
     /// Returns external requirements for frames of up to `slot_bytes` bytes and `packets_per_frame` packets, which the
     /// plan shows.
     fn needs(&self, _slot_bytes: usize, _packets_per_frame: u32) -> Option<String> {

@@ -338,12 +338,17 @@ impl Section {
     /// Creates the error for a problem that was found after reading. The error points at the value of the problem's
     /// key.
     pub fn problem(&self, problem: Problem) -> Diagnostic {
-        let span = problem
-            .key
-            .as_deref()
-            .map_or(self.header(), |key| self.place_of(key));
-        Diagnostic::error(problem.message)
-            .at(span)
-            .maybe_help(problem.help)
+        self.located(Diagnostic::error, problem)
+    }
+
+    /// Creates the warning for a problem that does not prevent a run, as [`problem`](Self::problem) creates an error.
+    pub fn warning(&self, problem: Problem) -> Diagnostic {
+        self.located(Diagnostic::warning, problem)
+    }
+
+    fn located(&self, kind: fn(String) -> Diagnostic, problem: Problem) -> Diagnostic {
+        let key = problem.key.as_deref();
+        let span = key.map_or(self.header(), |key| self.place_of(key));
+        kind(problem.message).at(span).maybe_help(problem.help)
     }
 }

@@ -2,8 +2,8 @@
 
 use super::outgoing::Outgoing;
 use super::{
-    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, raw, spead, vdif,
-    vita49,
+    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, TimeWrap, raw, spead,
+    vdif, vita49,
 };
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
@@ -121,6 +121,11 @@ pub trait PacketFormat: Debug + Send + Sync {
 
     /// Returns the time scale of packet timestamps, or `None` if packets have no timestamps.
     fn time_scale(&self) -> Option<TimeScale> {
+        None
+    }
+
+    /// Returns the state of timestamps that repeat because their field wraps, or `None` if they do not.
+    fn time_wrap(&self) -> Option<&TimeWrap> {
         None
     }
 
@@ -415,6 +420,15 @@ macro_rules! formats {
                     Self::Other(format) => format.time_scale(),
                 }
             }
+
+            /// Returns the state of timestamps that wrap, see [`PacketFormat::time_wrap`].
+            #[inline]
+            pub fn time_wrap(&self) -> Option<&TimeWrap> {
+                match self {
+                    $(Self::$name(format) => format.time_wrap(),)*
+                    Self::Other(format) => format.time_wrap(),
+                }
+            }
         }
     };
 }
@@ -433,13 +447,16 @@ formats! {
 impl Format {
     /// Returns the timestamp of a packet that contains `ticks` and was received at `received`.
     ///
-    /// If the format contains timestamps, the receive time is not used, even for a packet without a timestamp.
+    /// If the format contains timestamps, the receive time is only used to find how often their field has wrapped.
     #[inline]
     pub fn time(&self, ticks: Option<u64>, received: Timestamp) -> Timestamp {
         match (self.time_scale(), ticks) {
             (None, _) => received,
             (Some(scale), Some(ticks)) => Timestamp {
-                ns: scale.ns(ticks),
+                ns: match self.time_wrap() {
+                    None => scale.ns(ticks),
+                    Some(wrap) => wrap.ns(&scale, ticks, received),
+                },
                 clock: scale.clock(),
             },
             (Some(_), None) => Timestamp::default(),

@@ -41,7 +41,7 @@ pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
 pub use parts::Origin;
 pub use raw::{Endian, Field, Raw, RawConfig};
-pub use time::TimeScale;
+pub use time::{TimeScale, TimeWrap};
 pub use vdif::{Vdif, VdifConfig};
 pub use vita49::{KeptValue, Vita49, Vita49Config};
 

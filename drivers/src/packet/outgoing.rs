@@ -5,7 +5,7 @@ use daq_core::config::Problem;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
 use daq_core::reorder::PacketId;
-use daq_core::units::ByteSize;
+use daq_core::units::{ByteSize, Span};
 use std::ops::Range;
 
 /// A format of a table `format` whose packets are sent.
@@ -13,6 +13,21 @@ use std::ops::Range;
 pub(super) struct Outgoing(pub(super) Format);
 
 impl OutgoingFormat for Outgoing {
+    fn warnings(&self) -> Vec<Problem> {
+        let format = &self.0;
+        let short = format.time_scale().zip(format.time_wrap());
+        let Some(after) = short.and_then(|(scale, wrap)| wrap.too_short(&scale)) else {
+            return Vec::new();
+        };
+        let message = format!(
+            "the timestamps of packets repeat after {}, because their field is too narrow, so receivers may read wrong times",
+            Span(after)
+        );
+        let help = "set a longer `tick`, a later `origin` or a wider field; if the receivers expect times that repeat, declare their \
+                    number of `bits`";
+        vec![Problem::at("format.timestamp", message).help(help)]
+    }
+
     fn builder(&self, frames: &OutgoingFrames) -> Result<Box<dyn PacketBuilder>, Problem> {
         let sized = self.0.for_sending(frames)?;
         let format = sized.unwrap_or_else(|| self.0.clone());
@@ -235,6 +250,40 @@ mod tests {
         };
         assert_eq!((size(0), size(1), size(2)), (1472, 1472, 1472));
         assert!(size(builder.packets() - 1) <= 1472);
+    }
+
+    #[test]
+    fn times_that_repeat_soon_are_warned_of() {
+        let raw = |keys: &str| {
+            raw(&format!(
+                "payload = 1000\ntimestamp = {{ offset = 8, {keys} }}"
+            ))
+        };
+        for (format, repeats) in [
+            (spead("timestamp = { item = 0x1600 }"), true),
+            (spead("timestamp = { item = 0x1600, bits = 40 }"), false),
+            (
+                spead("address_bits = 48\ntimestamp = { item = 0x1600, tick = \"1 us\" }"),
+                true,
+            ),
+            (
+                spead("address_bits = 48\ntimestamp = { item = 0x1600, tick = \"10 us\" }"),
+                false,
+            ),
+            (spead(""), false),
+            (raw("bytes = 8"), false),
+            (raw("bytes = 4, tick = \"1 us\""), true),
+            (raw("bytes = 4, tick = \"1 s\""), false),
+            (raw("bytes = 4, tick = \"1 us\", bits = 32"), false),
+            (
+                raw("bytes = 4, seconds = { offset = 12, bytes = 4 }"),
+                false,
+            ),
+            (raw("bytes = 4, seconds = { offset = 12, bytes = 2 }"), true),
+        ] {
+            let warnings = format.warnings();
+            assert_eq!(!warnings.is_empty(), repeats, "{format:?}: {warnings:?}");
+        }
     }
 
     #[test]

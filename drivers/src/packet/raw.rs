@@ -14,10 +14,11 @@ mod time;
 use super::keep::Keep;
 use super::{
     Control, Flow, FormatEntry, Numbering, Origin, Packet, PacketFormat, PacketLayout, Parsed,
-    Reject, Split, TimeScale, section,
+    Reject, Split, TimeScale, TimeWrap, section,
 };
 pub use config::RawConfig;
 use daq_core::frame::KeptFields;
+use daq_core::ledger::Counts;
 use daq_core::reorder::PacketId;
 use frames::{FrameNumbers, Place};
 use rules::Rule;
@@ -386,6 +387,17 @@ impl PacketFormat for Raw {
     #[inline]
     fn time_scale(&self) -> Option<TimeScale> {
         self.time.as_ref().map(|time| time.scale)
+    }
+
+    #[inline]
+    fn time_wrap(&self) -> Option<&TimeWrap> {
+        self.time.as_ref()?.wrap.as_ref()
+    }
+
+    fn start(&mut self, _: &str, _: &Counts) {
+        if let Some(time) = &mut self.time {
+            time.restart();
+        }
     }
 
     fn kept(&self) -> Vec<String> {

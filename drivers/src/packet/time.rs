@@ -1,6 +1,9 @@
-//! The time scale of timestamps in ticks.
+//! The time scale of timestamps in ticks, and times that are continued when their field wraps.
 
-use daq_core::frame::Clock;
+use daq_core::frame::{Clock, Timestamp};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Conversion of a sender's timestamp in ticks to nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,9 +20,14 @@ impl TimeScale {
     /// Converts `ticks` to nanoseconds, rounded down. Times beyond the year 2554 saturate.
     #[inline]
     pub fn ns(&self, ticks: u64) -> u64 {
-        let scaled =
-            u128::from(ticks) * u128::from(self.nanoseconds) / u128::from(self.ticks.max(1));
-        u64::try_from(scaled)
+        self.wide_ns(u128::from(ticks))
+    }
+
+    /// Converts more ticks than a field can contain, as [`ns`](Self::ns) does.
+    #[inline]
+    fn wide_ns(&self, ticks: u128) -> u64 {
+        let scaled = ticks.saturating_mul(u128::from(self.nanoseconds));
+        u64::try_from(scaled / u128::from(self.ticks.max(1)))
             .unwrap_or(u64::MAX)
             .saturating_add(self.origin_ns.unwrap_or(0))
     }
@@ -61,9 +69,264 @@ impl TimeScale {
     }
 }
 
+/// 2040-01-01T00:00:00Z in nanoseconds since 1970.
+const YEAR_2040: u64 = 2_208_988_800_000_000_000;
+/// The offset between the times and the host's clock is unknown.
+const UNKNOWN: i64 = i64::MIN;
+/// No packet had a time.
+const NEVER: u64 = u64::MAX;
+
+/// Continues the times of a field that wraps. All clones share what is known, so the threads of a source agree.
+///
+/// A time is the one nearest to what the previous packets and the host's clock predict. If the origin is known, the first time is
+/// the one nearest to the host's clock; otherwise it is the value of the field.
+#[derive(Clone, Debug)]
+pub struct TimeWrap {
+    /// Number of ticks after which the field repeats.
+    period: u128,
+    period_ns: f64,
+    /// Whether the configuration declares the number of bits.
+    is_declared: bool,
+    shared: Arc<Reference>,
+}
+
+/// The time of a previous packet.
+#[derive(Debug)]
+struct Reference {
+    /// Time of the packet minus the time at which it was received, in nanoseconds, or [`UNKNOWN`].
+    offset: AtomicI64,
+    /// Time of the packet in nanoseconds, or [`NEVER`].
+    latest: AtomicU64,
+}
+
+impl TimeWrap {
+    /// Returns the state of a field that repeats after `period` ticks of `scale`, or `None` if it does not repeat within 292
+    /// years.
+    pub fn new(scale: &TimeScale, period: u128) -> Option<Self> {
+        let period_ns = period as f64 * scale.nanoseconds as f64 / scale.ticks.max(1) as f64;
+        (period > 0 && period_ns < i64::MAX as f64).then(|| Self {
+            period,
+            period_ns,
+            is_declared: false,
+            shared: Arc::new(Reference {
+                offset: AtomicI64::new(UNKNOWN),
+                latest: AtomicU64::new(NEVER),
+            }),
+        })
+    }
+
+    /// Sets whether the configuration declares the number of bits, so that the times are meant to repeat.
+    #[must_use]
+    pub fn declared(self, is_declared: bool) -> Self {
+        Self {
+            is_declared,
+            ..self
+        }
+    }
+
+    /// Returns the same field without knowledge of previous packets, for another run.
+    #[must_use]
+    pub fn restarted(&self, scale: &TimeScale) -> Option<Self> {
+        Self::new(scale, self.period).map(|wrap| wrap.declared(self.is_declared))
+    }
+
+    /// Returns the time after which the field repeats, if it cannot contain the dates of the next years, and the configuration does
+    /// not declare its number of bits. Such times should not be sent.
+    pub fn too_short(&self, scale: &TimeScale) -> Option<Duration> {
+        let last = scale.origin_ns.unwrap_or(0) as f64 + self.period_ns;
+        let is_short = !self.is_declared && last < YEAR_2040 as f64;
+        is_short.then(|| Duration::from_secs_f64(self.period_ns / 1e9))
+    }
+
+    /// Returns the time in nanoseconds of a packet with `ticks` that was received at `received`.
+    #[inline]
+    pub fn ns(&self, scale: &TimeScale, ticks: u64, received: Timestamp) -> u64 {
+        let wrapped = scale.ns(ticks);
+        let has_clock = received.clock != Clock::None;
+        let offset = self.shared.offset.load(Ordering::Relaxed);
+        let predicted = if has_clock && offset != UNKNOWN {
+            received.ns.saturating_add_signed(offset)
+        } else {
+            self.nearby(scale, wrapped, received)
+        };
+        let ns = self.nearest(scale, ticks, wrapped, predicted);
+        let deviation = difference(ns, predicted);
+        let is_first =
+            offset == UNKNOWN && (has_clock || self.shared.latest.load(Ordering::Relaxed) == NEVER);
+        if is_first || deviation.abs() > self.period_ns / 64.0 {
+            return self.learn(scale, (ticks, ns), (offset, deviation), received);
+        }
+        ns
+    }
+
+    /// Returns a time near that of the packet, if no packet was received with a time of the host's clock.
+    #[cold]
+    fn nearby(&self, scale: &TimeScale, wrapped: u64, received: Timestamp) -> u64 {
+        match self.shared.latest.load(Ordering::Relaxed) {
+            NEVER if scale.origin_ns.is_some() && received.clock != Clock::None => received.ns,
+            NEVER => wrapped,
+            latest => latest,
+        }
+    }
+
+    /// Returns the time of `ticks`, which are at `wrapped` without whole periods, that is nearest to `predicted`.
+    #[inline]
+    fn nearest(&self, scale: &TimeScale, ticks: u64, wrapped: u64, predicted: u64) -> u64 {
+        let periods = (difference(predicted, wrapped) / self.period_ns).round();
+        if periods < 1.0 {
+            return wrapped;
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive; saturates"
+        )]
+        let periods = periods as u128;
+        scale.wide_ns(u128::from(ticks).saturating_add(self.period.saturating_mul(periods)))
+    }
+
+    /// Stores the time `ns` of a packet, and returns it, or the time that follows from a packet of another thread.
+    ///
+    /// A known offset follows slowly, because a single damaged time must not change it, and senders may differ.
+    #[cold]
+    fn learn(
+        &self,
+        scale: &TimeScale,
+        (ticks, ns): (u64, u64),
+        (offset, deviation): (i64, f64),
+        received: Timestamp,
+    ) -> u64 {
+        if received.clock != Clock::None {
+            #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+            let new = if offset == UNKNOWN {
+                ns.wrapping_sub(received.ns).cast_signed()
+            } else {
+                offset.saturating_add((deviation / 16.0) as i64)
+            };
+            let new = new.max(UNKNOWN + 1);
+            let stored = &self.shared.offset;
+            let result = stored.compare_exchange(offset, new, Ordering::Relaxed, Ordering::Relaxed);
+            if result.is_err() && offset == UNKNOWN {
+                return self.ns(scale, ticks, received);
+            }
+        }
+        self.shared.latest.store(ns, Ordering::Relaxed);
+        ns
+    }
+}
+
+/// Returns `a - b`.
+#[inline]
+fn difference(a: u64, b: u64) -> f64 {
+    a.wrapping_sub(b).cast_signed() as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MICROSECONDS: TimeScale = TimeScale {
+        nanoseconds: 1000,
+        ticks: 1,
+        origin_ns: None,
+    };
+
+    fn wrap(scale: &TimeScale, bits: u32) -> TimeWrap {
+        TimeWrap::new(scale, 1 << bits).unwrap()
+    }
+
+    fn at(ns: u64) -> Timestamp {
+        Timestamp {
+            ns,
+            clock: Clock::Kernel,
+        }
+    }
+
+    /// Returns the times of packets every `step` ticks whose field has `bits` bits. Their receive times are known or not.
+    fn continued(scale: &TimeScale, bits: u32, start: u64, step: u64, has_clock: bool) -> Vec<u64> {
+        let wrap = wrap(scale, bits);
+        let time = |i: u64| {
+            let ticks = start + i * step;
+            let received = if has_clock {
+                at(1_700_000_000_000_000_000 + scale.ns(i * step))
+            } else {
+                Timestamp::default()
+            };
+            wrap.ns(scale, ticks & ((1 << bits) - 1), received)
+        };
+        (0..1000).map(time).collect()
+    }
+
+    #[test]
+    fn times_continue_when_their_field_wraps() {
+        for bits in [8, 16, 32, 40] {
+            for has_clock in [false, true] {
+                let step = (1 << bits) / 5;
+                let start = (1 << bits) - step;
+                let found = continued(&MICROSECONDS, bits, start, step, has_clock);
+                let expected: Vec<_> = (0..1000).map(|i| (start + i * step) * 1000).collect();
+                assert!(
+                    found == expected,
+                    "{bits} bits, {has_clock}: {:?}",
+                    &found[..9]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn first_time_with_an_origin_is_near_the_clock_of_the_host() {
+        let origin = 1_700_000_000_000_000_000;
+        let scale = TimeScale {
+            origin_ns: Some(origin),
+            ..MICROSECONDS
+        };
+        let wrap = wrap(&scale, 32);
+        let now = origin + 7 * 86_400_000_000_000 + 5000;
+        let ticks = (now - origin) / 1000;
+        let found = wrap.ns(&scale, ticks & 0xffff_ffff, at(now + 3_000_000_000));
+        assert_eq!(found, now);
+        // No time is before the origin.
+        let found = TimeWrap::new(&scale, 1 << 32).unwrap().ns(&scale, 7, at(5));
+        assert_eq!(found, origin + 7000);
+    }
+
+    #[test]
+    fn pauses_longer_than_the_field_are_bridged_by_the_clock_of_the_host() {
+        let wrap = wrap(&MICROSECONDS, 16);
+        let mut ticks = 60_000_u64;
+        for pause in [100, 70_000, 40_000, 1_000_000, 65_536] {
+            ticks += pause;
+            let received = at(9_000_000_000_000 + ticks * 1000 + 300);
+            let first = wrap.ns(&MICROSECONDS, 100, at(9_000_000_000_000 + 100_300));
+            assert_eq!(first, 100_000);
+            let found = wrap.ns(&MICROSECONDS, ticks & 0xffff, received);
+            assert_eq!(found, ticks * 1000);
+        }
+    }
+
+    #[test]
+    fn late_damaged_and_unsynchronised_times_do_not_move_the_reference() {
+        let wrap = wrap(&MICROSECONDS, 16);
+        let time = |sensor: u64, received: u64| {
+            wrap.ns(
+                &MICROSECONDS,
+                sensor & 0xffff,
+                at(1_000_000_000 + received * 1000),
+            )
+        };
+        assert_eq!(time(65_000, 0), 65_000_000);
+        assert_eq!(time(66_000, 1000), 66_000_000);
+        assert_eq!(time(65_100, 1001), 65_100_000);
+        // Three senders, whose clocks differ by 0.4 of the field.
+        for i in 0..200_u64 {
+            let offsets = [0, 26_000, 52_000].map(|offset| {
+                let sensor = 66_000 + i * 500;
+                time(sensor + offset, 1000 + i * 500) as i64 - (sensor * 1000) as i64
+            });
+            assert_eq!(offsets, [0, 26_000_000, 52_000_000 - (65_536_000)], "{i}");
+        }
+    }
 
     #[test]
     fn ticks_survive_conversion_to_nanoseconds() {

@@ -286,6 +286,10 @@ impl SinkSpec for Udp {
         self.stream(layout, layout.frame_bytes()).map(drop)
     }
 
+    fn warnings(&self) -> Vec<Problem> {
+        self.format.warnings()
+    }
+
     fn memory(&self, slot_bytes: usize, _kept: &[String]) -> usize {
         transmit::HEADER_BYTES
             + if self.keys.split == Split::Channels {

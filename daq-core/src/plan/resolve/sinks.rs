@@ -37,6 +37,9 @@ impl Resolver<'_> {
             diagnostics.push(sink.section.problem(problem));
             return None;
         }
+        for problem in sink.spec.warnings() {
+            diagnostics.push(sink.section.warning(problem));
+        }
         let is_copied = self.plan.ring(&host_name(input)).is_some();
         let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
             // If the frames are copied to host memory for another reader, the sink reads that copy.

@@ -1,8 +1,8 @@
 //! The time in the header: one number of ticks, or whole seconds and a number of ticks.
 
 use super::{Endian, Field};
-use crate::packet::TimeScale;
 use crate::packet::checks::Check;
+use crate::packet::{TimeScale, TimeWrap};
 use daq_core::units::{Frequency, Period, UtcTime};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -18,6 +18,12 @@ pub struct TimestampConfig {
     /// Byte order of the field; default `"big"`.
     #[serde(default)]
     pub endian: Endian,
+    /// Number of significant bits of the ticks, by default all. A time that wraps is continued: it is the one nearest to the times
+    /// before it, and the first is the one nearest to the host's clock if `origin` is set.
+    pub bits: Option<u32>,
+    /// Number of lowest bits that are not part of the ticks.
+    #[serde(default)]
+    pub shift: u32,
     /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
     /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
@@ -50,10 +56,12 @@ impl TimestampConfig {
     pub(super) fn time(&self, header: usize, check: &mut Check) -> HeaderTime {
         check.field("timestamp", self.offset, self.bytes, header);
         let scale = check.scale(self.tick, self.rate, self.origin);
+        let bits = check.bits("timestamp", self.bytes, self.bits, self.shift);
         let time = HeaderTime::new(
-            Field::new(self.offset, self.bytes, self.endian, 0, 64),
+            Field::new(self.offset, self.bytes, self.endian, self.shift, bits),
             scale,
-        );
+        )
+        .declared(self.bits.is_some());
         let Some(seconds) = &self.seconds else {
             return time;
         };
@@ -63,28 +71,44 @@ impl TimestampConfig {
             endian,
         } = *seconds;
         check.field("timestamp.seconds", offset, bytes, header);
-        time.after(Field::new(offset, bytes, endian, 0, 64))
+        let bits = check.bits("timestamp.seconds", bytes, None, 0);
+        time.after(Field::new(offset, bytes, endian, 0, bits))
     }
 }
 
 /// The time in a header.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct HeaderTime {
     ticks: Field,
     /// The whole seconds and the scale of the ticks after them, if the time has two parts.
     seconds: Option<(Field, TimeScale)>,
     /// The scale of the numbers that [`read`](Self::read) returns.
     pub(super) scale: TimeScale,
+    /// Set if the time repeats because its field wraps.
+    pub(super) wrap: Option<TimeWrap>,
 }
 
 impl HeaderTime {
     /// Returns a time of one number.
-    pub(super) const fn new(ticks: Field, scale: TimeScale) -> Self {
+    pub(super) fn new(ticks: Field, scale: TimeScale) -> Self {
         Self {
             ticks,
             seconds: None,
             scale,
+            wrap: TimeWrap::new(&scale, 1 << ticks.bits()),
         }
+    }
+
+    /// Sets whether the configuration declares the number of bits of the ticks.
+    fn declared(self, is_declared: bool) -> Self {
+        let wrap = self.wrap.map(|wrap| wrap.declared(is_declared));
+        Self { wrap, ..self }
+    }
+
+    /// Forgets the times of previous packets.
+    pub(super) fn restart(&mut self) {
+        let wrap = self.wrap.take();
+        self.wrap = wrap.and_then(|wrap| wrap.restarted(&self.scale));
     }
 
     /// Returns a time in two parts: `seconds`, and the ticks after them. It is read in nanoseconds.
@@ -93,13 +117,15 @@ impl HeaderTime {
             origin_ns: None,
             ..self.scale
         };
+        let scale = TimeScale {
+            nanoseconds: 1,
+            ticks: 1,
+            ..self.scale
+        };
         Self {
             seconds: Some((seconds, of_ticks)),
-            scale: TimeScale {
-                nanoseconds: 1,
-                ticks: 1,
-                ..self.scale
-            },
+            scale,
+            wrap: TimeWrap::new(&scale, 1_000_000_000 << seconds.bits()),
             ..self
         }
     }

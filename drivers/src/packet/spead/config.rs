@@ -21,6 +21,9 @@ const SPEAD_HEADER: usize = 40;
 pub struct ItemConfig {
     /// Identifier of the item, as in `0x1600`; the item must be immediate, with its value in the item pointer.
     pub item: u64,
+    /// Number of significant bits of the value, by default all: `address_bits`. A time that wraps is continued: it is the one
+    /// nearest to the times before it, and the first is the one nearest to the host's clock if `origin` is set.
+    pub bits: Option<u32>,
     /// Duration of one tick, such as `"8 ns"` or `"1 ps"`; default `"1 ns"` unless `rate` is set.
     pub tick: Option<Period>,
     /// Number of ticks per second, a whole number of Hz. Use it if a tick is not a whole number of nanoseconds.
@@ -165,7 +168,16 @@ impl SpeadConfig {
         if let Some(time) = &self.timestamp {
             check.item("timestamp.item", time.item, end_of_items(address_bits));
             let scale = check.scale(time.tick, time.rate, time.origin);
-            spead = spead.timestamped(time.item, scale);
+            let max = self.address_bits.unwrap_or(48).min(48);
+            let is_valid = time.bits.is_none_or(|bits| (1..=max).contains(&bits));
+            check.must(is_valid, "timestamp.bits", || {
+                (
+                    format!("an item has at most {max} bits"),
+                    "set the number of bits that the sender uses, at least 1".to_owned(),
+                )
+            });
+            let bits = time.bits.filter(|_| is_valid);
+            spead = spead.timestamped(time.item, scale).with_time_bits(bits);
         }
         check.end(Format::Spead(spead))
     }

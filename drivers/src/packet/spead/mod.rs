@@ -26,7 +26,7 @@ use super::keep::Keep;
 use super::parts::UNKNOWN_FLOW;
 use super::{
     Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Packet, PacketFormat,
-    PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, UnknownSizes, section,
+    PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, TimeWrap, UnknownSizes, section,
 };
 use daq_core::config::Problem;
 use daq_core::frame::KeptFields;
@@ -75,6 +75,10 @@ pub struct Spead {
     last_described: Option<u64>,
     timestamp: Option<u64>,
     scale: Option<TimeScale>,
+    /// Number of significant bits of the timestamp, if it has fewer than an address.
+    time_bits: Option<u32>,
+    /// Set if the timestamp repeats because its item wraps.
+    wrap: Option<TimeWrap>,
     keep: Keep<u64>,
     /// Size in bytes of the header of the last packet that was the first of its heap.
     first_header: usize,
@@ -109,6 +113,8 @@ impl Spead {
             last_described: None,
             timestamp: None,
             scale: None,
+            time_bits: None,
+            wrap: None,
             keep: Keep::default(),
             first_header,
             rest_header,
@@ -181,6 +187,35 @@ impl Spead {
             scale: Some(scale),
             first_header: self.first_header + WORD,
             ..self
+        }
+        .with_wrap()
+    }
+
+    /// Uses only the lowest `bits` bits of timestamps, if it is set.
+    fn with_time_bits(self, bits: Option<u32>) -> Self {
+        Self {
+            time_bits: bits,
+            ..self
+        }
+        .with_wrap()
+    }
+
+    /// Continues timestamps that wrap, without knowledge of previous packets.
+    fn with_wrap(self) -> Self {
+        let bits = self.time_bits.unwrap_or(u32::MAX).min(self.address_bits);
+        let wrap = self
+            .scale
+            .and_then(|scale| TimeWrap::new(&scale, 1 << bits))
+            .map(|wrap| wrap.declared(self.time_bits.is_some()));
+        Self { wrap, ..self }
+    }
+
+    /// Returns the number of ticks without bits that do not belong to it.
+    #[inline]
+    fn ticks(&self, value: Option<u64>) -> Option<u64> {
+        match self.time_bits {
+            None => value,
+            Some(bits) => value.map(|value| value & ((1 << bits) - 1)),
         }
     }
 
@@ -320,7 +355,7 @@ impl Spead {
                 part,
                 offset: at,
                 payload,
-                timestamp: items.timestamp,
+                timestamp: self.ticks(items.timestamp),
             }));
         }
         if sub == 0
@@ -344,7 +379,7 @@ impl Spead {
             unit,
             sub,
             payload,
-            timestamp: items.timestamp,
+            timestamp: self.ticks(items.timestamp),
         };
         Ok(if self.is_sized {
             let unit_bytes = narrow(heap);
@@ -415,11 +450,13 @@ impl Spead {
         Ok(Self {
             timestamp: self.timestamp,
             scale: self.scale,
+            time_bits: self.time_bits,
             numbers: self.numbers.clone(),
             first_header: self.first_header,
             rest_header: self.rest_header,
             ..Self::new(self.address_bits, layout, self.step)
-        })
+        }
+        .with_wrap())
     }
 
     /// Appends the packet that ends the stream, using the heap counter `unit`.
@@ -497,6 +534,11 @@ impl PacketFormat for Spead {
     #[inline]
     fn time_scale(&self) -> Option<TimeScale> {
         self.scale
+    }
+
+    #[inline]
+    fn time_wrap(&self) -> Option<&TimeWrap> {
+        self.wrap.as_ref()
     }
 
     #[inline]
@@ -629,6 +671,8 @@ impl PacketFormat for Spead {
     }
 
     fn start(&mut self, name: &str, _: &Counts) {
+        let (wrap, scale) = (self.wrap.take(), self.scale);
+        self.wrap = wrap.and_then(|wrap| wrap.restarted(&scale?));
         let item = self.numbers.as_ref().and_then(|numbers| numbers.frame);
         self.step_check = item.map(|item| {
             Box::new(StepCheck::of_item(

@@ -13,7 +13,7 @@ use super::descriptors::read_name;
 use super::items::{Fields, IMMEDIATE, WORD, item};
 use super::step::{Counters, StepCheck};
 use super::{Format, PacketLayout, Reject, SizeDetector, Spead};
-use crate::packet::{Progress, hold_bytes};
+use crate::packet::{Progress, TimeWrap, hold_bytes};
 use daq_core::reorder::Geometry;
 use daq_core::units::{ByteSize, counted};
 use schemars::JsonSchema;
@@ -221,6 +221,8 @@ pub(super) struct Detector {
     threads: usize,
     state: Mutex<State>,
     detected: OnceLock<Detected>,
+    /// The times of previous packets, for the formats of all threads.
+    time_wrap: OnceLock<Option<TimeWrap>>,
     is_logged: AtomicBool,
 }
 
@@ -240,6 +242,7 @@ impl Detector {
             threads,
             state: Mutex::default(),
             detected: OnceLock::new(),
+            time_wrap: OnceLock::new(),
             is_logged: AtomicBool::new(false),
         }
     }
@@ -277,9 +280,20 @@ impl Detector {
             }
             None => None,
         };
+        let wrap = self.time_wrap.get_or_init(|| {
+            let known = self.spead.clone();
+            Spead {
+                address_bits,
+                ..known
+            }
+            .with_wrap()
+            .wrap
+        });
         Some(Spead {
             timestamp: self.spead.timestamp,
             scale: self.spead.scale,
+            time_bits: self.spead.time_bits,
+            wrap: wrap.clone(),
             keep: self.spead.keep.clone(),
             is_sized: self.spead.is_sized,
             numbers: self.spead.numbers.clone(),
