@@ -291,6 +291,21 @@ fn capture_that_cannot_be_split_is_rejected_with_fix() {
     assert_eq!((report.delivered, report.rejected), (1, 1), "{report:?}");
 }
 
+/// A status packet on the port of an instrument that sends no checksums.
+#[test]
+fn longer_datagram_is_counted_and_does_not_end_the_replay() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("a.pcap");
+    let longer = [packet(7), vec![0; 30]].concat();
+    let records = [(packet(0), 1, 5), (longer, 1, 5), (packet(1), 1, 5)];
+    records_to(&path, &records, false);
+    let text = pcap_text(&format!("{path:?}"), "");
+    let mut fixture = open(&text, PAYLOAD * 8, 4);
+    run(&mut fixture);
+    let report = fixture.report();
+    assert_eq!((report.delivered, report.rejected), (2, 1), "{report:?}");
+}
+
 #[test]
 fn recorded_times_are_kept_with_and_without_backpressure() {
     let dir = TempDir::new().unwrap();

@@ -112,7 +112,8 @@ impl CapturePlayer {
             is_first_pass: true,
             timetable: Timetable::new(config.speed),
             splitter: Splitter {
-                depacketizer: Depacketizer::new(name, format),
+                depacketizer: Depacketizer::new(name, format)
+                    .with_rejections(context.rejections.clone()),
                 backpressure: config.backpressure,
             },
             held: WaitingRecord {

@@ -4,8 +4,8 @@
 //! one possibly shorter. The format determines the length of each datagram, so a record is split only if all of its bytes are
 //! consistent with the format.
 
-use crate::packet::Format;
 use crate::packet::pcap::Datagram;
+use crate::packet::{Format, Parsed};
 
 /// A record that is longer than its first packet and cannot be split reliably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,8 +31,29 @@ pub(super) fn segment(format: &Format, record: &Datagram<'_>) -> Result<usize, N
     if payload.chunks(packet).all(is_whole) {
         return Ok(packet);
     }
+    if !begins_with_packets(format, payload, packet) {
+        // One datagram that is longer than those of the format, such as a message. The format counts it.
+        return Ok(payload.len());
+    }
     Err(NotSplit {
         bytes: payload.len(),
         packet,
     })
+}
+
+/// Returns whether `payload` begins with two packets of `packet` bytes with consecutive numbers.
+#[cold]
+fn begins_with_packets(format: &Format, payload: &[u8], packet: usize) -> bool {
+    let mut format = format.clone();
+    let mut id = |chunk: usize| {
+        let bytes = payload.get(chunk * packet..(chunk + 1) * packet)?;
+        match format.parse(bytes).ok()? {
+            Parsed::Data(packet) | Parsed::Sized { packet, .. } => Some(packet.id()),
+            Parsed::Fragment(_) | Parsed::Control(_) => None,
+        }
+    };
+    match (id(0), id(1)) {
+        (Some(first), Some(second)) => format.numbering().next(first) == second,
+        _ => false,
+    }
 }

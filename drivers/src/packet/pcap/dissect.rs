@@ -1,22 +1,35 @@
 //! Finds the UDP payload in a captured network frame.
 
+use super::fragments::Key;
 use pcap_file::DataLink;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 /// Reason why a captured frame contains no usable datagram.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Skip {
     /// The frame uses another protocol.
     NotUdp,
     /// The frame contains a fragment of a datagram.
-    Fragment,
+    Fragment(Piece),
     /// The capture contains only the beginning of the frame.
     CutShort,
     /// The link layer is not supported.
     UnknownLink,
     /// The length fields of the frame contradict each other.
     Malformed,
+}
+
+/// A fragment of a datagram found in a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) key: Key,
+    /// Offset in the datagram in bytes.
+    pub(super) offset: usize,
+    /// Whether a fragment follows this one.
+    pub(super) has_more: bool,
+    /// Byte range of the fragment in the frame.
+    pub(super) payload: Range<usize>,
 }
 
 /// A datagram found in a frame.
@@ -30,6 +43,24 @@ pub(super) struct Found {
     pub(super) payload: Range<usize>,
 }
 
+/// Why a frame ends too early.
+#[derive(Clone, Copy)]
+enum Short {
+    /// The capture truncated it.
+    Cut,
+    /// Its length fields are wrong.
+    Malformed,
+}
+
+impl From<Short> for Skip {
+    fn from(short: Short) -> Self {
+        match short {
+            Short::Cut => Self::CutShort,
+            Short::Malformed => Self::Malformed,
+        }
+    }
+}
+
 const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherTypes of VLAN tags: 802.1Q, 802.1ad, and the older type for double tags.
@@ -39,11 +70,10 @@ const UDP_HEADER: usize = 8;
 
 /// Finds the datagram in `frame`. `wire` is the frame's original size in bytes before the capture truncated it.
 pub(super) fn dissect(link: DataLink, frame: &[u8], wire: usize) -> Result<Found, Skip> {
-    // A frame that ends too early was either truncated by the capture or is malformed.
     let short = if frame.len() < wire {
-        Skip::CutShort
+        Short::Cut
     } else {
-        Skip::Malformed
+        Short::Malformed
     };
     let network = match link {
         DataLink::ETHERNET => after_tags(frame, 12, short)?,
@@ -72,7 +102,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
 }
 
 /// Returns the offset of the network header. The EtherType is at `at`, and any number of VLAN tags may precede it.
-fn after_tags(frame: &[u8], mut at: usize, short: Skip) -> Result<usize, Skip> {
+fn after_tags(frame: &[u8], mut at: usize, short: Short) -> Result<usize, Skip> {
     loop {
         match word(frame, at).ok_or(short)? {
             ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Ok(at + 2),
@@ -82,7 +112,7 @@ fn after_tags(frame: &[u8], mut at: usize, short: Skip) -> Result<usize, Skip> {
     }
 }
 
-fn ipv4(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
+fn ipv4(frame: &[u8], at: usize, short: Short) -> Result<Found, Skip> {
     let packet = frame.get(at..).ok_or(short)?;
     let header: &[u8; 20] = packet.first_chunk().ok_or(short)?;
     let header_len = usize::from(header[0] & 15) * 4;
@@ -92,10 +122,6 @@ fn ipv4(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
     if header[9] != PROTOCOL_UDP {
         return Err(Skip::NotUdp);
     }
-    // More fragments follow, or this is not the first fragment.
-    if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
-        return Err(Skip::Fragment);
-    }
     let address = |at: usize| {
         let octets: [u8; 4] = *header[at..]
             .first_chunk()
@@ -103,10 +129,23 @@ fn ipv4(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
         IpAddr::V4(Ipv4Addr::from(octets))
     };
     let (source, destination) = (address(12), address(16));
+    let fragment = u16::from_be_bytes([header[6], header[7]]);
+    // More fragments follow, or this is not the first fragment.
+    if fragment & 0x3fff != 0 {
+        let end = match usize::from(u16::from_be_bytes([header[2], header[3]])) {
+            0 => frame.len(),
+            length => at + length,
+        };
+        let id = u16::from_be_bytes([header[4], header[5]]);
+        let key = (source, destination, u32::from(id));
+        let offset = usize::from(fragment & 0x1fff) * 8;
+        let payload = at + header_len..end;
+        return Err(piece(frame, key, offset, fragment & 0x2000 != 0, payload).ok_or(short)?);
+    }
     udp(frame, at + header_len, source, destination, short)
 }
 
-fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
+fn ipv6(frame: &[u8], at: usize, short: Short) -> Result<Found, Skip> {
     let packet = frame.get(at..).ok_or(short)?;
     let header: &[u8; 40] = packet.first_chunk().ok_or(short)?;
     let address = |at: usize| {
@@ -116,6 +155,7 @@ fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
         IpAddr::V6(Ipv6Addr::from(octets))
     };
     let (source, destination) = (address(8), address(24));
+    let end = at + header.len() + usize::from(u16::from_be_bytes([header[4], header[5]]));
     let (mut next, mut at) = (header[6], at + header.len());
     loop {
         let extension = || frame.get(at..)?.first_chunk::<4>();
@@ -134,14 +174,45 @@ fn ipv6(frame: &[u8], at: usize, short: Skip) -> Result<Found, Skip> {
             // Accept a fragment header on an unfragmented packet.
             44 => {
                 let header = extension().ok_or(short)?;
-                if u16::from_be_bytes([header[2], header[3]]) & 0xfff9 != 0 {
-                    return Err(Skip::Fragment);
-                }
+                let fragment = u16::from_be_bytes([header[2], header[3]]);
                 (next, at) = (header[0], at + 8);
+                if fragment & 0xfff9 == 0 {
+                    continue;
+                }
+                if next != PROTOCOL_UDP {
+                    return Err(Skip::NotUdp);
+                }
+                let id = frame.get(at - 4..).and_then(|rest| rest.first_chunk());
+                let id = u32::from_be_bytes(*id.ok_or(short)?);
+                let key = (source, destination, id);
+                let (offset, has_more) = (usize::from(fragment & 0xfff8), fragment & 1 != 0);
+                return Err(piece(frame, key, offset, has_more, at..end).ok_or(short)?);
             }
             _ => return Err(Skip::NotUdp),
         }
     }
+}
+
+/// Returns the fragment in the bytes `payload` of `frame`, or `None` if the frame does not contain all of them.
+fn piece(
+    frame: &[u8],
+    key: Key,
+    offset: usize,
+    has_more: bool,
+    payload: Range<usize>,
+) -> Option<Skip> {
+    frame.get(payload.clone())?;
+    Some(Skip::Fragment(Piece {
+        key,
+        offset,
+        has_more,
+        payload,
+    }))
+}
+
+/// Finds the payload of a datagram that was assembled from fragments.
+pub(super) fn datagram(bytes: &[u8], source: IpAddr, destination: IpAddr) -> Result<Found, Skip> {
+    udp(bytes, 0, source, destination, Short::Malformed)
 }
 
 fn udp(
@@ -149,7 +220,7 @@ fn udp(
     at: usize,
     source: IpAddr,
     destination: IpAddr,
-    short: Skip,
+    short: Short,
 ) -> Result<Found, Skip> {
     let header: &[u8; UDP_HEADER] = frame
         .get(at..)
@@ -165,7 +236,7 @@ fn udp(
         length => at + length,
     };
     if end > frame.len() {
-        return Err(short);
+        return Err(short.into());
     }
     Ok(Found {
         source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),

@@ -1,15 +1,16 @@
 //! Reads the UDP datagrams of a pcap or pcapng file in order.
 //!
 //! The file is read as a stream, so memory use is independent of its size. Frames that contain no complete UDP datagram
-//! are skipped and counted by reason. A capture taken with segmentation offload stores several datagrams as one; the
+//! are skipped and counted by reason. IP fragments are assembled. A capture taken with segmentation offload stores several datagrams as one; the
 //! source `replay` splits them.
 
 mod dissect;
+mod fragments;
+mod ng;
 
 use dissect::{Skip, dissect};
-use pcap_file::pcapng::blocks::interface_description::{
-    InterfaceDescriptionBlock, InterfaceDescriptionOption,
-};
+use fragments::Fragments;
+use ng::PcapNg;
 use pcap_file::{DataLink, PcapError as FileError, TsResolution};
 use std::borrow::Cow;
 use std::fs::File;
@@ -17,9 +18,8 @@ use std::io::{self, Chain, Cursor, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Size in bytes of the header of a pcap file, and of a pcapng file without options.
+/// Size in bytes of the header of a pcap file.
 const PCAP_HEADER_BYTES: u64 = 24;
-const PCAPNG_HEADER_BYTES: u64 = 28;
 /// Size in bytes of the header of a record of a pcap file.
 const RECORD_HEADER_BYTES: u64 = 16;
 
@@ -126,7 +126,7 @@ fn sum(bytes: &[u8]) -> u64 {
 pub struct Skipped {
     /// Number of frames of another protocol.
     pub not_udp: u64,
-    /// Number of frames that contain a fragment of a datagram.
+    /// Number of frames that contain a fragment of a datagram of which other fragments are missing.
     pub fragment: u64,
     /// Number of frames that the capture truncated (`tcpdump -s`).
     pub cut_short: u64,
@@ -142,10 +142,10 @@ impl Skipped {
         self.not_udp + self.fragment + self.cut_short + self.unknown_link + self.malformed
     }
 
-    fn count(&mut self, skip: Skip) {
+    fn count(&mut self, skip: &Skip) {
         *match skip {
             Skip::NotUdp => &mut self.not_udp,
-            Skip::Fragment => &mut self.fragment,
+            Skip::Fragment(_) => &mut self.fragment,
             Skip::CutShort => &mut self.cut_short,
             Skip::UnknownLink => &mut self.unknown_link,
             Skip::Malformed => &mut self.malformed,
@@ -166,9 +166,12 @@ pub struct Capture<R: Read = File> {
     path: PathBuf,
     inner: Inner<R>,
     payload: Vec<u8>,
+    fragments: Fragments,
     /// Offset in the file of the next record.
     position: u64,
     frames: u64,
+    /// Number of frames that contained the rest of a datagram that was assembled.
+    joined: u64,
     skipped: Skipped,
     torn: bool,
     ended: bool,
@@ -210,8 +213,12 @@ impl<R: Read> Capture<R> {
             }
         }
         let stream = Cursor::new(magic).chain(reader);
+        let mut position = PCAP_HEADER_BYTES;
         let inner = match magic {
-            [0x0a, 0x0d, 0x0d, 0x0a] => PcapNg::new(stream).map(|ng| Inner::PcapNg(Box::new(ng))),
+            [0x0a, 0x0d, 0x0d, 0x0a] => {
+                position = 0;
+                PcapNg::new(stream, &mut position).map(|ng| Inner::PcapNg(Box::new(ng)))
+            }
             [0xa1, 0xb2, 0xc3, 0xd4]
             | [0xa1, 0xb2, 0x3c, 0x4d]
             | [0xd4, 0xc3, 0xb2, 0xa1]
@@ -224,17 +231,15 @@ impl<R: Read> Capture<R> {
             }
         }
         .map_err(|error| broken(path, 0, error))?;
-        let position = match inner {
-            Inner::Pcap(_) => PCAP_HEADER_BYTES,
-            Inner::PcapNg(_) => PCAPNG_HEADER_BYTES,
-        };
         let (skipped, payload) = (Skipped::default(), Vec::new());
         Ok(Self {
             path: path.to_owned(),
             inner,
             payload,
+            fragments: Fragments::default(),
             position,
             frames: 0,
+            joined: 0,
             skipped,
             torn: false,
             ended: false,
@@ -281,7 +286,25 @@ impl<R: Read> Capture<R> {
                         .extend_from_slice(&bytes[found.payload.clone()]);
                     break (timestamp_ns, found);
                 }
-                Err(skip) => self.skipped.count(skip),
+                Err(Skip::Fragment(piece)) => {
+                    self.skipped.fragment += 1;
+                    let part = &bytes[piece.payload.clone()];
+                    match self.fragments.add(&piece, part, &mut self.payload) {
+                        None => {}
+                        Some((Err(skip), _)) => {
+                            self.skipped.fragment -= 1;
+                            self.skipped.count(&skip);
+                        }
+                        Some((Ok(found), frames)) => {
+                            self.skipped.fragment -= frames;
+                            self.joined += frames - 1;
+                            self.payload.truncate(found.payload.end);
+                            self.payload.drain(..found.payload.start);
+                            break (timestamp_ns, found);
+                        }
+                    }
+                }
+                Err(skip) => self.skipped.count(&skip),
             }
         };
         let (timestamp_ns, found) = found;
@@ -295,8 +318,7 @@ impl<R: Read> Capture<R> {
         }))
     }
 
-    /// Returns the number of bytes of the file that were read so far, without the options of the first header of a pcapng
-    /// file.
+    /// Returns the number of bytes of the file that were read so far.
     pub const fn position(&self) -> u64 {
         self.position
     }
@@ -304,6 +326,11 @@ impl<R: Read> Capture<R> {
     /// Returns the number of frames read so far.
     pub fn frames(&self) -> u64 {
         self.frames
+    }
+
+    /// Returns the number of frames so far that contained the second or a later fragment of a datagram that was assembled.
+    pub fn joined(&self) -> u64 {
+        self.joined
     }
 
     /// Returns the frames skipped so far.
@@ -375,155 +402,6 @@ fn next_pcap<'a, R: Read>(
         wire: packet.orig_len as usize,
         bytes,
     }))
-}
-
-/// An interface description of a pcapng file.
-#[derive(Clone, Copy)]
-struct Interface {
-    link: DataLink,
-    snaplen: usize,
-    /// Timestamp units per second.
-    units: u64,
-    offset_s: u64,
-}
-
-impl Interface {
-    fn new(block: &InterfaceDescriptionBlock<'_>) -> Self {
-        let snaplen = if block.snaplen == 0 {
-            usize::MAX
-        } else {
-            block.snaplen as usize
-        };
-        let mut interface = Self {
-            link: block.linktype,
-            snaplen,
-            units: 1_000_000,
-            offset_s: 0,
-        };
-        for option in &block.options {
-            match *option {
-                // If the top bit is set, the exponent is to base 2, otherwise to base 10.
-                InterfaceDescriptionOption::IfTsResol(code) => {
-                    let exponent = u32::from(code & 0x7f);
-                    let base: u64 = if code & 0x80 == 0 { 10 } else { 2 };
-                    interface.units = base.saturating_pow(exponent);
-                }
-                InterfaceDescriptionOption::IfTsOffset(seconds) => interface.offset_s = seconds,
-                _ => {}
-            }
-        }
-        interface
-    }
-
-    fn ns(&self, units: u64) -> u64 {
-        let ns = u128::from(units) * 1_000_000_000 / u128::from(self.units.max(1))
-            + u128::from(self.offset_s) * 1_000_000_000;
-        u64::try_from(ns).unwrap_or(u64::MAX)
-    }
-}
-
-/// Block types of pcapng, which the crate does not export.
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE_DESCRIPTION: u32 = 1;
-const PACKET: u32 = 2;
-const SIMPLE_PACKET: u32 = 3;
-const ENHANCED_PACKET: u32 = 6;
-
-struct PcapNg<R: Read> {
-    reader: pcap_file::pcapng::PcapNgReader<R>,
-    interfaces: Vec<Interface>,
-    big_endian: bool,
-    /// Whether the last block changed the section or its interfaces, so that the two fields above are outdated.
-    stale: bool,
-}
-
-impl<R: Read> PcapNg<R> {
-    fn new(stream: R) -> Result<Self, FileError> {
-        let reader = pcap_file::pcapng::PcapNgReader::new(stream)?;
-        Ok(Self {
-            reader,
-            interfaces: Vec::new(),
-            big_endian: false,
-            stale: true,
-        })
-    }
-
-    fn next(&mut self, position: &mut u64) -> Result<Option<Record<'_>>, FileError> {
-        if std::mem::take(&mut self.stale) {
-            self.big_endian = self.reader.section().endianness.is_big();
-            self.interfaces.clear();
-            self.interfaces
-                .extend(self.reader.interfaces().iter().map(Interface::new));
-        }
-        let Some(block) = self.reader.next_raw_block() else {
-            return Ok(None);
-        };
-        let block = block?;
-        *position += u64::from(block.initial_len);
-        self.stale = matches!(block.type_, SECTION_HEADER | INTERFACE_DESCRIPTION);
-        let Cow::Borrowed(body) = block.body else {
-            return Ok(Some(Record::Other));
-        };
-        packet(block.type_, body, self.big_endian, &self.interfaces).map(Some)
-    }
-}
-
-/// Returns the frame of a block, if the block type contains one.
-fn packet<'a>(
-    kind: u32,
-    body: &'a [u8],
-    big: bool,
-    interfaces: &[Interface],
-) -> Result<Record<'a>, FileError> {
-    let word = |at: usize| {
-        let bytes = *body.get(at..).and_then(|rest| rest.first_chunk())?;
-        Some(if big {
-            u32::from_be_bytes(bytes)
-        } else {
-            u32::from_le_bytes(bytes)
-        })
-    };
-    let word = |at| word(at).ok_or(FileError::InvalidField("a packet block is too short"));
-    let interface = |id: u32| {
-        interfaces
-            .get(id as usize)
-            .ok_or(FileError::InvalidInterfaceId(id))
-    };
-    match kind {
-        ENHANCED_PACKET | PACKET => {
-            let id = match (kind, big) {
-                // The older packet block has a 16-bit interface number, then a 16-bit drop count.
-                (PACKET, true) => word(0)? >> 16,
-                (PACKET, false) => word(0)? & 0xffff,
-                _ => word(0)?,
-            };
-            let interface = interface(id)?;
-            let units = (u64::from(word(4)?) << 32) | u64::from(word(8)?);
-            let (captured, wire) = (word(12)? as usize, word(16)? as usize);
-            let bytes = body[20..].get(..captured);
-            let bytes =
-                bytes.ok_or(FileError::InvalidField("a packet is longer than its block"))?;
-            Ok(Record::Frame {
-                timestamp_ns: interface.ns(units),
-                link: interface.link,
-                wire,
-                bytes,
-            })
-        }
-        SIMPLE_PACKET => {
-            let (wire, interface) = (word(0)? as usize, interface(0)?);
-            // The block does not state the captured length, and its data is padded.
-            let bytes = &body[4..];
-            let bytes = &bytes[..bytes.len().min(wire).min(interface.snaplen)];
-            Ok(Record::Frame {
-                timestamp_ns: 0,
-                link: interface.link,
-                wire,
-                bytes,
-            })
-        }
-        _ => Ok(Record::Other),
-    }
 }
 
 #[cfg(test)]

@@ -96,10 +96,8 @@ fn pcap_ipv6_extension_headers_are_skipped() {
         Ok(b"x".to_vec())
     );
     let piece = [17, 0, 0, 1, 0, 0, 0, 9];
-    assert_eq!(
-        found(101, &ipv6(44, &piece, &udp(b"x"))),
-        Err(Skip::Fragment)
-    );
+    let fragment = found(101, &ipv6(44, &piece, &udp(b"x")));
+    assert!(matches!(fragment, Err(Skip::Fragment(_))), "{fragment:?}");
     assert_eq!(found(101, &ipv6(6, &[], &[0; 20])), Err(Skip::NotUdp));
 }
 
@@ -111,10 +109,8 @@ fn pcap_incomplete_datagrams_are_classified() {
         Err(Skip::NotUdp)
     );
     for fragment in [0x2000, 0x0001, 0x20b9] {
-        assert_eq!(
-            found(101, &ipv4(17, fragment, &udp(b"x"))),
-            Err(Skip::Fragment)
-        );
+        let found = found(101, &ipv4(17, fragment, &udp(b"x")));
+        assert!(matches!(found, Err(Skip::Fragment(_))), "{found:?}");
     }
     let whole = ipv4(17, 0, &udp(b"payload"));
     for cut in 0..whole.len() {
@@ -129,6 +125,148 @@ fn pcap_incomplete_datagrams_are_classified() {
             "{cut}"
         );
     }
+}
+
+/// Returns the frames of a datagram with `payload` in fragments of `size` bytes.
+fn fragments(is_v6: bool, number: u16, payload: &[u8], size: usize) -> Vec<Vec<u8>> {
+    let datagram = udp(payload);
+    let chunks = datagram.chunks(size).enumerate();
+    let fragment = |(i, chunk): (usize, &[u8])| {
+        let (at, has_more) = (i * size, (i + 1) * size < datagram.len());
+        if is_v6 {
+            let word = (u16::try_from(at).unwrap() | u16::from(has_more)).to_be_bytes();
+            let id = number.to_be_bytes();
+            let header = [17, 0, word[0], word[1], 0, 0, id[0], id[1]];
+            return ipv6(44, &header, chunk);
+        }
+        let word = u16::try_from(at / 8).unwrap() | u16::from(has_more) << 13;
+        let mut packet = ipv4(17, word, chunk);
+        packet[4..6].copy_from_slice(&number.to_be_bytes());
+        // Ethernet adds bytes to short frames.
+        packet.extend([0xee; 5]);
+        packet
+    };
+    chunks.map(fragment).collect()
+}
+
+#[test]
+fn pcap_fragments_are_assembled() {
+    for is_v6 in [false, true] {
+        let payloads: Vec<Vec<u8>> = (0..300_u16)
+            .map(|n| {
+                (0..3000)
+                    .map(|i| ((n + i) % 251).to_le_bytes()[0])
+                    .collect()
+            })
+            .collect();
+        let mut frames: Vec<Vec<u8>> = Vec::new();
+        for (number, payload) in (0..).zip(&payloads) {
+            let mut parts = fragments(is_v6, number, payload, 1400);
+            // In reverse order, or each one twice.
+            match number % 3 {
+                0 => parts.reverse(),
+                1 => {
+                    parts = parts
+                        .into_iter()
+                        .flat_map(|part| [part.clone(), part])
+                        .collect()
+                }
+                _ => {}
+            }
+            frames.extend(parts);
+        }
+        let records: Vec<_> = frames.iter().map(|frame| (7, 123, &frame[..])).collect();
+        let (all, capture) = read_all(&pcap(0xa1b2_c3d4, &records));
+        let found: Vec<_> = all.into_iter().map(|(_, _, payload)| payload).collect();
+        assert!(found == payloads, "{} of {}", found.len(), payloads.len());
+        let used = found.len() as u64 + capture.joined() + capture.skipped().total();
+        assert_eq!(capture.frames(), used);
+    }
+}
+
+#[test]
+fn pcap_datagram_without_one_fragment_is_skipped() {
+    let whole = ipv4(17, 0, &udp(b"payload"));
+    for is_v6 in [false, true] {
+        for lost in 0..3 {
+            let mut frames = fragments(is_v6, 9, &[7; 3000], 1400);
+            frames.remove(lost);
+            frames.push(whole.clone());
+            let records: Vec<_> = frames.iter().map(|frame| (7, 123, &frame[..])).collect();
+            let (all, capture) = read_all(&pcap(0xa1b2_c3d4, &records));
+            assert_eq!(all.len(), 1);
+            assert_eq!((capture.skipped().fragment, capture.joined()), (2, 0));
+        }
+    }
+}
+
+/// Builds a pcapng option.
+fn option(code: u16, value: &[u8]) -> Vec<u8> {
+    let mut option = code.to_le_bytes().to_vec();
+    option.extend(u16::try_from(value.len()).unwrap().to_le_bytes());
+    option.extend(value);
+    option.resize(option.len().next_multiple_of(4), 0);
+    option
+}
+
+#[test]
+fn pcapng_options_without_a_time_never_refuse_packets() {
+    let frame = ipv4(17, 0, &udp(b"payload"));
+    let length = u32::try_from(frame.len()).unwrap().to_le_bytes();
+    let time = |seconds: u64| {
+        let units = seconds * 1_000_000;
+        let words = [units >> 32, units & 0xffff_ffff];
+        words
+            .map(|word| u32::try_from(word).unwrap().to_le_bytes())
+            .concat()
+    };
+    let file = |section: &[u8], interface: &[u8], seconds: u64| {
+        let header = [
+            &0x1a2b_3c4d_u32.to_le_bytes()[..],
+            &[1, 0, 0, 0],
+            &[0xff; 8],
+            section,
+        ];
+        let link = [&[101, 0, 0, 0][..], &[0; 4], interface];
+        let packet = [&[0; 4][..], &time(seconds), &length, &length, &frame];
+        // Comments of packets are not read either.
+        let comment = option(1, b"caf\xe9");
+        let mut body = packet.concat();
+        body.resize(body.len().next_multiple_of(4), 0);
+        body.extend(comment);
+        [
+            block(0x0a0d_0d0a, &header.concat(), false),
+            block(1, &link.concat(), false),
+            block(6, &body, false),
+        ]
+        .concat()
+    };
+    let end = option(0, &[]);
+    let offset = option(14, &(-3600_i64).to_le_bytes());
+    for (section, interface, seconds) in [
+        (vec![], vec![], 1000),
+        // Without an end of the options.
+        (option(3, b"Linux"), option(2, b"eth0"), 1000),
+        // Not UTF-8.
+        (
+            [option(1, b"caf\xe9"), end.clone()].concat(),
+            option(2, b"\xf3"),
+            1000,
+        ),
+        // Options that exceed their block, or have another size than defined.
+        (vec![1, 0, 200, 0], vec![9, 0, 0, 0], 1000),
+        (vec![1], option(14, &[1]), 1000),
+        (vec![], [offset.clone(), end].concat(), 4600),
+        (vec![], offset, 4600),
+    ] {
+        let (all, capture) = read_all(&file(&section, &interface, seconds));
+        assert_eq!(all.len(), 1, "{section:?} {interface:?}");
+        assert_eq!(all[0].0, 1_000_000_000_000, "{interface:?}");
+        assert!(!capture.is_torn());
+    }
+    // A time before 1970 is unknown.
+    let before = option(14, &(-3600_i64).to_le_bytes());
+    assert_eq!(read_all(&file(&[], &before, 5)).0[0].0, 0);
 }
 
 /// Builds a pcapng block.

@@ -225,7 +225,7 @@ fn skipped(skipped: Skipped) -> impl Iterator<Item = String> {
         (skipped.not_udp, "contain another protocol than UDP"),
         (
             skipped.fragment,
-            "are fragments of datagrams, which the replay does not assemble",
+            "are fragments of datagrams of which other fragments are missing",
         ),
         (
             skipped.cut_short,
