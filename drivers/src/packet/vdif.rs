@@ -150,6 +150,37 @@ pub struct Vdif {
     counts: StreamCounts,
     /// The expected type of the samples, until it is compared with a header.
     expected: Option<SampleType>,
+    seconds: LastSeconds,
+}
+
+/// The frames of the last two seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastSeconds {
+    second: u64,
+    /// Highest number of a frame of this second, plus 1.
+    frames: u64,
+    /// The same of the second before it; 0 if unknown.
+    previous: u64,
+    is_logged: bool,
+}
+
+impl LastSeconds {
+    /// Counts frame `frame` of `second`. Returns the number of frames per second at the end of the second of two subsequent seconds
+    /// with equal numbers.
+    #[inline]
+    fn observe(&mut self, second: u64, frame: u64) -> Option<u64> {
+        if second == self.second {
+            self.frames = self.frames.max(frame + 1);
+        }
+        if second <= self.second {
+            return None;
+        }
+        let (ended, before) = (self.frames, self.previous);
+        let follows = second == self.second + 1;
+        self.previous = if follows { ended } else { 0 };
+        (self.second, self.frames) = (second, frame + 1);
+        (follows && ended == before).then_some(ended)
+    }
 }
 
 /// A reference epoch.
@@ -234,6 +265,7 @@ impl Vdif {
             source: String::new(),
             counts: StreamCounts::default(),
             expected: None,
+            seconds: LastSeconds::default(),
         }
     }
 
@@ -279,16 +311,17 @@ impl Vdif {
             });
         }
         self.check_stream(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
+        // The other fields of an invalid frame need not be valid.
+        if time >> 31 == 1 {
+            self.counts.invalid.add_shared(1);
+            return Err(INVALID);
+        }
         let frame = u64::from(number & 0xff_ffff);
         if frame >= self.frames_per_second {
             return Err(Reject::Other {
                 name: "frame_number",
                 message: "the number of the frame in its second is not below `frames_per_second`: set the number of frames that one thread sends per second",
             });
-        }
-        if time >> 31 == 1 {
-            self.counts.invalid.add_shared(1);
-            return Err(INVALID);
         }
         if self.expected.is_some() {
             self.compare(SampleType {
@@ -299,6 +332,11 @@ impl Vdif {
         }
         self.header = header;
         let seconds = u64::from(time & 0x3fff_ffff);
+        if let Some(frames) = self.seconds.observe(seconds, frame)
+            && frames < self.frames_per_second
+        {
+            self.log_frames_per_second(frames);
+        }
         let epoch = &self.epochs[(number >> 24 & 0x3f) as usize];
         let scale = TimeScale {
             nanoseconds: 1_000_000_000,
@@ -330,6 +368,19 @@ impl Vdif {
                 expected: u32::from(expected),
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// Logs once that each second has `frames` frames, fewer than configured.
+    #[cold]
+    fn log_frames_per_second(&mut self, frames: u64) {
+        if !std::mem::replace(&mut self.seconds.is_logged, true) {
+            tracing::warn!(
+                "source {}: each second has {frames} frames, but `frames_per_second` is {}, so the other numbers count as lost: set \
+                 `frames_per_second = {frames}`, or correct `rate` of `samples`",
+                self.source,
+                self.frames_per_second
+            );
         }
     }
 

@@ -73,6 +73,33 @@ fn time(sent: Sent) -> (u64, u64) {
 }
 
 #[test]
+fn invalid_frames_are_counted_whatever_their_number_is() {
+    let junk = Sent {
+        invalid: true,
+        seconds: 0x2a_5a77,
+        frame: 0x9a_3f11,
+        ..SENT
+    };
+    assert_eq!(format("").parse(&junk.bytes()), Err(INVALID));
+}
+
+#[test]
+fn shorter_seconds_than_configured_are_found() {
+    let ends = |per_second: [u64; 5]| {
+        let mut seconds = LastSeconds::default();
+        let mut found = Vec::new();
+        for (second, frames) in per_second.into_iter().enumerate() {
+            for frame in 0..frames {
+                found.extend(seconds.observe(second as u64 + 9, frame));
+            }
+        }
+        found
+    };
+    assert_eq!(ends([2, 5, 5, 5, 5]), [5, 5]);
+    assert!(ends([5, 4, 5, 4, 5]).is_empty());
+}
+
+#[test]
 fn header_states_number_time_and_payload() {
     for (keys, before) in [("", 0), ("vtp = true", 8)] {
         for legacy in [false, true] {

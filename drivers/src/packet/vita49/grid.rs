@@ -43,22 +43,22 @@ pub(super) struct Samples {
 
 /// The axis of one kind of timestamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Axis {
+pub(super) struct Axis {
     /// Number of units per integer second; 0 if the fraction does not depend on the integer seconds.
     second: i128,
     /// Number of units per tick of the fraction.
     tick: i128,
     /// Number of units per packet.
-    period: i128,
+    pub(super) period: i128,
     /// Maximum distance from the grid in units.
-    tolerance: i128,
+    pub(super) tolerance: i128,
     /// Number of units in half a second. A step back by more is not a late packet.
     max_late: i128,
 }
 
 impl Samples {
     /// Returns the axis of timestamps like `stamp`, or `None` if such timestamps do not number packets.
-    fn axis(&self, stamp: &Stamp) -> Option<Axis> {
+    pub(super) fn axis(&self, stamp: &Stamp) -> Option<Axis> {
         let (per_packet, rate) = (
             i128::from(self.per_packet),
             i128::from(self.per_million_seconds),
@@ -135,12 +135,7 @@ impl Grid {
     /// Returns the signed distance of `stamp` from the anchor in units.
     #[inline]
     fn distance(&self, stamp: &Stamp) -> i128 {
-        let seconds = i64::from(stamp.seconds) - i64::from(self.anchor.seconds);
-        let ticks = stamp
-            .fraction
-            .wrapping_sub(self.anchor.fraction)
-            .cast_signed();
-        i128::from(seconds) * self.axis.second + i128::from(ticks) * self.axis.tick
+        distance(&self.axis, &self.anchor, stamp)
     }
 
     /// Returns the position of a packet on the grid, or `None` if it is off the grid.
@@ -174,6 +169,14 @@ impl Grid {
         }
         number
     }
+}
+
+/// Returns the signed distance from `from` to `to` in units of `axis`.
+#[inline]
+pub(super) fn distance(axis: &Axis, from: &Stamp, to: &Stamp) -> i128 {
+    let seconds = i64::from(to.seconds) - i64::from(from.seconds);
+    let ticks = to.fraction.wrapping_sub(from.fraction).cast_signed();
+    i128::from(seconds) * axis.second + i128::from(ticks) * axis.tick
 }
 
 /// Divides `distance` by `period`, rounded to the nearest whole number. Also returns the rest.

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | a context packet of the stream | `context` |
 //! | a timestamp that is off the grid of the previous packets | `off_grid` |
+//! | a packet of another sample rate than the configured one; it is rejected | `rejected` (sample_rate) |
 //! | the packet count disagrees with the timestamps, because the sender has skipped samples or repeated a packet | `count_mismatch` |
 //! | no timestamp that can number packets, although the sample rate is known | `untimed` |
 //! | the trailer reports invalid data, an over-range, or lost samples | `invalid_data`, `over_range`, `sample_loss` |
@@ -19,6 +20,7 @@ mod config;
 mod context;
 mod grid;
 mod prologue;
+mod rate;
 mod sending;
 
 pub use config::{KeptValue, Vita49Config};
@@ -37,6 +39,7 @@ use daq_core::outgoing::OutgoingFrames;
 use daq_core::units::{Frequency, Period};
 use grid::Grids;
 use prologue::{Fraction, Kind, MAX_PROLOGUE, Prologue, SIGNAL_DATA, Seconds, Stamp, WORD};
+use rate::RateWatch;
 use schemars::JsonSchema;
 use sending::Sending;
 use std::sync::{Arc, OnceLock};
@@ -90,6 +93,11 @@ const PICOSECONDS: Reject = Reject::Other {
     name: "timestamp",
     message: "the fraction of the timestamp is a second or longer, although it is in picoseconds",
 };
+const OTHER_RATE: Reject = Reject::Other {
+    name: "sample_rate",
+    message: "the sender uses another sample rate than `rate` of `samples`, as its context or its timestamps show: set `rate` to the \
+              sender's, or receive each rate in a run of its own",
+};
 const EXTENSION: Reject = Reject::Other {
     name: "extension_data",
     message: "the packet contains extension data, whose format only the sender knows: use the format `raw` for it",
@@ -112,6 +120,8 @@ pub struct Vita49 {
     rate: Option<u64>,
     /// The numbering by timestamps, if the sample rate is known.
     grids: Option<Box<Grids>>,
+    /// Detects another sample rate, if the sample rate is known.
+    watch: Option<Box<RateWatch>>,
     layout: Option<Layout>,
     /// Reference of the last packet's time, if it had one.
     reference: Option<Seconds>,
@@ -156,6 +166,7 @@ impl Vita49 {
             leap_seconds,
             rate: None,
             grids: None,
+            watch: None,
             layout: None,
             reference: None,
             prologue: MAX_PROLOGUE,
@@ -230,10 +241,16 @@ impl Vita49 {
         if stamp.unit == Fraction::Picoseconds && stamp.fraction >= SECOND {
             return Err(PICOSECONDS);
         }
+        if self.is_other_rate(stamp, prologue.count) {
+            return Err(OTHER_RATE);
+        }
         self.prologue = bytes;
         let timestamp = nanoseconds(stamp, self.rate);
         self.reference = timestamp.map(|_| stamp.reference);
         let unit = self.number(stamp, prologue.count);
+        if self.watch.as_ref().is_some_and(|watch| watch.is_other()) {
+            return Err(OTHER_RATE);
+        }
         if prologue.trailer > 0 && self.last != Some(unit) {
             self.notes.count_trailer(header, packet - WORD);
         }
@@ -269,6 +286,16 @@ impl Vita49 {
         }
     }
 
+    /// Returns whether the packet continues a stream of another sample rate.
+    #[inline]
+    fn is_other_rate(&mut self, stamp: &Stamp, count: u8) -> bool {
+        let Some(watch) = self.watch.as_mut().filter(|watch| watch.is_other()) else {
+            return false;
+        };
+        watch.observe(stamp, count);
+        watch.is_other()
+    }
+
     /// Returns the number of the packet with `stamp` and `count`.
     #[inline]
     fn number(&mut self, stamp: &Stamp, count: u8) -> u64 {
@@ -278,6 +305,11 @@ impl Vita49 {
         let Some(numbered) = grids.number(stamp, count) else {
             return self.number_by_count(count);
         };
+        if (!numbered.agrees || numbered.is_off_grid)
+            && let Some(watch) = &mut self.watch
+        {
+            watch.observe(stamp, count);
+        }
         if !numbered.agrees {
             self.notes.counts.count_mismatch.add_shared(1);
         }
@@ -313,7 +345,11 @@ impl Vita49 {
         }
         let notes = &mut self.notes;
         notes.counts.context.add_shared(1);
+        let before = notes.context.value(SAMPLE_RATE);
         notes.context.read(packet, prologue.bytes);
+        if let Some(watch) = &self.watch {
+            watch.state(before, notes.context.value(SAMPLE_RATE));
+        }
         notes.log_context(prologue.stream);
         if let Some(layout) = &self.layout {
             notes.log_contradiction(layout, self.payload, self.rate);
@@ -549,11 +585,13 @@ impl PacketFormat for Vita49 {
             ));
         }
         self.rate = Some(per_million_seconds);
-        self.grids = Some(Box::new(Grids::new(grid::Samples {
+        let samples = grid::Samples {
             per_packet: layout.points as u64,
             per_million_seconds,
             tolerance: self.tolerance.map(|tolerance| tolerance.0),
-        })));
+        };
+        self.grids = Some(Box::new(Grids::new(samples)));
+        self.watch = Some(Box::new(RateWatch::new(samples)));
         Ok(())
     }
 
