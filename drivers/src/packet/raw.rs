@@ -8,6 +8,7 @@
 
 mod config;
 mod frames;
+mod range;
 mod rules;
 mod time;
 
@@ -21,6 +22,7 @@ use daq_core::frame::KeptFields;
 use daq_core::ledger::Counts;
 use daq_core::reorder::PacketId;
 use frames::{FrameNumbers, Place};
+use range::NumberRange;
 use rules::Rule;
 use schemars::JsonSchema as _;
 use time::HeaderTime;
@@ -137,6 +139,8 @@ pub struct Raw {
     trailer: usize,
     sequence: Field,
     step: u64,
+    /// Set if the number wraps at the end of a range, instead of its bits.
+    range: Option<NumberRange>,
     time: Option<HeaderTime>,
     /// Set if units are frames.
     frames: Option<Box<FrameNumbers>>,
@@ -156,6 +160,7 @@ impl Raw {
             trailer,
             sequence,
             step: step.max(1),
+            range: None,
             time: None,
             frames: None,
             rules: Box::default(),
@@ -210,11 +215,11 @@ impl Raw {
         match &self.frames {
             None if length != self.len() => Err(self.wrong_length(self.payload, length)),
             None => {
-                let id = PacketId::of(self.read(&self.sequence, header)?);
+                let id = PacketId::of(self.unit(header, "sequence")?);
                 self.data(id, self.payload, header)
             }
             Some(frames) => {
-                let id = frames.id(self.read(&self.sequence, header)?, header)?;
+                let id = frames.id(self.unit(header, "frame")?, header)?;
                 let payload = frames.payload_of(id.sub);
                 if length != self.header + payload + self.trailer {
                     return Err(self.wrong_length(payload, length));
@@ -246,6 +251,16 @@ impl Raw {
         }
     }
 
+    /// Returns the number of the unit of a packet. `key` is the key that describes the number.
+    #[inline]
+    fn unit(&self, header: &[u8], key: &'static str) -> Result<u64, Reject> {
+        let number = self.read(&self.sequence, header)?;
+        match &self.range {
+            None => Ok(number),
+            Some(range) => range.continued(number, key),
+        }
+    }
+
     #[inline]
     fn read(&self, field: &Field, header: &[u8]) -> Result<u64, Reject> {
         field.read(header).ok_or_else(|| self.short(header))
@@ -266,7 +281,8 @@ impl Raw {
         let Some(header) = packet.get_mut(..self.header) else {
             return;
         };
-        self.sequence.write(header, unit);
+        let number = self.range.as_ref().map_or(unit, |range| range.number(unit));
+        self.sequence.write(header, number);
         if let (Some(time), Some(ticks)) = (&self.time, timestamp) {
             time.write(header, ticks);
         }
@@ -317,7 +333,9 @@ impl PacketFormat for Raw {
 
     /// The number of a unit has the bit width of its field.
     fn numbering(&self) -> Numbering {
-        let (bits, step) = (self.sequence.bits(), self.step);
+        // Numbers of a range are continued.
+        let bits = self.range.as_ref().map_or(self.sequence.bits(), |_| 64);
+        let step = self.step;
         let Some(frames) = &self.frames else {
             return Numbering {
                 width: bits,
@@ -398,6 +416,7 @@ impl PacketFormat for Raw {
         if let Some(time) = &mut self.time {
             time.restart();
         }
+        self.range = self.range.as_ref().map(NumberRange::restarted);
     }
 
     fn kept(&self) -> Vec<String> {

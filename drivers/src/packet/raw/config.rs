@@ -1,6 +1,7 @@
 //! The keys of the format `raw`.
 
 use super::frames::{FrameNumbers, Place};
+use super::range::NumberRange;
 use super::rules::MatchConfig;
 use super::time::TimestampConfig;
 use super::{Endian, Field, Raw};
@@ -32,6 +33,9 @@ pub struct NumberConfig {
     /// Number of lowest bits that are not part of the number.
     #[serde(default)]
     pub shift: u32,
+    /// The lowest and the highest number, if the number does not use all its bits: `[1, 65535]` for a number of 16 bits that skips
+    /// 0. The lowest number follows the highest. Only for `sequence` and `frame`.
+    pub range: Option<[u64; 2]>,
     /// The number of the first packet of a part. Only for `packet`.
     #[serde(default)]
     pub first: u64,
@@ -106,6 +110,7 @@ impl RawConfig {
         let frames = self.frame_numbers(header, payload, &mut check);
         let mut raw = Raw::new(header, payload, trailer, number.field(), number.step);
         raw.frames = frames.map(Box::new);
+        raw.range = number.range();
         let conditions = self.conditions.iter();
         raw.rules = conditions
             .map(|condition| condition.rule(header, &mut check))
@@ -140,6 +145,20 @@ impl RawConfig {
                     (
                         "`first` is the number of the first packet of a part".to_owned(),
                         format!("set `first` in `packet`, not in `{key}`"),
+                    )
+                },
+            );
+            let is_unit = matches!(key, "sequence" | "frame");
+            let is_packed = key == "sequence" && self.packets.is_some();
+            check.must(
+                number.range.is_none() || is_unit && !is_packed,
+                &format!("{key}.range"),
+                || {
+                    let message =
+                        "`range` belongs to a number that counts packets or frames".to_owned();
+                    (
+                        message,
+                        "set it in `frame`, or in `sequence` without `packets`".to_owned(),
                     )
                 },
             );
@@ -270,6 +289,7 @@ impl NumberConfig {
             step: 1,
             bits: None,
             shift: 0,
+            range: None,
             first: 0,
         }
     }
@@ -286,8 +306,33 @@ impl NumberConfig {
         Field::new(self.offset, self.bytes, self.endian, self.shift, bits)
     }
 
+    /// Returns the range of the number, if it does not use all its bits.
+    fn range(&self) -> Option<NumberRange> {
+        let [first, last] = self.range?;
+        Some(NumberRange::new(first, last))
+    }
+
     fn check(&self, key: &str, header: usize, check: &mut Check) {
         check.field(key, self.offset, self.bytes, header);
+        if let Some([first, last]) = self.range {
+            let highest = u64::MAX >> (64 - self.field().bits());
+            let is_valid = first < last && last <= highest && last - first < u64::MAX;
+            check.must(is_valid, &format!("{key}.range"), || {
+                (
+                    format!("[{first}, {last}] is not a range of numbers up to {highest}"),
+                    "set the lowest and the highest number that the sender uses".to_owned(),
+                )
+            });
+            let count = NumberRange::new(first, last).count();
+            check.must(
+                count.is_multiple_of(self.step.max(1)),
+                &format!("{key}.step"),
+                || {
+                    let message = format!("the {count} numbers of `range` are not whole steps");
+                    (message, "correct `range` or `step`".to_owned())
+                },
+            );
+        }
         let bits = check.bits(key, self.bytes, self.bits, self.shift);
         check.step(&format!("{key}.step"), self.step, bits);
     }

@@ -71,6 +71,55 @@ proptest! {
 }
 
 #[test]
+fn range_is_checked_and_continues_numbers() {
+    let build = |keys: &str| {
+        let text = format!("header = 16\npayload = 8\n{keys}");
+        toml::from_str::<RawConfig>(&text).unwrap().build()
+    };
+    for (keys, wrong) in [
+        (
+            "sequence = { offset = 0, bytes = 2, range = [1, 65536] }",
+            "sequence.range",
+        ),
+        (
+            "sequence = { offset = 0, bytes = 2, range = [5, 5] }",
+            "sequence.range",
+        ),
+        (
+            "sequence = { offset = 0, bytes = 2, range = [1, 65535], step = 2 }",
+            "sequence.step",
+        ),
+        (
+            "packets = 2\nsequence = { offset = 0, bytes = 2, range = [1, 65535] }",
+            "sequence.range",
+        ),
+        (
+            "packets = 2\nframe = { offset = 0, bytes = 2 }\npacket = { offset = 2, bytes = 2, range = [1, 2] }",
+            "packet.range",
+        ),
+    ] {
+        let found = build(keys).unwrap_err();
+        assert_eq!(
+            found[0].key.as_deref(),
+            Some(&*format!("format.{wrong}")),
+            "{keys}"
+        );
+    }
+    let keys = "frame = { offset = 0, bytes = 2, range = [1, 65535] }\npackets = 2\npacket = { offset = 2, bytes = 2 }";
+    let mut format = build(keys).unwrap();
+    assert_eq!(format.numbering().width, 64);
+    for unit in 65_533..65_540 {
+        let mut packet = Vec::new();
+        format.build(unit, 1, None, &[0; 8], &mut packet);
+        let Ok(Parsed::Data(data)) = format.parse(&packet) else {
+            panic!("{packet:?}")
+        };
+        assert_eq!((data.unit, data.sub), (unit, 1));
+        assert_ne!(packet[..2], [0, 0]);
+    }
+}
+
+#[test]
 fn big_endian_numbers_are_noted() {
     let notes = |keys: &str| {
         let config: RawConfig =
