@@ -62,24 +62,42 @@ impl Display for Message {
 
 /// The rejected packets of a source, by reason. Any thread may count; no lock is used.
 #[derive(Clone, Debug, Default)]
-pub struct Rejections(Arc<[Reason; REASONS]>);
+pub struct Rejections(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    reasons: [Reason; REASONS],
+    /// A warning about packets that are not rejected.
+    warning: OnceLock<Message>,
+}
 
 impl Rejections {
     /// Counts packets by reason and stores `message` for the first packet of each reason. Returns whether the packet
     /// was the first with this reason. Does not allocate memory.
     pub fn count(&self, name: &'static str, packets: u64, message: impl Display) -> bool {
         let known = |reason: &&Reason| *reason.name.get_or_init(|| name) == name;
-        let Some(reason) = self.0.iter().find(known) else {
+        let Some(reason) = self.0.reasons.iter().find(known) else {
             return false;
         };
         reason.count.fetch_add(packets, Ordering::AcqRel);
         reason.message.get().is_none() && reason.message.set(Message::of(message)).is_ok()
     }
 
+    /// Stores a warning about packets that are not rejected, such as absurd times. Returns whether it is the first. Does not
+    /// allocate memory.
+    pub fn warn(&self, message: impl Display) -> bool {
+        self.0.warning.get().is_none() && self.0.warning.set(Message::of(message)).is_ok()
+    }
+
+    /// Returns the warning about packets that are not rejected.
+    pub fn warning(&self) -> Option<String> {
+        self.0.warning.get().map(Message::to_string)
+    }
+
     /// Returns the counts by reason. `rejected` is the total number of rejected packets. Packets without a reason were
     /// rejected by the reorder window.
     pub fn read(&self, rejected: u64) -> BTreeMap<&'static str, u64> {
-        let named = self.0.iter().filter_map(|reason| {
+        let named = self.0.reasons.iter().filter_map(|reason| {
             let count = reason.count.load(Ordering::Acquire);
             Some((*reason.name.get()?, count))
         });
@@ -97,7 +115,7 @@ impl Rejections {
     pub fn most_frequent(&self, rejected: u64) -> Option<(u64, String)> {
         let counts = self.read(rejected);
         let (name, count) = counts.iter().max_by_key(|(_, count)| **count)?;
-        let mut reasons = self.0.iter();
+        let mut reasons = self.0.reasons.iter();
         let reason = reasons.find(|reason| reason.name.get() == Some(name))?;
         Some((*count, format!("{name}: {}", reason.message.get()?)))
     }
@@ -122,6 +140,16 @@ mod tests {
             rejections.read(6),
             BTreeMap::from([("headers", 5), ("length", 1)])
         );
+    }
+
+    #[test]
+    fn first_warning_is_kept() {
+        let rejections = Rejections::default();
+        assert_eq!(rejections.warning(), None);
+        assert!(rejections.warn("times"));
+        assert!(!rejections.clone().warn("rates"));
+        assert_eq!(rejections.warning().as_deref(), Some("times"));
+        assert!(rejections.read(0).is_empty());
     }
 
     #[test]

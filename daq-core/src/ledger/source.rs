@@ -125,6 +125,9 @@ ledger! {
         /// The number of rejected packets by reason, if the driver reports reasons.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         rejected_by: BTreeMap<&'static str, u64>,
+        /// A warning about the packets that were not rejected, such as times that differ from those of their arrival.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        warning: Option<String>,
         /// Packets that carry no data by design, such as descriptors and end of stream.
         control: u64 = Counter, counter "daq_source_control_packets_total" {
             meaning: "Control packets are processed and are not a loss.",

@@ -242,6 +242,7 @@ impl Receiver {
             ..Seen::default()
         };
         let mut mismatched = None;
+        let mut compared = None;
         for message in 0..received.messages() {
             let (about, row) = (received.message(message), received.row(message));
             let (count, time) = (about.packets(), received_at(&about));
@@ -268,6 +269,7 @@ impl Receiver {
                             received.keep_fields(slot, |header| format.read_kept(header));
                         }
                         matched += 1;
+                        compared = Some((packet.id(), packet.timestamp, time));
                     } else {
                         mismatched = Some(parsed);
                         break;
@@ -289,6 +291,11 @@ impl Receiver {
             }
         }
         batch.commit();
+        if let Some((id, ticks, received)) = compared {
+            let time = format.time(ticks, received);
+            self.depacketizer
+                .check_clock(id, time, received, window.geometry());
+        }
         self.tune.saw(seen);
         let moved = self
             .rest

@@ -246,6 +246,7 @@ impl Ledgers {
                 let report = SourceReport {
                     counts: counts.read(),
                     rejected_by: self.rejections[name].read(of_ledger.rejected),
+                    warning: self.rejections[name].warning(),
                     engine: engine.as_ref().map(EngineReport::of),
                     playback: self.playbacks[name].read(),
                     ..of_ledger

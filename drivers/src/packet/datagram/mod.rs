@@ -1,14 +1,16 @@
 //! Parses datagrams and places their payload in frames; used by the sources `udp`, `xdp` and `replay`.
 
+mod clock_check;
 mod detection;
 mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
 use crate::packet::{Control, Flow, Format, Fragment, Packet, Parsed, Reject, Split};
+use clock_check::ClockCheck;
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
-use daq_core::reorder::{Batch, Outcome, PacketId, PacketSize, ReorderWindow};
+use daq_core::reorder::{Batch, Geometry, Outcome, PacketId, PacketSize, ReorderWindow};
 use detection::Detection;
 use keeping::Keeping;
 pub(crate) use reassembly::Reassembly;
@@ -43,6 +45,7 @@ pub struct Depacketizer {
     has_time: bool,
     /// Whether units differ in size.
     has_sized_units: bool,
+    clock_check: ClockCheck,
     keeping: Keeping,
     rejections: Rejections,
     logged: Logged,
@@ -81,6 +84,7 @@ impl Depacketizer {
             reassembly: Reassembly::of(&format),
             has_time: format.time_scale().is_some(),
             has_sized_units: format.has_sized_units(),
+            clock_check: ClockCheck::default(),
             keeping: Keeping::of(&format),
             format,
             flow: None,
@@ -326,6 +330,7 @@ impl Depacketizer {
         }
         let time = self.format.time(packet.timestamp, received);
         let outcome = batch.place_sized(id, payload, frame, time);
+        self.check_clock(id, time, received, batch.geometry());
         if self.keeping.is_active() {
             self.keep_fields(batch, outcome, id.sub, bytes);
         }
@@ -339,6 +344,26 @@ impl Depacketizer {
             | Outcome::Repeated => {}
         }
         Put::Done
+    }
+
+    /// Compares the time of a packet with the time at which it was received, about once per second.
+    #[inline]
+    pub(crate) fn check_clock(
+        &mut self,
+        id: PacketId,
+        time: Timestamp,
+        received: Timestamp,
+        geometry: &Geometry,
+    ) {
+        if self.clock_check.is_due(received)
+            && let Some(scale) = self.format.time_scale()
+            && let Some(warning) = self
+                .clock_check
+                .compare(id, time, received, &scale, geometry)
+            && self.rejections.warn(&warning)
+        {
+            tracing::warn!("source {}: {warning}", self.name);
+        }
     }
 
     /// Counts a packet whose position is unknown.

@@ -1,0 +1,232 @@
+//! Compares the times of packets with the times at which they were received, and with the sample rate.
+//!
+//! A wrong `tick`, `origin` or `rate` gives absurd times, or frames of the wrong duration, although no packet is lost. The comparison
+//! runs about once per second of receive time.
+
+use crate::packet::TimeScale;
+use daq_core::frame::{Clock, Timestamp};
+use daq_core::reorder::{Geometry, Numbering, PacketId};
+
+/// Number of nanoseconds between two comparisons.
+const INTERVAL: u64 = 1_000_000_000;
+/// Number of intervals in a row that must show the same ratio.
+const CONFIRM: u32 = 3;
+/// Maximum relative difference of ratios that are the same.
+const SAME: f64 = 0.02;
+/// Ratios of clocks within these limits are normal: a sender may be slower or faster for a while.
+const NORMAL: std::ops::RangeInclusive<f64> = 0.67..=1.5;
+/// Maximum relative difference between the declared duration of packets and their times.
+const RATE_ERROR: f64 = 0.01;
+/// Maximum number of nanoseconds by which a time in UTC may be after the time of its arrival.
+const MAX_AHEAD: u64 = 86_400_000_000_000;
+/// Limit of the number of seconds by which a time may differ from a whole power of ten.
+const NEAR: f64 = 0.2;
+
+/// A packet that was compared.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    received_ns: u64,
+    time_ns: u64,
+    unit: u64,
+}
+
+/// The comparison of one thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClockCheck {
+    /// The receive time of the next comparison in nanoseconds.
+    next_ns: u64,
+    last: Option<Sample>,
+    clocks: Repeated,
+    rates: Repeated,
+    is_done: bool,
+}
+
+/// A ratio that repeats.
+#[derive(Clone, Copy, Debug, Default)]
+struct Repeated {
+    ratio: f64,
+    times: u32,
+}
+
+impl Repeated {
+    /// Adds a ratio, and returns it if it has repeated often enough.
+    fn add(&mut self, ratio: f64) -> Option<f64> {
+        let is_same = (ratio / self.ratio - 1.0).abs() <= SAME;
+        self.times = if is_same { self.times + 1 } else { 1 };
+        self.ratio = ratio;
+        (self.times >= CONFIRM).then_some(ratio)
+    }
+}
+
+impl ClockCheck {
+    /// Returns whether a packet received at `received` is compared.
+    #[inline]
+    pub(super) const fn is_due(&self, received: Timestamp) -> bool {
+        received.ns >= self.next_ns && !self.is_done && received.ns > 0
+    }
+
+    /// Compares a packet with `time`. Returns a warning, once.
+    #[cold]
+    pub(super) fn compare(
+        &mut self,
+        id: PacketId,
+        time: Timestamp,
+        received: Timestamp,
+        scale: &TimeScale,
+        geometry: &Geometry,
+    ) -> Option<String> {
+        self.next_ns = received.ns.saturating_add(INTERVAL);
+        if time.clock == Clock::None || received.clock == Clock::None {
+            return None;
+        }
+        let now = Sample {
+            received_ns: received.ns,
+            time_ns: time.ns,
+            unit: id.unit,
+        };
+        let warning = self
+            .future(&now, scale)
+            .or_else(|| self.progress(&now, scale, geometry));
+        self.last = Some(now);
+        self.is_done = warning.is_some();
+        warning
+    }
+
+    /// Returns a warning if the time is in the future.
+    fn future(&self, now: &Sample, scale: &TimeScale) -> Option<String> {
+        let origin = scale.origin_ns?;
+        let ahead = now.time_ns.checked_sub(now.received_ns)?;
+        if ahead < MAX_AHEAD {
+            return None;
+        }
+        let since = now.received_ns.saturating_sub(origin).max(1) as f64;
+        let ratio = now.time_ns.saturating_sub(origin) as f64 / since;
+        let days = ahead / 86_400_000_000_000;
+        let key = tick(scale, ratio).map_or_else(
+            || "`origin` and `tick` of `timestamp`".to_owned(),
+            |tick| format!("`tick` of `timestamp`, which would be about {tick}"),
+        );
+        Some(format!(
+            "the times of packets are {days} days later than their arrival: check {key}"
+        ))
+    }
+
+    /// Returns a warning if the times advance otherwise than the host's clock, or than the sample rate states.
+    fn progress(&mut self, now: &Sample, scale: &TimeScale, geometry: &Geometry) -> Option<String> {
+        let last = self.last?;
+        let received = now.received_ns.checked_sub(last.received_ns)? as f64;
+        let time = now.time_ns.checked_sub(last.time_ns)? as f64;
+        let ratio = self.clocks.add(time / received)?;
+        if !NORMAL.contains(&ratio) {
+            let tick = tick(scale, ratio)
+                .map_or_else(String::new, |tick| format!(", which would be about {tick}"));
+            return Some(format!(
+                "the times of packets advance by {ratio:.3} s per second of their arrival: check `tick` or `rate` of \
+                 `timestamp`{tick}"
+            ));
+        }
+        let Numbering { step, .. } = geometry.numbering;
+        let units = geometry.numbering.distance(last.unit, now.unit) / step.cast_signed().max(1);
+        let units_per_frame = geometry.packets_per_frame / geometry.numbering.packets_per_unit;
+        if geometry.frame_ns == 0 || units <= 0 || units_per_frame == 0 {
+            return None;
+        }
+        let declared = geometry.frame_ns as f64 / f64::from(units_per_frame) * units as f64;
+        let ratio = self.rates.add(declared / time)?;
+        let is_wrong = (ratio - 1.0).abs() > RATE_ERROR;
+        is_wrong.then(|| {
+            format!(
+                "the times of packets show {ratio:.4} times the declared sample rate: check `rate`, `channels` and `type` of `samples`, \
+                 and `tick` of `timestamp`"
+            )
+        })
+    }
+}
+
+/// Returns the duration of a tick as text, if clocks that differ by `ratio` are explained by another unit.
+fn tick(scale: &TimeScale, ratio: f64) -> Option<String> {
+    let power = ratio.log10().round();
+    let is_unit = power != 0.0 && (ratio / 10f64.powf(power) - 1.0).abs() < NEAR;
+    let ns = scale.nanoseconds as f64 / scale.ticks.max(1) as f64;
+    is_unit.then(|| format!("{} ns", ns / 10f64.powf(power)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 1_795_000_000_000_000_000;
+
+    /// Returns the warning about packets every 10 ms, whose clock runs `speed` times as fast, with `tick` in nanoseconds.
+    fn warning(tick_ns: u64, origin: Option<u64>, speed: f64, frame_ns: u64) -> Option<String> {
+        let scale = TimeScale {
+            nanoseconds: tick_ns,
+            ticks: 1,
+            origin_ns: origin,
+        };
+        let geometry = Geometry {
+            frame_ns,
+            ..Geometry::new(10, 1000)
+        };
+        let mut check = ClockCheck::default();
+        let mut found = Vec::new();
+        for unit in 0..1000_u64 {
+            let received = START + unit * 10_000_000;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "small"
+            )]
+            let ns = ((received - origin.unwrap_or(START)) as f64 * speed) as u64;
+            let time = Timestamp {
+                ns: scale.ns(ns),
+                clock: scale.clock(),
+            };
+            let received = Timestamp {
+                ns: received,
+                clock: Clock::Kernel,
+            };
+            if check.is_due(received) {
+                found.extend(check.compare(PacketId::of(unit), time, received, &scale, &geometry));
+            }
+        }
+        assert!(found.len() <= 1, "{found:?}");
+        found.pop()
+    }
+
+    #[test]
+    fn wrong_tick_origin_and_rate_are_named() {
+        // The sender counts nanoseconds.
+        let found = warning(1000, Some(START - 86_400_000_000_000), 1.0, 0).unwrap();
+        assert!(found.contains("days later than their arrival"), "{found}");
+        assert!(
+            found.contains("`tick` of `timestamp`, which would be about 1 ns"),
+            "{found}"
+        );
+        let found = warning(1000, None, 1.0, 0).unwrap();
+        assert!(found.contains("advance by 1000.000 s"), "{found}");
+        assert!(found.contains("about 1 ns"), "{found}");
+        // 10 packets last 100 ms, but 50 ms are declared.
+        let found = warning(1, None, 1.0, 50_000_000).unwrap();
+        assert!(
+            found.contains("0.5000 times the declared sample rate"),
+            "{found}"
+        );
+    }
+
+    #[test]
+    fn right_times_are_not_warned_of() {
+        for speed in [0.9, 1.0, 1.0001] {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "small"
+            )]
+            let frame_ns = (100_000_000.0 * speed) as u64;
+            for frame_ns in [0, frame_ns] {
+                assert_eq!(warning(1, None, speed, frame_ns), None);
+                assert_eq!(warning(1, Some(START), speed, frame_ns), None);
+            }
+        }
+    }
+}
