@@ -15,6 +15,28 @@ pub(super) struct Numbering {
     pub(super) step: u64,
     /// Number of packets in each part of a frame.
     pub(super) packets: u64,
+    /// The lowest and the highest frame number, if frame numbers do not use all their bits.
+    pub(super) range: Option<(u64, u64)>,
+}
+
+impl Numbering {
+    /// Returns the distance from frame number `from` to `to`, in the shorter direction.
+    fn jump(&self, from: u64, to: u64) -> i64 {
+        let unused = 64 - self.bits.clamp(1, 64);
+        match self.range {
+            None => (to.wrapping_sub(from) << unused).cast_signed() >> unused,
+            Some((first, last)) => {
+                let count = i128::from(last) - i128::from(first) + 1;
+                let ahead = (i128::from(to) - i128::from(from)).rem_euclid(count);
+                let jump = if ahead * 2 > count {
+                    ahead - count
+                } else {
+                    ahead
+                };
+                i64::try_from(jump).unwrap_or(i64::MAX)
+            }
+        }
+    }
 }
 
 /// The numbers of one packet.
@@ -77,7 +99,6 @@ pub(super) fn account(
     let mut runs: BTreeMap<usize, Run> = BTreeMap::new();
     let packets = i128::from(numbering.packets.max(1));
     let step = numbering.step.max(1);
-    let unused = 64 - numbering.bits.clamp(1, 64);
     for place in places {
         let Some(place) = place else {
             account.control += 1;
@@ -87,7 +108,7 @@ pub(super) fn account(
         let frame = match run.last {
             None => 0,
             Some((number, frame)) => {
-                let jump = (place.frame.wrapping_sub(number) << unused).cast_signed() >> unused;
+                let jump = numbering.jump(number, place.frame);
                 if jump.unsigned_abs() / step > MAX_JUMP {
                     account.restarts += 1;
                     std::mem::take(run).close(packets, &mut account);
@@ -147,6 +168,7 @@ mod tests {
             bits: 8,
             step: 2,
             packets: 4,
+            range: None,
         };
         let mut places = Vec::new();
         for frame in 100..300u64 {
@@ -181,6 +203,7 @@ mod tests {
             bits: 48,
             step: 1,
             packets: 1,
+            range: None,
         };
         let place = |frame, part| {
             Some(Place {
@@ -203,6 +226,7 @@ mod tests {
             bits: 64,
             step: 1,
             packets: 1,
+            range: None,
         };
         let numbers = (5..20).chain(1 << 40..(1 << 40) + 10);
         let places = numbers.map(|frame| {

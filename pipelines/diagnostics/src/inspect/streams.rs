@@ -124,7 +124,7 @@ fn together<'a>(groups: &[Group<'a>]) -> Option<Group<'a>> {
         .iter()
         .flat_map(|group| group.flows.iter().copied())
         .collect();
-    let found = (first.recognise)(&union(&flows))?;
+    let found = recognise::repeats::recognise(first.recognise, &union(&flows))?;
     let one = Group::new(flows, first.recognise, found);
     let mut apart = Account::default();
     for group in groups {

@@ -68,6 +68,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         ));
     }
     let fixed = Fixed {
+        range: None,
         header: at + HEADER,
         payload,
         last: usize::try_from(length)

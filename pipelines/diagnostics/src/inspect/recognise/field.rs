@@ -148,8 +148,7 @@ fn cycles(values: &[u64], bits: u32) -> Option<Behaviour> {
         .map(|pair| (pair[0], pair[1]))
         .collect();
     let packets = (last - first) / stride + 1;
-    let is_regular = first <= 1
-        && (last - first).is_multiple_of(stride)
+    let is_regular = (last - first).is_multiple_of(stride)
         && (2..=MAX_PACKETS).contains(&packets)
         && values
             .iter()
@@ -163,7 +162,9 @@ fn cycles(values: &[u64], bits: u32) -> Option<Behaviour> {
     let is_whole = |fall: &&(u64, u64)| fall.0 == last && fall.1 == first;
     let whole = falls.iter().filter(is_whole).count();
     let steps = values.len() - 1 - falls.len();
-    let is_cycle = share(whole, falls.len()) >= MIN_SHARE && share(count, steps) >= MIN_SHARE;
+    // A cycle that begins at a high number could be by chance, so nearly all of it must be seen.
+    let min = if first <= 1 { MIN_SHARE } else { MIN_EXPLAINED };
+    let is_cycle = share(whole, falls.len()) >= min && share(count, steps) >= min;
     is_cycle.then_some(Behaviour::Cycles {
         first,
         last,
@@ -196,6 +197,13 @@ mod tests {
             stride: 1,
         };
         assert_eq!(behaviour(&cycle, 32), Some(expected));
+        let later: Vec<u64> = cycle.iter().map(|n| n + 31).collect();
+        let expected = Behaviour::Cycles {
+            first: 32,
+            last: 38,
+            stride: 1,
+        };
+        assert_eq!(behaviour(&later, 32), Some(expected));
         let frame: Vec<u64> = (0..60).map(|n| 100 + n / 7 * 2).collect();
         assert_eq!(behaviour(&frame, 32), Some(Behaviour::Holds { step: 2 }));
         assert_eq!(behaviour(&[5; 40], 32), None);

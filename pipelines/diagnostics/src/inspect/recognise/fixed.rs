@@ -41,6 +41,8 @@ pub(super) struct Fixed {
     /// Payload of the last packet of a frame, if it is known.
     pub(super) last: Option<usize>,
     pub(super) numbers: Numbers,
+    /// The lowest and the highest number of a frame, if these numbers do not use all their bits.
+    pub(super) range: Option<(u64, u64)>,
     /// Keys of the table `samples`, if the format defines them.
     pub(super) samples: Option<String>,
     /// Lines at the end of the table, such as a timestamp.
@@ -68,6 +70,7 @@ impl Fixed {
             bits: field.bits(),
             step,
             packets,
+            range: self.range,
         }
     }
 
@@ -107,8 +110,16 @@ impl Fixed {
             line(format!("header   = {}", self.header)),
             line(format!("payload  = {}", number::size(self.payload))),
         ];
+        let range = self
+            .range
+            .map(|(first, last)| format!(", range = [{first}, {last}]"));
+        let range = range.unwrap_or_default();
         let frame = |frame: &FieldAt, by: u64| {
-            line(format!("frame    = {{ {}{} }}", frame.keys(), step(by)))
+            line(format!(
+                "frame    = {{ {}{}{range} }}",
+                frame.keys(),
+                step(by)
+            ))
         };
         match &self.numbers {
             Numbers::Sequence { field, step: by } => {

@@ -38,6 +38,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             bits: 16,
             step: 1,
             packets: 1,
+            range: None,
         },
         places: vec![None; packets.len()],
         layout: "gvcp".to_owned(),

@@ -106,6 +106,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             first: 1,
             packets: per_frame,
         },
+        // Block id 0 is reserved.
+        range: (!is_extended).then_some((1, 0xffff)),
         samples,
         more: vec![Key::new(
             format!("match    = [{{ offset = 4, bytes = 1, values = [{kind}] }}]"),

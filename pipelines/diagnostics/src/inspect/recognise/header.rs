@@ -322,6 +322,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         payload,
         last: None,
         numbers,
+        range: None,
         samples: None,
         more,
     };
@@ -400,12 +401,14 @@ fn numbers(headers: &Headers<'_>, counters: &[Counter], length: usize) -> Option
                 packets,
             },
             // Byte offsets step by the payload.
-            _ if stride <= at_most && stride + MAX_HEADER as u64 >= at_most => Numbers::Position {
-                frame,
-                step,
-                position: field,
-                packets,
-            },
+            _ if first == 0 && stride <= at_most && stride + MAX_HEADER as u64 >= at_most => {
+                Numbers::Position {
+                    frame,
+                    step,
+                    position: field,
+                    packets,
+                }
+            }
             _ => return None,
         };
         Some((numbers, 1.0))

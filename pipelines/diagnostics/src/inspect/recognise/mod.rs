@@ -7,6 +7,7 @@ mod gvcp;
 mod gvsp;
 mod header;
 mod psi;
+pub(super) mod repeats;
 pub(super) mod spead;
 mod vdif;
 pub(super) mod vita49;
@@ -94,7 +95,7 @@ pub(super) fn best(packets: &[&Packet]) -> Option<(Recogniser, Recognised)> {
     }
     let found = RECOGNISERS
         .iter()
-        .filter_map(|recognise| Some((*recognise, recognise(packets)?)));
+        .filter_map(|recognise| Some((*recognise, repeats::recognise(*recognise, packets)?)));
     // `max_by_key` returns the last maximum.
     found.rev().max_by_key(|(_, found)| found.confidence)
 }

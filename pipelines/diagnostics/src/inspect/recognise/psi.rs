@@ -6,6 +6,7 @@
 use super::field::FieldAt;
 use super::fixed::{Fixed, Numbers};
 use super::{Packet, Recognised, le, mode, percent};
+use std::collections::{BTreeMap, BTreeSet};
 
 const HEADER: usize = 48;
 const FRAME: FieldAt = FieldAt::little(0, 8);
@@ -25,6 +26,9 @@ const DETECTORS: [&str; 7] = [
 /// Maximum number of packets in a frame of one port.
 const MAX_PACKETS: u64 = 512;
 
+/// Minimum number of frames that begin with the same packet, from which this packet is the first of a frame.
+const MIN_FRAMES: usize = 3;
+
 /// Recognises packets of PSI's detectors.
 pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let (length, count) = mode(packets.iter().map(|packet| packet.length))?;
@@ -41,6 +45,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         return None;
     }
     let last = read.iter().map(|((_, packet), _)| *packet).max()?;
+    let first = first(read.iter().map(|(numbers, _)| *numbers));
     // The packet number grows within a frame, and the frame number between frames.
     let follows = |pair: &&[((u64, u64), _)]| {
         let ((frame, packet), (next, then)) = (pair[0].0, pair[1].0);
@@ -62,7 +67,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .and_then(|index| DETECTORS.get(index))
         .copied()
         .unwrap_or("generic");
-    let modules: std::collections::BTreeSet<(u64, u64)> = packets
+    let modules: BTreeSet<(u64, u64)> = packets
         .iter()
         .filter_map(|packet| Some((le::<2>(&packet.head, 34)?, le::<2>(&packet.head, 36)?)))
         .collect();
@@ -74,9 +79,10 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             frame: FRAME,
             step,
             packet: PACKET,
-            first: 0,
-            packets: last + 1,
+            first,
+            packets: last + 1 - first,
         },
+        range: None,
         samples: Some("type = \"uint16\"".to_owned()),
         more: Vec::new(),
     };
@@ -92,23 +98,44 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
                 "48 bytes of header and {payload} B of payload; byte 46 names the detector: {name}"
             ),
             format!(
-                "the frame number (bytes 0 to 7) grows by {step}; the packet number (bytes 12 to 15) counts 0 to {last}"
+                "the frame number (bytes 0 to 7) grows by {step}; the packet number (bytes 12 to 15) counts {first} to {last}"
             ),
             format!("modules (row, column): {}", list(&modules)),
         ],
-        ambiguous: Vec::new(),
+        ambiguous: (first > 0)
+            .then(|| format!("the packets before {first} never arrive, as with a partial readout: they are not part of frames"))
+            .into_iter()
+            .collect(),
         numbering: fixed.numbering(),
         places: places.collect(),
-        layout: format!("psi {length} {last}"),
+        layout: format!("psi {length} {first} {last}"),
         suggestion: fixed.suggestion(),
     })
 }
 
-fn list(modules: &std::collections::BTreeSet<(u64, u64)>) -> String {
+/// Returns the number of the first packet of a frame: 0, unless many frames begin with the same later packet and none with an
+/// earlier one.
+fn first(numbers: impl Iterator<Item = (u64, u64)>) -> u64 {
+    let mut lowest: BTreeMap<u64, u64> = BTreeMap::new();
+    for (frame, packet) in numbers {
+        let low = lowest.entry(frame).or_insert(packet);
+        *low = packet.min(*low);
+    }
+    // The capture may begin within the first frame.
+    let least = lowest.values().copied().min().unwrap_or(0);
+    let begin = lowest.values().filter(|low| **low == least).count();
+    if begin >= MIN_FRAMES && begin * 2 > lowest.len() {
+        least
+    } else {
+        0
+    }
+}
+
+fn list(modules: &BTreeSet<(u64, u64)>) -> String {
     let shown: Vec<_> = modules
         .iter()
         .take(8)
-        .map(|module| format!("{module:?}"))
+        .map(|(row, column)| format!("({row}, {column})"))
         .collect();
     shown.join(", ")
 }

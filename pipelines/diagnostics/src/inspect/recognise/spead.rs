@@ -320,6 +320,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         why,
         ambiguous,
         numbering: Numbering {
+            range: None,
             bits: address_bits,
             step: frame.as_ref().map_or(step, |frame| frame.step),
             packets: if sizes.differs { 1 } else { sizes.packets() },

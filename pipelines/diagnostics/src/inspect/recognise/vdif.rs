@@ -21,6 +21,18 @@ struct Frame {
     station: u64,
     channels: u64,
     bits: u64,
+    /// Whether the sender marked the frame as invalid. Its second and number need not be valid.
+    is_invalid: bool,
+}
+
+/// Number of seconds per hour.
+const HOUR: u64 = 3600;
+
+impl Frame {
+    /// Returns the hour of the frame. Frames of a short capture belong to one reference epoch and to few hours.
+    const fn hour(&self) -> u64 {
+        (self.epoch << 30 | self.seconds) / HOUR
+    }
 }
 
 fn frame(packet: &Packet, at: usize) -> Option<Frame> {
@@ -39,6 +51,7 @@ fn frame(packet: &Packet, at: usize) -> Option<Frame> {
         station: fourth & 0xffff,
         channels: 1 << (third >> 24 & 0x1f),
         bits: (fourth >> 26 & 0x1f) + 1,
+        is_invalid: first >> 31 == 1,
     };
     (packet.length == at + length && length > header).then_some(frame)
 }
@@ -93,14 +106,24 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .map(|at| (at, read(at)))
         .into_iter()
         .max_by_key(|(at, frames)| (frames.iter().flatten().count(), usize::MAX - at))?;
-    let known: Vec<Frame> = frames.iter().copied().flatten().collect();
-    let confidence = percent(known.len(), packets.len());
+    let all: Vec<Frame> = frames.iter().copied().flatten().collect();
+    let confidence = percent(all.len(), packets.len());
+    let (middle, _) = mode(
+        all.iter()
+            .filter(|frame| !frame.is_invalid)
+            .map(Frame::hour),
+    )?;
+    // Single frames may be damaged.
+    let is_usual = |frame: &Frame| !frame.is_invalid && frame.hour().abs_diff(middle) <= 1;
+    let known: Vec<Frame> = all.iter().copied().filter(is_usual).collect();
+    let invalid = all.iter().filter(|frame| frame.is_invalid).count();
+    if percent(known.len() + invalid, all.len()) < 90 {
+        return None;
+    }
     let seconds: BTreeSet<u64> = known.iter().map(|frame| frame.seconds).collect();
-    let epochs: BTreeSet<u64> = known.iter().map(|frame| frame.epoch).collect();
     let numbers: BTreeSet<u64> = known.iter().map(|frame| frame.number).collect();
     let (first, last) = (*seconds.first()?, *seconds.last()?);
-    // Frames of a short capture belong to one epoch and to few seconds.
-    if confidence < 90 || epochs.len() > 1 || last - first > 3600 || numbers.len() < 2 {
+    if confidence < 90 || last - first > 2 * HOUR || numbers.len() < 2 {
         return None;
     }
     let (length, _) = mode(known.iter().map(|frame| frame.length))?;
@@ -117,7 +140,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .filter(|pair| pair[1].seconds == pair[0].seconds + 1);
     let per_second = ends.map(|pair| pair[0].number + 1).max();
     let place = |frame: &Option<Frame>| {
-        let frame = (*frame)?;
+        let frame = frame.filter(is_usual)?;
         let thread = threads.iter().position(|thread| *thread == frame.thread)?;
         Some(Place {
             frame: (frame.seconds - first) * per_second.unwrap_or(1 << 24) + frame.number,
@@ -126,6 +149,12 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         })
     };
     let mut ambiguous = Vec::new();
+    if invalid > 0 {
+        ambiguous.push(format!(
+            "the sender marked {invalid} of {} frames as invalid; they are rejected",
+            packets.len()
+        ));
+    }
     if threads.len() > 1 {
         ambiguous.push(format!(
             "one source receives one of the {} threads, here {}, and rejects the others",
@@ -159,6 +188,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             bits: 64,
             step: 1,
             packets: 1,
+            range: None,
         },
         places: frames.iter().map(place).collect(),
         layout: format!("vdif {at} {length} {}", example.header),

@@ -150,6 +150,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             bits: 4,
             step: 1,
             packets: 1,
+            range: None,
         },
         places: parsed.iter().map(place).collect(),
         layout: format!("vita49 {} {payload} {}", example.before, example.trailer),
