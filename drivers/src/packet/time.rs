@@ -135,7 +135,13 @@ impl TimeWrap {
     pub fn too_short(&self, scale: &TimeScale) -> Option<Duration> {
         let last = scale.origin_ns.unwrap_or(0) as f64 + self.period_ns;
         let is_short = !self.is_declared && last < YEAR_2040 as f64;
-        is_short.then(|| Duration::from_secs_f64(self.period_ns / 1e9))
+        let seconds = self.period_ns / 1e9;
+        let rounded = if seconds < 1.0 {
+            seconds
+        } else {
+            seconds.round()
+        };
+        is_short.then(|| Duration::from_secs_f64(rounded))
     }
 
     /// Returns the time in nanoseconds of a packet with `ticks` that was received at `received`.
