@@ -19,7 +19,7 @@ const NORMAL: std::ops::RangeInclusive<f64> = 0.67..=1.5;
 const RATE_ERROR: f64 = 0.01;
 /// Maximum number of nanoseconds by which a time in UTC may be after the time of its arrival.
 const MAX_AHEAD: u64 = 86_400_000_000_000;
-/// Limit of the number of seconds by which a time may differ from a whole power of ten.
+/// Maximum relative difference of a ratio from a power of ten.
 const NEAR: f64 = 0.2;
 
 /// A packet that was compared.
@@ -102,10 +102,12 @@ impl ClockCheck {
         let since = now.received_ns.saturating_sub(origin).max(1) as f64;
         let ratio = now.time_ns.saturating_sub(origin) as f64 / since;
         let days = ahead / 86_400_000_000_000;
-        let key = tick(scale, ratio).map_or_else(
-            || "`origin` and `tick` of `timestamp`".to_owned(),
-            |tick| format!("`tick` of `timestamp`, which would be about {tick}"),
-        );
+        // Times beyond the year 2554 saturate, so they do not show the ratio.
+        let key = match tick(scale, ratio) {
+            _ if now.time_ns == u64::MAX => "`tick` of `timestamp`, which is too long".to_owned(),
+            Some(tick) => format!("`tick` of `timestamp`, which would be about {tick}"),
+            None => "`origin` and `tick` of `timestamp`".to_owned(),
+        };
         Some(format!(
             "the times of packets are {days} days later than their arrival: check {key}"
         ))
@@ -203,6 +205,8 @@ mod tests {
             found.contains("`tick` of `timestamp`, which would be about 1 ns"),
             "{found}"
         );
+        let found = warning(1000, Some(0), 1.0, 0).unwrap();
+        assert!(found.contains("which is too long"), "{found}");
         let found = warning(1000, None, 1.0, 0).unwrap();
         assert!(found.contains("advance by 1000.000 s"), "{found}");
         assert!(found.contains("about 1 ns"), "{found}");
