@@ -84,33 +84,10 @@ impl ClockCheck {
             time_ns: time.ns,
             unit: id.unit,
         };
-        let warning = self
-            .future(&now, scale)
-            .or_else(|| self.progress(&now, scale, geometry));
+        let warning = future(&now, scale).or_else(|| self.progress(&now, scale, geometry));
         self.last = Some(now);
         self.is_done = warning.is_some();
         warning
-    }
-
-    /// Returns a warning if the time is in the future.
-    fn future(&self, now: &Sample, scale: &TimeScale) -> Option<String> {
-        let origin = scale.origin_ns?;
-        let ahead = now.time_ns.checked_sub(now.received_ns)?;
-        if ahead < MAX_AHEAD {
-            return None;
-        }
-        let since = now.received_ns.saturating_sub(origin).max(1) as f64;
-        let ratio = now.time_ns.saturating_sub(origin) as f64 / since;
-        let days = ahead / 86_400_000_000_000;
-        // Times beyond the year 2554 saturate, so they do not show the ratio.
-        let key = match tick(scale, ratio) {
-            _ if now.time_ns == u64::MAX => "`tick` of `timestamp`, which is too long".to_owned(),
-            Some(tick) => format!("`tick` of `timestamp`, which would be about {tick}"),
-            None => "`origin` and `tick` of `timestamp`".to_owned(),
-        };
-        Some(format!(
-            "the times of packets are {days} days later than their arrival: check {key}"
-        ))
     }
 
     /// Returns a warning if the times advance otherwise than the host's clock, or than the sample rate states.
@@ -143,6 +120,27 @@ impl ClockCheck {
             )
         })
     }
+}
+
+/// Returns a warning if the time is in the future.
+fn future(now: &Sample, scale: &TimeScale) -> Option<String> {
+    let origin = scale.origin_ns?;
+    let ahead = now.time_ns.checked_sub(now.received_ns)?;
+    if ahead < MAX_AHEAD {
+        return None;
+    }
+    let since = now.received_ns.saturating_sub(origin).max(1) as f64;
+    let ratio = now.time_ns.saturating_sub(origin) as f64 / since;
+    let days = ahead / 86_400_000_000_000;
+    // Times beyond the year 2554 saturate, so they do not show the ratio.
+    let key = match tick(scale, ratio) {
+        _ if now.time_ns == u64::MAX => "`tick` of `timestamp`, which is too long".to_owned(),
+        Some(tick) => format!("`tick` of `timestamp`, which would be about {tick}"),
+        None => "`origin` and `tick` of `timestamp`".to_owned(),
+    };
+    Some(format!(
+        "the times of packets are {days} days later than their arrival: check {key}"
+    ))
 }
 
 /// Returns the duration of a tick as text, if clocks that differ by `ratio` are explained by another unit.

@@ -120,6 +120,9 @@ impl Partial {
     }
 
     fn is_complete(&self) -> bool {
-        self.size.is_some_and(|size| self.ranges == [0..size])
+        match &self.ranges[..] {
+            [all] => all.start == 0 && Some(all.end) == self.size,
+            _ => false,
+        }
     }
 }
