@@ -34,6 +34,14 @@ impl Clock {
         matches!(self, Self::Host | Self::Kernel | Self::SensorUtc)
     }
 
+    /// Returns whether the time was read when a packet arrived, so that it contains the delay of the network.
+    pub const fn is_arrival(self) -> bool {
+        matches!(
+            self,
+            Self::Host | Self::Kernel | Self::Hardware | Self::Recorded
+        )
+    }
+
     /// Returns the name used in reports and files.
     pub const fn name(self) -> &'static str {
         match self {
@@ -320,7 +328,7 @@ impl<'a> Present<'a> {
         self.packets_per_frame
     }
 
-    /// Returns whether packet `i` arrived. Frames that do not consist of packets are always present.
+    /// Returns whether packet `i` arrived; false for all `i` if the frame does not consist of packets.
     pub fn is_present(&self, i: u32) -> bool {
         i < self.packets_per_frame && self.words[i as usize / 64] >> (i % 64) & 1 == 1
     }

@@ -31,8 +31,11 @@ pub const NAMESPACE_VERSION: &str = "1.0.0";
 /// The largest integer that SigMF allows.
 pub const MAX_INTEGER: u64 = i64::MAX.unsigned_abs();
 
-/// The annotation label of filled samples and missing frames.
+/// The annotation label of filled samples.
 pub const LABEL_MISSING: &str = "missing";
+
+/// The annotation label of the first sample after missing frames.
+pub const LABEL_GAP: &str = "gap";
 
 /// The annotation label of frames with kept fields.
 pub const LABEL_KEPT: &str = "kept";
@@ -336,6 +339,10 @@ pub struct Capture {
     /// Time of the clock in nanoseconds.
     #[serde(rename = "daq:time_ns", skip_serializing_if = "Option::is_none")]
     pub clock_ns: Option<u64>,
+    /// Times of the last frames of the capture as differences to `daq:time_ns` in nanoseconds; `None` for a frame without a
+    /// time. The times of the frames before them follow from `daq:time_ns` and the rate.
+    #[serde(rename = "daq:times_ns", skip_serializing_if = "Vec::is_empty")]
+    pub times_ns: Vec<Option<i64>>,
     /// Number of frames in the capture.
     #[serde(rename = "daq:frames", skip_serializing_if = "Option::is_none")]
     pub frames: Option<u64>,

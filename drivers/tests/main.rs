@@ -12,6 +12,7 @@ mod hsb;
 mod instruments;
 mod numbered_by_time;
 mod replay;
+mod replay_times;
 mod udp;
 
 use daq_core::entry::{Registry, SourceEntry, SourceSpec};

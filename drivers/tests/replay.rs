@@ -404,10 +404,10 @@ fn capture_is_looped() {
     assert!(run(&mut fixture).is_empty());
 }
 
-const FRAME: u64 = 256;
+pub(crate) const FRAME: u64 = 256;
 const PACKETS_PER_FRAME: u32 = 4;
 
-fn global(stream: Option<Stream>, datatype: Datatype) -> Global {
+pub(crate) fn global(stream: Option<Stream>, datatype: Datatype) -> Global {
     Global {
         datatype,
         version: "1.2.6".into(),
@@ -425,20 +425,20 @@ fn global(stream: Option<Stream>, datatype: Datatype) -> Global {
     }
 }
 
-fn bytes(from: u64, count: u64) -> Vec<u8> {
+pub(crate) fn bytes(from: u64, count: u64) -> Vec<u8> {
     (from..from + count)
         .map(|i| (i * 7 % 251).to_le_bytes()[0])
         .collect()
 }
 
-fn store(dir: &Path, name: &str, meta: &Meta, data: &[u8]) -> PathBuf {
+pub(crate) fn store(dir: &Path, name: &str, meta: &Meta, data: &[u8]) -> PathBuf {
     let path = dir.join(format!("{name}.sigmf-meta"));
     std::fs::write(&path, meta.to_json()).unwrap();
     std::fs::write(path.with_extension("sigmf-data"), data).unwrap();
     path
 }
 
-fn capture(frame: u64, sequence: u64, epoch: u32, ns: u64) -> Capture {
+pub(crate) fn capture(frame: u64, sequence: u64, epoch: u32, ns: u64) -> Capture {
     Capture {
         sample_start: frame * FRAME / 8,
         sequence: Some(sequence),
@@ -458,7 +458,7 @@ fn missing(byte: u64, bytes: u64) -> Annotation {
 }
 
 /// Returns the metadata of a recording of `frames` frames of complex int16 with 2 channels.
-fn ours(frames: u64, captures: Vec<Capture>, annotations: Vec<Annotation>) -> Meta {
+pub(crate) fn ours(frames: u64, captures: Vec<Capture>, annotations: Vec<Annotation>) -> Meta {
     let stream = Stream {
         bytes: frames * FRAME,
         frames,
@@ -473,7 +473,7 @@ fn ours(frames: u64, captures: Vec<Capture>, annotations: Vec<Annotation>) -> Me
     }
 }
 
-fn sigmf_text(path: &Path, more: &str) -> String {
+pub(crate) fn sigmf_text(path: &Path, more: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = {path:?}\nspeed = \"free\"\n{more}\n"
     )

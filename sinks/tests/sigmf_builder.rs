@@ -1,7 +1,7 @@
 //! Compares the totals and spans of a segment's metadata with a list of every sample.
 
-use daq_core::frame::PacketSizes;
-use daq_core::sigmf::{Datatype, Meta, Number};
+use daq_core::frame::{Clock, PacketSizes};
+use daq_core::sigmf::{Capture, Datatype, Meta, Number};
 use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Moment, Record, Recording};
 use daq_testkit::assert_fields;
 use proptest::collection::{btree_set, vec};
@@ -217,9 +217,8 @@ fn bytes_after_last_whole_sample_are_not_missing() {
 fn capture_has_time_of_first_frame_with_time() {
     let moment = |ns| {
         Some(Moment {
-            clock: "sensor",
+            clock: Clock::SensorUtc,
             ns,
-            utc: true,
         })
     };
     // Each frame has ten samples, which last 10 ns at 1 GHz.
@@ -290,10 +289,9 @@ fn metadata_never_exceeds_its_bound() {
             sequence: u64::MAX - 1000 + 2 * i,
             epoch: u32::MAX,
             bytes: 64 << 40,
-            moment: Some(daq_sinks::sigmf::Moment {
-                clock: "simulated",
+            moment: Some(Moment {
+                clock: Clock::Simulated,
                 ns: u64::MAX,
-                utc: true,
             }),
             suspect: true,
             incomplete: true,
@@ -315,4 +313,86 @@ fn memory_for_kept_fields_is_part_of_the_plan() {
     assert!(memory[1] > memory[0], "{memory:?}");
     // More fields per annotation leave room for fewer annotations, each of the same size in memory.
     assert!(memory[2] <= memory[1], "{memory:?}");
+}
+
+/// Returns the captures of frames of ten samples, each at a rate of 1 MHz if `rate` is given, with these times.
+fn captures_at(rate: Option<f64>, clock: Clock, times: &[Option<u64>]) -> Vec<Capture> {
+    let mut builder = MetaBuilder::new(Recording {
+        sample_rate: rate,
+        ..recording(Number::I8, 1, 1, 10)
+    });
+    for (sequence, ns) in times.iter().enumerate() {
+        let record = Record {
+            sequence: sequence as u64,
+            bytes: 10,
+            moment: ns.map(|ns| Moment { clock, ns }),
+            ..Record::default()
+        };
+        builder.frame(&record, []);
+    }
+    let meta = builder.build();
+    assert_eq!(Meta::parse(&meta.to_json()).unwrap(), meta);
+    meta.captures
+}
+
+fn starts(captures: &[Capture]) -> Vec<(u64, Option<u64>)> {
+    let start = |capture: &Capture| (capture.sample_start, capture.clock_ns);
+    captures.iter().map(start).collect()
+}
+
+#[test]
+fn capture_begins_at_a_step_in_time() {
+    // A trigger, and a clock that is set back.
+    let times = [5_000, 15_000, 300_000, 310_000, 200_000].map(Some);
+    let captures = captures_at(Some(1e6), Clock::SensorUtc, &times);
+    let expected = [(0, Some(5_000)), (20, Some(300_000)), (40, Some(200_000))];
+    assert_eq!(starts(&captures), expected);
+    assert!(captures.iter().all(|capture| capture.times_ns.is_empty()));
+    // Another clock.
+    let times = [Some(5_000), Some(15_000), None, Some(35_900)];
+    let captures = captures_at(Some(1e6), Clock::Sensor, &times);
+    assert_eq!(starts(&captures), [(0, Some(5_000))]);
+    assert_eq!(captures[0].times_ns, [Some(30_900)]);
+}
+
+#[test]
+fn times_that_vary_on_arrival_are_listed() {
+    let times = [1_000_000, 1_010_000, 1_025_000, 1_030_000, 90_000_000].map(Some);
+    let captures = captures_at(Some(1e6), Clock::Kernel, &times);
+    assert_eq!(
+        starts(&captures),
+        [(0, Some(1_000_000)), (40, Some(90_000_000))]
+    );
+    assert_eq!(captures[0].times_ns, [Some(25_000), Some(30_000)]);
+}
+
+#[test]
+fn times_of_frames_without_a_rate_are_listed() {
+    let times = [Some(70), Some(99), None, Some(60)];
+    let captures = captures_at(None, Clock::Sensor, &times);
+    assert_eq!(starts(&captures), [(0, Some(70))]);
+    assert_eq!(captures[0].times_ns, [Some(29), None, Some(-10)]);
+}
+
+#[test]
+fn many_steps_do_not_fill_the_list_of_captures() {
+    // Each frame is off by two samples.
+    let times: Vec<_> = (0..20_000).map(|i| Some(1_000_000 + i * 12_000)).collect();
+    let captures = captures_at(Some(1e6), Clock::Sensor, &times);
+    assert!(captures.len() <= 5_001, "{}", captures.len());
+    let frames = captures
+        .iter()
+        .filter_map(|capture| capture.frames)
+        .sum::<u64>();
+    assert_eq!(frames, 20_000);
+    // Every time is still exact.
+    let mut exact = Vec::new();
+    for capture in &captures {
+        let (start, frames) = (capture.clock_ns.unwrap(), capture.frames.unwrap());
+        let listed = capture.times_ns.len() as u64;
+        exact.extend((0..frames - listed).map(|frame| Some(start + frame * 10_000)));
+        let offset = |offset: &Option<i64>| start.checked_add_signed(offset.unwrap());
+        exact.extend(capture.times_ns.iter().map(offset));
+    }
+    assert_eq!(exact, times);
 }

@@ -77,9 +77,11 @@ impl Meta {
         Self::parse(&text)
     }
 
-    /// Parses the text of a metadata file. Captures and annotations are returned in ascending order. If the file has no
+    /// Parses the text of a metadata file, with or without a byte order mark. Captures and annotations are returned in ascending order. If the file has no
     /// captures, one capture of all samples is added.
     pub fn parse(text: &[u8]) -> Result<Self, SigmfError> {
+        // Some programs write a byte order mark.
+        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
         let root: Value = serde_json::from_slice(text)?;
         let global = root
             .get("global")
@@ -253,6 +255,7 @@ fn read_capture(fields: Fields<'_>) -> Result<Capture, SigmfError> {
         epoch: fields.small("daq:epoch")?,
         clock: fields.text("daq:clock"),
         clock_ns: fields.integer("daq:time_ns")?,
+        times_ns: fields.offsets("daq:times_ns"),
         frames: fields.integer("daq:frames")?,
         missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
     })
@@ -316,6 +319,12 @@ impl Fields<'_> {
         values
             .filter_map(|(name, value)| Some((name.clone(), value.as_u64()?)))
             .collect()
+    }
+
+    /// Returns the integers of the array `key`. Other values become `None`.
+    fn offsets(&self, key: &str) -> Vec<Option<i64>> {
+        let values = self.map.get(key).and_then(Value::as_array);
+        values.into_iter().flatten().map(Value::as_i64).collect()
     }
 
     fn positive(&self, key: &str) -> Option<f64> {

@@ -12,6 +12,13 @@ fn parse(text: &str) -> Result<Meta, SigmfError> {
 }
 
 #[test]
+fn byte_order_mark_is_ignored() {
+    let text = br#"{"global": {"core:datatype": "ri16_le"}}"#;
+    let marked = [&b"\xef\xbb\xbf"[..], text].concat();
+    assert_eq!(Meta::parse(&marked).unwrap(), Meta::parse(text).unwrap());
+}
+
+#[test]
 fn datatypes_round_trip() {
     for number in Number::ALL {
         for (complex, big_endian) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -168,11 +175,11 @@ prop_compose! {
     fn capture()(
         sample_start: u64, global_index: Option<u64>, ns: Option<u64>, frequency in option::of(any::<u32>().prop_map(quarters)),
         header_bytes: u64, sequence: Option<u64>, epoch: Option<u32>, clock in text(), frames: Option<u64>,
-        missing_frames: u64,
+        missing_frames: u64, times_ns: Vec<Option<i64>>,
     ) -> Capture {
         Capture {
             sample_start, global_index, datetime: ns.map(format_datetime), frequency, header_bytes, sequence, epoch, clock,
-            clock_ns: ns, frames, missing_frames,
+            clock_ns: ns, times_ns, frames, missing_frames,
         }
     }
 }

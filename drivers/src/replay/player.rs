@@ -29,6 +29,8 @@ pub(super) struct RecordingPlayer {
     done: u64,
     /// Number of the next packet.
     position: u64,
+    /// Whether the next packet begins an acquisition that does not continue the previous one.
+    restarts: bool,
     /// Index of the next missing range in the current file.
     gap: usize,
     /// Whether this pass has placed any packet.
@@ -92,6 +94,7 @@ impl RecordingPlayer {
             run: 0,
             done: 0,
             position: 0,
+            restarts: false,
             gap: 0,
             has_brought: false,
             read: 0,
@@ -108,12 +111,13 @@ impl RecordingPlayer {
     /// Starts the run with index `run`.
     fn begin_run(&mut self) {
         self.done = 0;
-        if let Some(sequence) = self
-            .recording
-            .runs
-            .get(self.run)
-            .and_then(|run| run.sequence)
-        {
+        let Some(run) = self.recording.runs.get(self.run) else {
+            return;
+        };
+        self.restarts |= run.restarts;
+        if run.restarts {
+            self.position = 0;
+        } else if let Some(sequence) = run.sequence {
             self.position = sequence.wrapping_mul(self.packets_per_frame());
         }
     }
@@ -121,13 +125,15 @@ impl RecordingPlayer {
     /// Returns the next piece, or `None` at the end of the recording.
     fn piece(&mut self) -> Option<Piece> {
         loop {
+            let run = self.recording.runs.get(self.run)?;
             let &Run {
                 file,
                 byte_start,
                 bytes,
                 sequence,
                 time_ns,
-            } = self.recording.runs.get(self.run)?;
+                ..
+            } = run;
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "the remainder is less than `packets_per_frame`, which is a u32"
@@ -162,12 +168,14 @@ impl RecordingPlayer {
                 clippy::cast_sign_loss,
                 reason = "never negative; saturates"
             )]
-            let time = match (time_ns, self.byte_ns) {
-                (Some(ns), Some(byte_ns)) => {
+            let frame_bytes = self.geometry.frame_bytes as u64;
+            let time = match (run.listed(self.done / frame_bytes), time_ns, self.byte_ns) {
+                (Some(listed), ..) if self.done.is_multiple_of(frame_bytes) => listed,
+                (None, Some(ns), Some(byte_ns)) => {
                     Some(ns.saturating_add((self.done as f64 * byte_ns) as u64))
                 }
-                (Some(ns), None) => (self.done == 0).then_some(ns),
-                (None, _) => None,
+                (_, Some(ns), None) if self.done == 0 => Some(ns),
+                _ => None,
             };
             return Some(Piece {
                 file,
@@ -186,6 +194,7 @@ impl RecordingPlayer {
             return false;
         }
         (self.run, self.position, self.gap, self.read) = (0, 0, 0, 0);
+        self.restarts = false;
         self.has_brought = false;
         self.begin_run();
         self.timetable.restart();
@@ -281,6 +290,9 @@ impl Filler for RecordingPlayer {
             && let Some(wait) = self.timetable.wait(due, Instant::now())
         {
             return Ok(Polled::Until(wait));
+        }
+        if std::mem::take(&mut self.restarts) {
+            window.restart();
         }
         let mut batch = window.batch();
         if self.backpressure && !self.has_room(&mut batch, &piece) {

@@ -34,6 +34,21 @@ pub(super) struct Run {
     pub sequence: Option<u64>,
     /// Recorded time of the first sample, in nanoseconds.
     pub time_ns: Option<u64>,
+    /// Recorded times of the last frames of the run, in nanoseconds; the others follow from `time_ns` and the rate.
+    pub times_ns: Vec<Option<u64>>,
+    /// Number of frames in the run; 0 if the recording contains no frames.
+    pub frames: u64,
+    /// Whether the run is an acquisition of its own, which does not continue the previous run.
+    pub restarts: bool,
+}
+
+impl Run {
+    /// Returns the listed time of frame `frame` of the run; `None` if its time is not listed.
+    pub(super) fn listed(&self, frame: u64) -> Option<Option<u64>> {
+        let first = self.frames.checked_sub(self.times_ns.len() as u64)?;
+        let index = usize::try_from(frame.checked_sub(first)?).ok()?;
+        self.times_ns.get(index).copied()
+    }
 }
 
 /// A data file and its missing ranges.
@@ -72,7 +87,7 @@ impl Recording {
             find(&directory.join(path), config.name.as_deref(), &mut metas)?;
         }
         let mut recording: Option<Self> = None;
-        let mut last = None;
+        let (mut last, mut frequency) = (None, None);
         for path in &metas {
             let meta = Meta::read(path).map_err(|why| {
                 Problem::at("path", why.to_string())
@@ -85,7 +100,7 @@ impl Recording {
                 }
                 None => recording.insert(Self::new(path, &meta)?),
             };
-            recording.add(path, &meta, &mut last)?;
+            recording.add(path, &meta, (&mut last, &mut frequency))?;
         }
         recording
             .filter(|recording| !recording.runs.is_empty())
@@ -163,12 +178,32 @@ impl Recording {
             .help("use one source for each recording; `name` selects one of several"))
     }
 
-    /// Adds a file. `last` is the frame number and the epoch at the end of the previous file.
+    /// Returns whether the time of `next` is not the time at which the runs before it end.
+    fn restarts(&self, next: &Run) -> bool {
+        let Some(time_ns) = next.time_ns else {
+            return false;
+        };
+        let mut bytes = 0;
+        for run in self.runs.iter().rev() {
+            bytes += run.bytes;
+            if let Some(start) = run.time_ns {
+                let Some(byte_ns) = self.byte_ns() else {
+                    return true;
+                };
+                let end = start as f64 + bytes as f64 * byte_ns;
+                return (time_ns as f64 - end).abs() > (byte_ns * self.group as f64).max(1000.0);
+            }
+        }
+        true
+    }
+
+    /// Adds a file. `last` is the frame number and the epoch at the end of the previous file, and `frequency` the frequency of
+    /// its last capture.
     fn add(
         &mut self,
         path: &Path,
         meta: &Meta,
-        last: &mut Option<(u64, u32)>,
+        (last, frequency): (&mut Option<(u64, u32)>, &mut Option<f64>),
     ) -> Result<(), Problem> {
         let data = meta.data_path(path);
         let bytes = std::fs::metadata(&data).map_err(|why| {
@@ -223,12 +258,26 @@ impl Recording {
                 }
                 *last = Some((sequence.saturating_add(frames.max(1) - 1), epoch));
             }
-            self.runs.push(Run {
+            let times_ns = capture.times_ns.iter().map(|offset| {
+                let offset = (*offset)?;
+                time_ns?.checked_add_signed(offset)
+            });
+            let run = Run {
                 file,
                 byte_start: span.byte_start,
                 bytes: span.bytes,
                 sequence,
                 time_ns,
+                times_ns: times_ns.collect(),
+                frames: capture.frames.unwrap_or(0),
+                restarts: false,
+            };
+            let restarts = self.restarts(&run) || capture.frequency != *frequency;
+            let is_first = self.runs.is_empty();
+            *frequency = capture.frequency;
+            self.runs.push(Run {
+                restarts: restarts && sequence.is_none() && !is_first,
+                ..run
             });
         }
         self.files.push(DataFile {

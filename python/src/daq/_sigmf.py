@@ -38,7 +38,7 @@ def read_segment(path: Path) -> Segment:
     Raises RecordingError if a file is missing or was not written by daq.
     """
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text(encoding="utf-8-sig"))
         return _Reader(path, meta).read()
     except OSError as error:
         raise RecordingError(f"cannot read {path}: {error.strerror}") from error
@@ -158,12 +158,21 @@ class _Reader:
         return table, np.concatenate([np.empty(0, np.int64), *ends])
 
     def _times(self, capture: _JSON, frames: Array) -> tuple[Array, Array]:
-        """Return times and clocks of the frames of a capture. Without a frame rate, only its first frame has a time."""
+        """Return times and clocks of the frames of a capture.
+
+        The last frames of a capture can have listed times. Without a frame rate, only these and the first frame have a time.
+        """
         clock = CLOCKS.index(capture.get("daq:clock", "none"))
         rate = self.layout.frame_rate
         has_time = (frames == 0) | (rate is not None) if "daq:time_ns" in capture else np.zeros(len(frames), np.bool_)
-        steps = np.rint(frames * (1e9 / rate if rate else 0.0)).astype(np.uint64)
-        time_ns = np.where(has_time, steps + np.uint64(capture.get("daq:time_ns", 0)), np.uint64(0))
+        steps = np.rint(frames * (1e9 / rate if rate else 0.0)).astype(np.int64)
+        listed = capture.get("daq:times_ns", [])
+        if listed:
+            known = np.array([offset is not None for offset in listed])
+            has_time[-len(listed) :] = known
+            steps[-len(listed) :] = [offset or 0 for offset in listed]
+        start = np.uint64(capture.get("daq:time_ns", 0))
+        time_ns = np.where(has_time, start + steps.astype(np.uint64), np.uint64(0))
         return time_ns, np.where(has_time, clock, 0).astype(np.uint8)
 
     def _pieces(self, raw: Array, starts: Array, ends: Array) -> list[Array]:
@@ -189,14 +198,13 @@ class _Reader:
                 yield Span(i, first - int(starts[i]), last - first, note.get("daq:cause"))
 
     def _gaps(self, starts: Array) -> list[Gap]:
-        lost = (note for note in self._labelled("missing") if note.get("daq:missing_frames"))
         return [
             Gap(
                 int(np.searchsorted(starts, note["core:sample_start"])),
                 int(note["daq:missing_frames"]),
                 note.get("daq:cause"),
             )
-            for note in lost
+            for note in self._labelled("gap")
         ]
 
     def _present(self, spans: list[Span], frames: int) -> Array | None:

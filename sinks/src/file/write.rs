@@ -244,9 +244,8 @@ impl Sink for FileSink {
 /// Returns the time at which a frame was acquired.
 fn moment(meta: &FrameMeta) -> Option<Moment> {
     let clock = meta.timestamp.clock;
-    (clock != Clock::None).then(|| Moment {
-        clock: clock.name(),
+    (clock != Clock::None).then_some(Moment {
+        clock,
         ns: meta.timestamp.ns,
-        utc: clock.is_utc(),
     })
 }

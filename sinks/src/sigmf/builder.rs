@@ -2,10 +2,11 @@
 
 use super::kept::Kept;
 use super::recording::{Moment, Record, Recording, nanoseconds};
+use super::times::{Continuation, Listed, MAX_TIMES, Times};
 use daq_core::frame::KeptFields;
 use daq_core::sigmf::{
-    Annotation, Capture, Extension, Global, LABEL_INCOMPLETE, LABEL_MISSING, LABEL_SUSPECT,
-    MAX_INTEGER, Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
+    Annotation, Capture, Extension, Global, LABEL_GAP, LABEL_INCOMPLETE, LABEL_MISSING,
+    LABEL_SUSPECT, MAX_INTEGER, Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
 };
 use daq_core::units::counted;
 use daq_core::units::format_datetime;
@@ -37,6 +38,8 @@ struct Run {
     moment: Option<Moment>,
     frames: u64,
     lost: u64,
+    /// Times of frames that do not follow from `moment` and the rate.
+    listed: Option<Listed>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +99,7 @@ pub struct MetaBuilder {
     max_notes: usize,
     notes: Vec<Note>,
     kept: Kept,
+    times: Times,
     unlisted: Unlisted,
     bytes: u64,
     frames: u64,
@@ -131,6 +135,7 @@ impl MetaBuilder {
         let texts = texts + kept.sum::<usize>();
         Self {
             kept: Kept::new(&recording.kept),
+            times: Times::new(captures / 2),
             recording,
             group,
             global_bytes: GLOBAL_BYTES + texts as u64,
@@ -154,7 +159,10 @@ impl MetaBuilder {
 
     /// Returns the number of bytes of memory that a builder from [`new`](Self::new) uses for frames with the kept fields `kept`.
     pub fn memory(kept: &[String]) -> usize {
-        MAX_CAPTURES * size_of::<Run>() + MAX_ANNOTATIONS * size_of::<Note>() + Kept::memory(kept)
+        MAX_CAPTURES * size_of::<Run>()
+            + MAX_ANNOTATIONS * size_of::<Note>()
+            + MAX_TIMES * size_of::<i64>()
+            + Kept::memory(kept)
     }
 
     /// Starts segment number `segment`. The builder remembers the last frame, so frames lost between two segments are
@@ -165,6 +173,7 @@ impl MetaBuilder {
         self.runs.clear();
         self.notes.clear();
         self.kept.clear();
+        self.times.clear();
         self.unlisted = Unlisted::default();
         self.bytes = 0;
         self.frames = 0;
@@ -207,22 +216,26 @@ impl MetaBuilder {
                 && last.sequence.checked_add(1) == Some(record.sequence)
                 && last.bytes == self.recording.frame_bytes
         });
-        let frame_ns = self.recording.frame_ns();
-        // If the start time of a capture without a time cannot be derived, the capture ends at the first frame with a
-        // time.
-        let follows = follows
-            && !self.runs.last().is_some_and(|run| {
-                let is_first = run.moment.is_none() && record.moment.is_some();
-                is_first && frame_ns.is_none() && self.unlisted.runs == 0
-            });
+        let continuation = match self.runs.last() {
+            Some(run) if follows && self.unlisted.runs == 0 => {
+                let capture = (run.moment, run.frames, run.listed);
+                self.times.judge(&self.recording, capture, record.moment)
+            }
+            _ => Continuation::Predicted,
+        };
+        let follows = follows && continuation != Continuation::Step;
         if follows && self.unlisted.runs > 0 {
             self.unlisted.end = start + samples;
         } else if let Some(run) = self.runs.last_mut().filter(|_| follows) {
             if run.moment.is_none() {
+                let before = nanoseconds(run.frames, self.recording.frame_ns());
                 run.moment = record.moment.map(|moment| Moment {
-                    ns: moment.ns.saturating_sub(nanoseconds(run.frames, frame_ns)),
+                    ns: moment.ns.saturating_sub(before),
                     ..moment
                 });
+            }
+            if continuation == Continuation::Listed {
+                self.times.list(&mut run.listed, run.moment, record.moment);
             }
             run.frames += 1;
         } else if self.runs.len() < self.max_runs {
@@ -232,6 +245,7 @@ impl MetaBuilder {
                 moment: record.moment,
                 frames: 1,
                 lost,
+                listed: None,
             });
         } else {
             self.unlisted.cover(start, samples);
@@ -279,10 +293,12 @@ impl MetaBuilder {
         }
     }
 
-    /// Returns whether the segment must end, because its metadata may have no room for the kept fields of another frame, or for
-    /// the beginning of a frame that only its capture shows, because frames differ in size.
+    /// Returns whether the segment must end, because its metadata may have no room for the kept fields or the time of another
+    /// frame, or for the beginning of a frame that only its capture shows, because frames differ in size.
     pub fn is_full(&self) -> bool {
-        self.kept.is_full() || self.has_other_sizes && self.runs.len() == self.max_runs
+        self.kept.is_full()
+            || self.times.is_full()
+            || self.has_other_sizes && self.runs.len() == self.max_runs
     }
 
     /// Sets the packet sizes from the first frame.
@@ -352,7 +368,10 @@ impl MetaBuilder {
         // for lost frames.
         let captures = (self.runs.len() + 1).min(self.max_runs);
         let annotations = (self.notes.len() + spans + 3).min(self.max_notes) + 1;
-        (captures + annotations) as u64 * ENTRY_BYTES + self.kept.json_bytes() + self.global_bytes
+        (captures + annotations) as u64 * ENTRY_BYTES
+            + self.times.json_bytes()
+            + self.kept.json_bytes()
+            + self.global_bytes
     }
 
     /// Returns the number of bytes of the frames recorded for this segment.
@@ -429,6 +448,7 @@ impl MetaBuilder {
     fn capture(&self, run: &Run) -> Capture {
         let moment = run.moment;
         let frame_samples = self.recording.frame_bytes / self.group;
+        let times = run.listed.map(|listed| self.times.of(listed));
         Capture {
             sample_start: run.start,
             global_index: run
@@ -437,14 +457,15 @@ impl MetaBuilder {
                 .checked_mul(frame_samples)
                 .filter(|&index| index <= MAX_INTEGER),
             datetime: moment
-                .filter(|moment| moment.utc)
+                .filter(|moment| moment.clock.is_utc())
                 .map(|moment| format_datetime(moment.ns)),
             frequency: None,
             header_bytes: 0,
             sequence: Some(run.first.sequence),
             epoch: Some(run.first.epoch),
-            clock: moment.map(|moment| moment.clock.into()),
+            clock: moment.map(|moment| moment.clock.name().into()),
             clock_ns: moment.map(|moment| moment.ns),
+            times_ns: times.unwrap_or_default(),
             frames: Some(run.frames),
             missing_frames: run.lost,
         }
@@ -476,14 +497,15 @@ impl Note {
                 0,
             ),
             Kind::Lost { frames } => (
-                LABEL_MISSING,
+                LABEL_GAP,
                 format!("{} missing before this sample", counted(frames, "frame")),
                 frames,
             ),
         };
         Annotation {
             sample_start: self.start,
-            sample_count: Some(self.count),
+            // Readers find an annotation only at the samples that it contains: for lost frames, the sample after them.
+            sample_count: Some(self.count.max(1)),
             label: Some(label.into()),
             comment: Some(comment),
             cause: self.cause.map(Into::into),

@@ -3,8 +3,8 @@
 //! - A new capture begins where samples are not continuous: at lost frames, at a new epoch, and after a frame that is
 //!   shorter than the others. `core:global_index` also counts lost frames, so it is the position of a sample in the
 //!   stream.
-//! - Filled samples are annotated as `missing`; adjacent spans are merged. Lost frames are annotated as `missing` with
-//!   `core:sample_count` 0 at their position, and are counted in `daq:missing_frames`.
+//! - Filled samples are annotated as `missing`; adjacent spans are merged. Lost frames are counted in `daq:missing_frames` of an
+//!   annotation `gap` of the sample after them.
 //! - If the stream began or ended inside a frame, the packets before its first or after its last packet were never
 //!   sent. They are filled and annotated as `missing` with `daq:cause` [`CAUSE_TRUNCATED`]. They do not count in the
 //!   totals of missing data. If packets are missing at both ends of an epoch's first frame, its flags do not show
@@ -12,6 +12,9 @@
 //! - Frames that are not interleaved samples over time have no `core:sample_rate`, because SigMF would interpret it as
 //!   the rate of the numbers in the file. Their shape is in `daq:channels`, `daq:points`, `daq:order` and `daq:axis`.
 //!   If known, the number of frames per second is in the global key `daq:frame_rate`.
+//! - A new capture also begins at a step in time: where the time of a frame differs by more than a sample from the time that
+//!   follows from the capture's start and the rate, or by more than 10 ms if the time was read when a packet arrived. All other
+//!   differences, and all times of frames without a rate, are listed in `daq:times_ns` of the capture.
 //! - The time of a capture is the time of its first frame with a time, minus the duration of the frames before it. If
 //!   that duration is unknown, another capture begins at the frame with the time.
 //! - `core:datetime` is written only for UTC clocks. The name of the clock and its nanoseconds are always written.
@@ -22,6 +25,7 @@
 mod builder;
 mod kept;
 mod recording;
+mod times;
 
 pub use builder::{CAUSE_TRUNCATED, LABEL_UNLISTED, MAX_ANNOTATIONS, MAX_CAPTURES, MetaBuilder};
 pub use recording::{Moment, Record, Recording, Table};

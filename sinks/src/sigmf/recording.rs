@@ -1,6 +1,6 @@
 //! The input from which the metadata is built: properties of the recording, and of each frame.
 
-use daq_core::frame::PacketSizes;
+use daq_core::frame::{Clock, PacketSizes};
 use daq_core::sigmf::Datatype;
 
 /// Properties that all frames of a recording share.
@@ -62,6 +62,14 @@ impl Recording {
             .filter(|rate| rate.is_finite() && *rate > 0.0)
             .map(|rate| 1e9 / rate)
     }
+
+    /// Returns the number of samples of a complete frame; for frames that are not interleaved samples, the points per channel.
+    pub(super) fn frame_samples(&self) -> u64 {
+        let group = self.datatype.bytes() as u64 * u64::from(self.channels.max(1));
+        self.table
+            .as_ref()
+            .map_or(self.frame_bytes / group, |table| table.points)
+    }
 }
 
 /// Returns the duration of the given number of frames in nanoseconds.
@@ -74,15 +82,13 @@ pub(super) fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
     (frames as f64 * frame_ns.unwrap_or(0.0)).round() as u64
 }
 
-/// Acquisition time of a frame, with the name of its clock.
+/// Acquisition time of a frame, with its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// Name of the clock.
-    pub clock: &'static str,
+    /// The clock, which is not [`Clock::None`].
+    pub clock: Clock,
     /// Time that the clock showed, in nanoseconds.
     pub ns: u64,
-    /// Whether the time is counted from 1970-01-01T00:00:00Z.
-    pub utc: bool,
 }
 
 /// Properties of a frame that was written.

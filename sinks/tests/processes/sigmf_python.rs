@@ -2,10 +2,9 @@
 //!
 //! Searches for a Python with this package: `DAQ_TEST_PYTHON`, then `.venv/bin/python` in the repository's root.
 
-use daq_core::frame::PacketSizes;
-use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
+use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Timestamp};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
-use daq_core::sigmf::{Datatype, LABEL_MISSING, MAX_INTEGER, Meta, Number};
+use daq_core::sigmf::{Datatype, LABEL_GAP, LABEL_MISSING, MAX_INTEGER, Meta, Number};
 use daq_sinks::file::segment::{Options, SegmentWriter, segment_name};
 use daq_sinks::sigmf::{LABEL_UNLISTED, MetaBuilder, Moment, Record, Recording, Table};
 use daq_testkit::python;
@@ -80,10 +79,9 @@ fn at(sequence: u64, bytes: u64, ns: u64) -> Record {
     Record {
         sequence,
         bytes,
-        moment: Some(Moment {
-            clock: "kernel",
+        moment: (ns > 0).then_some(Moment {
+            clock: Clock::Kernel,
             ns,
-            utc: true,
         }),
         ..Record::default()
     }
@@ -156,9 +154,8 @@ fn sigmf_python_reads_gaps_and_epochs() {
                 epoch: 1,
                 restart: true,
                 moment: Some(Moment {
-                    clock: "sensor",
+                    clock: Clock::Sensor,
                     ns: 77,
-                    utc: false,
                 }),
                 ..at(0, 1024, 0)
             },
@@ -230,7 +227,7 @@ fn sigmf_python_reads_gaps_and_epochs() {
         json!([
             [144, 32, "missing", null, null, null],
             [240, 32, "missing", 2, null, null],
-            [384, 0, "missing", null, 7, "overrun"],
+            [384, 1, "gap", null, 7, "overrun"],
             [640, 64, "suspect", null, null, null],
         ])
     );
@@ -285,20 +282,20 @@ fn sigmf_python_reads_summary_of_many_gaps() {
     assert_eq!(annotations.len() as u64, ANNOTATIONS + 1);
     let unlisted = annotations.last().unwrap();
     assert_eq!(unlisted["core:label"], LABEL_UNLISTED);
-    let listed = |key: &str| {
+    let listed = |key: &str, label: &str| {
         annotations
             .iter()
-            .filter(|a| a["core:label"] == LABEL_MISSING)
+            .filter(|a| a["core:label"] == label)
             .filter_map(|a| a[key].as_u64())
             .sum::<u64>()
     };
     assert_eq!(seen["global"]["daq:missing_samples"], n);
     assert_eq!(seen["global"]["daq:missing_frames"], n - 1);
     assert_eq!(
-        listed("daq:missing_frames") + unlisted["daq:missing_frames"].as_u64().unwrap(),
+        listed("daq:missing_frames", LABEL_GAP) + unlisted["daq:missing_frames"].as_u64().unwrap(),
         n - 1
     );
-    let rest = n - listed("core:sample_count");
+    let rest = n - listed("core:sample_count", LABEL_MISSING);
     assert!(
         unlisted["core:comment"]
             .as_str()

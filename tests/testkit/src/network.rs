@@ -57,12 +57,16 @@ impl Recording {
                 ));
             }
             for note in meta["annotations"].as_array().unwrap() {
-                assert_eq!(note["core:label"], "missing", "{note}");
+                let is_gap = note["core:label"] == "gap";
+                assert!(is_gap || note["core:label"] == "missing", "{note}");
                 all.frames += note
                     .get("daq:missing_frames")
                     .map_or(0, |frames| frames.as_u64().unwrap());
                 let start = at + number(&note["core:sample_start"]);
                 let end = start + number(&note["core:sample_count"]);
+                if is_gap {
+                    continue;
+                }
                 match all.missing.last_mut() {
                     Some(last) if last.end == start => last.end = end,
                     _ if end > start => all.missing.push(start..end),
