@@ -8,7 +8,7 @@ if path.endswith(".zarr"):
     import zarr
 
     group = zarr.open_group(path, mode="r")
-    names = group["kept"].attrs["bits"].values()
+    names = group["kept"].attrs["flag_meanings"].split()
     kept = {name: group[name][:].tolist() for name in names}
     kept["kept"] = group["kept"][:].tolist()
     kept["sequence"] = group["sequence"][:].tolist()

@@ -94,8 +94,8 @@ def _read(path: Path) -> Segment:
         present=present.read() if present else None,
     )
     if (path / "kept").is_dir():
-        has, bits = column("kept"), _Column(path, "kept").attributes["bits"]
-        for bit, name in bits.items():
+        has, about = column("kept"), _Column(path, "kept").attributes
+        for bit, name in zip(about["flag_masks"], about["flag_meanings"].split()):
             segment.kept[name] = np.ma.MaskedArray(column(name), mask=(has & int(bit)) == 0)
     if present and segment.present is not None:
         segment.spans = list(_spans(segment, present.attributes, path))
@@ -107,13 +107,14 @@ def _layout(frames: _Column) -> Layout:
     order = str(about.get("order", "interleaved"))
     first, second = frames.shape[:2]
     channels, points = (first, second) if order == "planar" else (second, first)
+    axis = {key.removeprefix("axis_"): value for key, value in about.items() if key.startswith("axis_")}
     return Layout(
         str(about["type"]),
         bool(about["complex"]),
         channels,
         points,
         order,
-        about.get("axis", {}),
+        {"kind": about["axis"], **axis} if "axis" in about else {},
         about.get("sample_rate"),
         about.get("frame_rate"),
     )

@@ -4,6 +4,7 @@ use super::columns::{
     CLOCK, Column, EPOCH, FLAGS, FRAMES, KEPT_NAME, LENGTH, PRESENT, SEQUENCE, TIMESTAMP,
 };
 use super::store::Room;
+use daq_core::frame::Clock;
 use daq_core::ring::Frame;
 use daq_core::sink::SinkError;
 
@@ -81,6 +82,14 @@ impl Batch {
     /// Returns the number of rows of the store up to and including the batch's last frame.
     pub(super) fn end(&self) -> u64 {
         self.first + self.rows as u64
+    }
+
+    /// Returns the clocks of the batch's frames.
+    pub(super) fn clocks(&self) -> impl Iterator<Item = Clock> {
+        let clocks = &self.columns[CLOCK];
+        let at = clocks.at(self.first);
+        let clocks = &clocks.bytes[at..at + self.rows];
+        clocks.iter().map(|clock| Clock::from_u8(*clock))
     }
 
     /// Adds `frame` with the payload `bytes`. Returns the number of payload bytes that fit. Must not be called if the

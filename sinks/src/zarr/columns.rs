@@ -5,7 +5,7 @@ use daq_core::frame::{Clock, Flags, MAX_KEPT_FIELDS};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::units::ByteSize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Desired number of rows per chunk of the arrays other than `frames`, so that their files are not too small. The
 /// actual number is a multiple of the number of rows per chunk of `frames`.
@@ -23,6 +23,11 @@ pub(super) const CLOCK: usize = 4;
 pub(super) const LENGTH: usize = 5;
 pub(super) const FLAGS: usize = 6;
 pub(super) const PRESENT: usize = 7;
+
+/// Units of times of clocks that do not count from 1970, or of several clocks.
+pub(super) const UNITS: &str = "ns";
+/// Units of times in UTC, which xarray decodes.
+pub(super) const UTC_UNITS: &str = "nanoseconds since 1970-01-01";
 
 /// Name of the array that states which kept fields are present. The arrays of the fields follow it.
 pub(super) const KEPT_NAME: &str = "kept";
@@ -73,18 +78,15 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
     let plain = |name: &str, kind, width, attributes: Value| {
         column(name, kind, width, index, &[], &["frame"], &attributes)
     };
-    let clocks: Map<_, _> = (0..=u8::MAX)
-        .map_while(|n| {
-            (n == 0 || Clock::from_u8(n) != Clock::None)
-                .then(|| (n.to_string(), json!(Clock::from_u8(n).name())))
-        })
-        .collect();
-    let bits = json!({
-        Flags::INCOMPLETE.0.to_string(): "incomplete",
-        Flags::EPOCH.0.to_string(): "first of an epoch",
-        Flags::TRUNCATED.0.to_string(): "truncated",
-        Flags::SUSPECT.0.to_string(): "suspect",
-    });
+    let clocks = (0..=u8::MAX)
+        .take_while(|n| *n == 0 || Clock::from_u8(*n) != Clock::None)
+        .map(|n| (u32::from(n), Clock::from_u8(n).name()));
+    let bits = [
+        (Flags::INCOMPLETE.0, "incomplete"),
+        (Flags::EPOCH.0, "first_of_an_epoch"),
+        (Flags::TRUNCATED.0, "truncated"),
+        (Flags::SUSPECT.0, "suspect"),
+    ];
     let mut frames = column(
         FRAMES_NAME,
         kind,
@@ -101,10 +103,10 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
         frames,
         plain("sequence", "uint64", 8, json!({}))?,
         plain("epoch", "uint32", 4, json!({}))?,
-        plain("timestamp_ns", "uint64", 8, json!({ "units": "ns" }))?,
-        plain("clock", "uint8", 1, json!({ "names": clocks }))?,
+        plain("timestamp_ns", "uint64", 8, json!({ "units": UNITS }))?,
+        plain("clock", "uint8", 1, meanings("flag_values", clocks))?,
         plain("length", "uint64", 8, json!({ "units": "byte" }))?,
-        plain("flags", "uint32", 4, json!({ "bits": bits }))?,
+        plain("flags", "uint32", 4, meanings("flag_masks", bits))?,
     ];
     if context.packets_per_frame > 0 {
         let packets_per_frame = u64::from(context.packets_per_frame);
@@ -130,11 +132,10 @@ pub(super) fn columns(context: &SinkContext, rows: u64) -> Result<Vec<Column>, S
         }
     }
     if !context.kept.is_empty() {
-        let bits: Map<_, _> = (0..MAX_KEPT_FIELDS)
+        let bits = (0..MAX_KEPT_FIELDS)
             .zip(&context.kept)
-            .map(|(i, name)| ((1 << i).to_string(), json!(name)))
-            .collect();
-        columns.push(plain(KEPT_NAME, "uint8", 1, json!({ "bits": bits }))?);
+            .map(|(i, name)| (1 << i, name.as_str()));
+        columns.push(plain(KEPT_NAME, "uint8", 1, meanings("flag_masks", bits))?);
         for name in context.kept.iter().take(MAX_KEPT_FIELDS) {
             columns.push(plain(name, "uint64", 8, json!({}))?);
         }
@@ -175,13 +176,29 @@ pub(super) const fn number(scalar: Scalar) -> Option<&'static str> {
     }
 }
 
+/// Returns the numbers or bits of an array and their meanings as the CF conventions store them, `key` with the numbers.
+fn meanings<'a>(key: &str, known: impl IntoIterator<Item = (u32, &'a str)>) -> Value {
+    let (numbers, names): (Vec<_>, Vec<_>) = known.into_iter().unzip();
+    json!({ key: numbers, "flag_meanings": names.join(" ") })
+}
+
+/// Returns the attributes of the frames: only numbers, texts and lists of them, because other files, such as netCDF, have no other
+/// attributes.
 fn frame_attributes(layout: &Layout) -> Value {
     let mut attributes = json!({
-        "axis": axis(&layout.axis),
         "order": order(layout.order),
         "type": layout.scalar.name(),
-        "complex": layout.complex,
+        "complex": u8::from(layout.complex),
     });
+    if let Value::Object(known) = axis(&layout.axis) {
+        for (key, value) in known {
+            let name = match key.as_str() {
+                "kind" => "axis".to_owned(),
+                key => format!("axis_{key}"),
+            };
+            attributes[name] = value;
+        }
+    }
     for (key, rate) in [
         ("sample_rate", layout.sample_rate()),
         ("frame_rate", layout.frame_rate),

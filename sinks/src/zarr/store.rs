@@ -3,9 +3,10 @@
 
 use super::ZarrKeys;
 use super::batch::Batch;
-use super::columns::{Column, FRAMES, FRAMES_NAME};
+use super::columns::{Column, FRAMES, FRAMES_NAME, TIMESTAMP, UNITS, UTC_UNITS};
 use crate::directory::{failure, no_space, remedy};
 use crate::lock::StemLock;
+use daq_core::frame::Clock;
 use daq_core::sink::{SinkContext, SinkError};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -44,6 +45,8 @@ pub(super) struct Rooms {
 pub(super) struct Store {
     pub(super) dir: PathBuf,
     columns: Vec<Column>,
+    /// Whether all times so far are UTC; `None` before the first time.
+    is_utc: Option<bool>,
 }
 
 impl Store {
@@ -75,6 +78,7 @@ impl Store {
         let mut store = Self {
             dir: partial,
             columns,
+            is_utc: None,
         };
         let made = store.make(keys, context).and_then(|()| {
             rename(&store.dir, &dir).map_err(|error| failed("rename", &store.dir, error))
@@ -141,6 +145,12 @@ impl Store {
     /// Commits all frames up to the end of `batch`. After an error, the call can be repeated with the same batch. An
     /// error after the commit is stored in the batch.
     pub(super) fn commit(&mut self, batch: &mut Batch) -> Result<(), SinkError> {
+        for clock in batch.clocks().filter(|clock| *clock != Clock::None) {
+            self.is_utc = Some(self.is_utc.unwrap_or(true) && clock.is_utc());
+        }
+        let is_utc = self.is_utc == Some(true);
+        let units = if is_utc { UTC_UNITS } else { UNITS };
+        self.columns[TIMESTAMP].metadata["attributes"]["units"] = json!(units);
         let Batch {
             columns: buffers,
             room,
