@@ -406,10 +406,9 @@ impl fmt::Display for Layout {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Samples {
-    /// Type of each number, described in [Sample types](sample-types.md). Received bytes are stored unchanged. Kernels and
-    /// file metadata interpret types of whole bytes as little-endian. Samples of a big-endian sender, such as a NumPy
-    /// array of type `>i2` sent by spead2, are not byte-swapped; the sender must swap them. Packed types
-    /// (`uint12p`, …) must fill whole frames; kernel `convert` unpacks them.
+    /// Type of each number, described in [Sample types](sample-types.md). Received bytes are stored unchanged. Types of
+    /// whole bytes are little-endian, or big-endian if their names end in `be`: a NumPy array of type `>i2` is `int16be`.
+    /// Packed types (`uint12p`, …) must fill whole frames; kernel `convert` unpacks them.
     #[serde(rename = "type")]
     pub scalar: Scalar,
     /// Whether each sample is a pair of numbers (real, imaginary).

@@ -136,6 +136,10 @@ pub(super) struct XdpConfig {
     /// Number of packets that Linux stores per queue while its thread is delayed: a power of two, 64 to 262144.
     #[serde(default = "packets")]
     pub packets: u32,
+    /// Verify the checksums of IPv4 and UDP where packets have them, as Linux does for sockets. Damaged packets are rejected;
+    /// default true. With `false`, damaged packets are stored unless the NIC drops them.
+    #[serde(default = "yes")]
+    pub checksums: bool,
     /// The keys of Linux sockets.
     #[serde(rename = "..socket_keys")]
     #[schemars(flatten)]
@@ -152,6 +156,10 @@ fn one() -> Queues {
 
 const fn chunk() -> ByteSize {
     ByteSize(4096)
+}
+
+const fn yes() -> bool {
+    true
 }
 
 const fn packets() -> u32 {

@@ -1,7 +1,7 @@
 //! The thread of one queue: moves packets from the memory shared with the NIC into the reorder window.
 
-use super::headers;
 use super::link::{Attached, BATCH};
+use super::{checksum, headers};
 use crate::packet::datagram::Depacketizer;
 use crate::packet::{Flow, Format};
 use crate::sender::SenderWatch;
@@ -138,8 +138,32 @@ pub(super) struct Receiver {
     is_down_reported: bool,
     /// Whether a system call makes Linux poll the NIC.
     polls: bool,
+    /// Whether the checksums of packets are verified.
+    verifies: bool,
     /// Detaches the program when the last thread ends.
     _attached: Arc<Attached>,
+}
+
+/// The rejected packets of a batch: the last fault of each kind, and the number of packets.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wrongs {
+    headers: Option<(headers::Wrong, u64)>,
+    checksums: Option<(headers::Wrong, u64)>,
+}
+
+impl Wrongs {
+    fn add(&mut self, wrong: headers::Wrong) {
+        let kind = match wrong {
+            headers::Wrong::Checksum => &mut self.checksums,
+            _ => &mut self.headers,
+        };
+        *kind = Some((wrong, kind.map_or(1, |(_, packets)| packets + 1)));
+    }
+
+    fn total(&self) -> u64 {
+        let both = [self.headers, self.checksums];
+        both.into_iter().flatten().map(|(_, packets)| packets).sum()
+    }
 }
 
 /// Location of a packet's bytes.
@@ -165,6 +189,8 @@ pub(super) struct Parts {
     pub(super) attached: Arc<Attached>,
     /// Whether Linux polls the NIC while the queue is empty, instead of waiting for an interrupt.
     pub(super) polls: bool,
+    /// Whether the checksums of packets are verified.
+    pub(super) verifies: bool,
 }
 
 impl Receiver {
@@ -183,6 +209,7 @@ impl Receiver {
             stack_polled: None,
             is_down_reported: false,
             polls: parts.polls,
+            verifies: parts.verifies,
             _attached: parts.attached,
         }
     }
@@ -194,8 +221,8 @@ impl Receiver {
         }
         let pieces = self.gather();
         let received = now();
-        let mut wrong = None;
-        let mut wrongs = 0;
+        let mut wrongs = Wrongs::default();
+        let verifies = self.verifies;
         let pieces_at = |i: usize| self.socket.taken(i).0;
         let whole = &self.whole;
         let datagrams = self.packets.iter().filter_map(|packet| {
@@ -203,11 +230,16 @@ impl Receiver {
                 None => pieces_at(packet.piece),
                 Some((start, end)) => &whole[start..end],
             };
-            match headers::payload(bytes) {
+            let payload = headers::payload(bytes).and_then(|payload| {
+                if verifies {
+                    checksum::verify(bytes, &payload)?;
+                }
+                Ok(payload)
+            });
+            match payload {
                 Ok(payload) => Some((bytes, payload, received)),
                 Err(why) => {
-                    wrong = Some(why);
-                    wrongs += 1;
+                    wrongs.add(why);
                     None
                 }
             }
@@ -231,13 +263,15 @@ impl Receiver {
         };
         self.senders.saw(packet(0).and_then(headers::sender));
         // If packets were rejected, the index does not match `self.packets`.
-        if let Some(duplicate) = duplicate.filter(|_| wrongs == 0) {
+        if let Some(duplicate) = duplicate.filter(|_| wrongs.total() == 0) {
             self.senders
                 .duplicate(packet(duplicate).and_then(headers::sender));
         }
-        if let Some(wrong) = wrong {
-            window.reject(wrongs);
-            self.log_rejected(wrong, wrongs);
+        if wrongs.total() > 0 {
+            window.reject(wrongs.total());
+            for (wrong, packets) in [wrongs.headers, wrongs.checksums].into_iter().flatten() {
+                self.log_rejected(wrong, packets);
+            }
         }
         // The pieces of an incomplete packet stay until its last piece arrives.
         self.socket.give_back(pieces);
@@ -275,10 +309,10 @@ impl Receiver {
 
     #[cold]
     fn log_rejected(&self, wrong: headers::Wrong, packets: u64) {
-        let message = format_args!("packet headers: {wrong}");
-        if self.rejections.count("headers", packets, message) {
+        let reason = wrong.reason();
+        if self.rejections.count(reason, packets, wrong) {
             tracing::warn!(
-                "source {}: rejected a packet of {} (headers): {wrong}. Further packets rejected for this reason are only counted",
+                "source {}: rejected a packet of {} ({reason}): {wrong}. Further packets rejected for this reason are only counted",
                 self.name,
                 self.what,
             );

@@ -19,6 +19,19 @@ pub enum Wrong {
     /// The length fields of the packet contradict each other.
     #[error("the lengths in the packet's headers contradict each other")]
     Length,
+    /// The checksum of IPv4 or of UDP is wrong.
+    #[error("the checksum of the packet is wrong, so the packet was damaged on its way")]
+    Checksum,
+}
+
+impl Wrong {
+    /// Returns the reason under which such packets are counted as rejected.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Checksum => "checksum",
+            Self::Short | Self::Other | Self::Length => "headers",
+        }
+    }
 }
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -34,11 +47,19 @@ fn word(bytes: &[u8], at: usize) -> Result<u16, Wrong> {
         .ok_or(Wrong::Short)
 }
 
+/// Returns whether the network header of `packet` should be that of IPv4.
+#[inline]
+pub(super) fn is_ipv4(packet: &[u8]) -> Result<bool, Wrong> {
+    let first = word(packet, 12)?;
+    let is_tagged = ETHERTYPE_TAGS.contains(&first);
+    let kind = if is_tagged { word(packet, 16)? } else { first };
+    Ok(kind == ETHERTYPE_IPV4)
+}
+
 /// Returns the byte range of the UDP payload in `packet`. The packet must begin with its Ethernet header and at most
 /// one VLAN tag, followed by IPv4 without options and fragmentation, or by IPv6 without extension headers, then UDP.
 ///
-/// Ethernet padding after the datagram is excluded. Checksums are not verified: the NIC has verified them, and packets
-/// from the same host have none.
+/// Ethernet padding after the datagram is excluded. [`verify`](super::checksum::verify) verifies the checksums.
 ///
 /// ```
 /// let mut packet = [0; 60];

@@ -370,3 +370,53 @@ fn xdp_impossible_config_is_reported() {
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert_contains!(outcome.stderr => "interface none0");
 }
+
+/// Sends packet `number` with a correct or a wrong checksum from a raw socket.
+const DAMAGED: &str = r#"
+import socket, struct, sys
+
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+raw.bind((sys.argv[1], 0x0800))
+body = bytes.fromhex(sys.argv[2])
+
+
+def fold(words):
+    total = sum(struct.unpack(f">{len(words) // 2}H", words))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total ^ 0xFFFF
+
+
+addresses = socket.inet_aton("10.77.0.2") + socket.inet_aton("10.77.0.1")
+length = 8 + len(body)
+udp = struct.pack(">HHH", 4000, 4950, length)
+checksum = fold(addresses + struct.pack(">HH", 17, length) + udp + b"\0\0" + body)
+header = struct.pack(">BBHHHBBH", 0x45, 0, 20 + length, 0, 0, 64, 17, 0) + addresses
+header = header[:10] + struct.pack(">H", fold(header)) + header[12:]
+for wrong in (1, 2, 0):
+    raw.send(b"\xff" * 6 + bytes(6) + b"\x08\0" + header + udp + struct.pack(">H", checksum ^ wrong) + body)
+"#;
+
+/// Damaged packets are rejected, as Linux does for sockets.
+#[test]
+fn xdp_damaged_packets_are_rejected() {
+    let python = python!("socket");
+    let far = wire!(1, 1500);
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
+    let mut live = started(&daq);
+    let hex: String = packet(0, PAYLOAD)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    far.run(|| python.run(DAMAGED, &[FAR.to_owned(), hex]));
+    live.wait_count("sources.adc.rejected", 2);
+    let outcome = assert_delivered(live, 1);
+    assert_counts!(outcome, "sources.adc" => rejected_by.checksum: 2);
+}
+
+fn assert_delivered(mut live: Live, packets: u64) -> daq_testkit::Outcome {
+    live.wait_count("sources.adc.expected", packets);
+    let outcome = live.stop().ok();
+    assert_counts!(outcome, "sources.adc" => delivered: packets);
+    outcome
+}
