@@ -27,7 +27,7 @@ pub enum Inserted {
     Waiting,
     /// The frame was delivered before.
     Delivered,
-    /// The frame was counted as missing.
+    /// The frame was counted as missing, or precedes the frame at which its run was joined.
     Late,
 }
 
@@ -55,6 +55,8 @@ struct Run<T> {
     window: u64,
     /// Delivered frames of an unordered run; `None` if the run is ordered.
     delivered: Option<BTreeSet<u64>>,
+    /// Frames below this number were never expected: the run was joined at this frame.
+    start: u64,
 }
 
 /// The runs of one consumer.
@@ -77,9 +79,21 @@ impl<T> Runs<T> {
     /// Declares that all frames of `run` below `next` were delivered by an earlier process.
     pub fn resume(&mut self, run: &str, next: u64) {
         let run = self.run(run, next);
+        run.start = 0;
         run.next = run.next.max(next);
         let next = run.next;
         run.waiting.retain(|number, _| *number >= next);
+    }
+
+    /// Returns whether a frame of `run` has arrived before.
+    pub fn knows(&self, run: &str) -> bool {
+        self.runs.iter().any(|known| known.name == run)
+    }
+
+    /// Declares that frame `start` is the first of the unknown run `run` that can be delivered. Lower numbers that arrive later
+    /// are [`Inserted::Late`].
+    pub fn begin(&mut self, run: &str, start: u64) {
+        self.run(run, start);
     }
 
     /// Declares that the frames of `run` arrive in any order and with any gaps.
@@ -104,6 +118,7 @@ impl<T> Runs<T> {
                 missed: BTreeSet::new(),
                 window: 0,
                 delivered: None,
+                start: next,
             });
             self.runs.len() - 1
         });
@@ -123,7 +138,7 @@ impl<T> Runs<T> {
             Inserted::Waiting
         } else if !is_past {
             Inserted::New
-        } else if run.missed.contains(&number) {
+        } else if run.missed.contains(&number) || number < run.start {
             Inserted::Late
         } else {
             Inserted::Delivered
@@ -294,6 +309,26 @@ mod tests {
         runs.insert("r", 13, 4, 13);
         assert_eq!(popped(&mut runs, now + TIMEOUT), [] as [(u64, u64); 0]);
         assert_eq!(popped(&mut runs, now + 3 * TIMEOUT), [(12, 4), (13, 0)]);
+    }
+
+    /// A server with a full stream stores frames in the order in which room for them appears.
+    #[test]
+    fn run_begins_with_its_first_frame_in_any_order() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        assert!(!runs.knows("r"));
+        runs.begin("r", 0);
+        runs.insert("r", 2, 8, 2);
+        assert_eq!(popped(&mut runs, now), []);
+        for number in [1, 0] {
+            assert_eq!(runs.insert("r", number, 8, number), Inserted::New);
+        }
+        assert_eq!(popped(&mut runs, now), [(0, 0), (1, 0), (2, 0)]);
+        // A run that was joined later has lower numbers that were never delivered.
+        runs.begin("other", 5);
+        runs.insert("other", 5, 8, 5);
+        assert_eq!(popped(&mut runs, now), [(5, 0)]);
+        assert_eq!(runs.insert("other", 4, 8, 4), Inserted::Late);
+        assert_eq!(runs.insert("other", 5, 8, 5), Inserted::Delivered);
     }
 
     #[test]

@@ -122,8 +122,19 @@ impl SinkSpec for NatsKeys {
         server::files(&self.login, self.tls.as_ref())
     }
 
-    fn check(&self, _: &Layout) -> Result<(), Problem> {
-        Ok(())
+    fn check(&self, layout: &Layout) -> Result<(), Problem> {
+        let frame = layout.frame_bytes() as u64;
+        match self.max_bytes {
+            Some(max) if max.0 < frame => Err(Problem::at(
+                "max_bytes",
+                format!(
+                    "`max_bytes` is {max}, but a frame has {} and its headers, so the stream would not keep a whole frame",
+                    ByteSize(frame)
+                ),
+            )
+            .help("raise `max_bytes` to the frames that the stream must keep")),
+            _ => Ok(()),
+        }
     }
 
     fn needs(&self, slot_bytes: usize, _: u32) -> Option<String> {

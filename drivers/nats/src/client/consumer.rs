@@ -7,7 +7,7 @@
 //! The server stores the position of the consumer, so another process continues where this one stopped. Not more than
 //! `window` frames are received and not acknowledged, so a full ring stops the server.
 //!
-//! After an interruption, the server sends the messages of the broken connection again only after `ACK_WAIT`. Until then, the
+//! After an interruption, the server sends the messages of the broken connection again only after the consumer's `ack_wait`. Until then, the
 //! client requests no messages, because later ones would arrive first.
 
 use super::stream::is_absent;
@@ -35,11 +35,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Time after which the server sends an unacknowledged message again.
-const ACK_WAIT: Duration = Duration::from_secs(5);
-/// Time after which the server has certainly queued unacknowledged messages to send them again.
-const REDELIVERY_WAIT: Duration = Duration::from_secs(6);
-/// Interval of progress reports to the server for frames in flight.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(1500);
+const ACK_WAIT: Duration = Duration::from_secs(1);
+/// Time after the interval of [`ACK_WAIT`] after which the server has queued unacknowledged messages to send them again.
+const REDELIVERY_MARGIN: Duration = Duration::from_millis(250);
+/// Number of progress reports to the server for frames in flight in the time after which it sends them again.
+const PROGRESS_REPORTS: u32 = 4;
+/// Maximum number of times that the client waits for messages that the server has sent, until it receives later ones.
+const MAX_ROUNDS: u32 = 5;
+/// Maximum time for the server's answer about the consumer.
+const INFO_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time after which a gap counts as missing frames although the sender could still publish them. Longer than the longest
 /// `timeout` of a sink.
 const GAP_TIMEOUT: Duration = Duration::from_secs(90);
@@ -192,6 +196,10 @@ struct Receiving {
     /// The stream sequence of the last message that the server had sent before the last request, and the number of messages
     /// up to it that must arrive before later ones.
     sent: (u64, usize),
+    /// Number of times that the client has waited for these messages without receiving a later one.
+    rounds: u32,
+    /// Time after which the server sends an unacknowledged message again.
+    ack_wait: Duration,
     progressed: Instant,
     limits: [LogLimit; 3],
 }
@@ -285,6 +293,9 @@ impl Receiving {
             request_at: None,
             interruptions: 0,
             sent: (0, 0),
+            rounds: 0,
+            // A consumer that exists keeps its time.
+            ack_wait: info.config.ack_wait,
             progressed: Instant::now(),
             limits: <[LogLimit; 3]>::default(),
             options,
@@ -374,6 +385,9 @@ impl Receiving {
             .info()
             .is_ok_and(|info| info.stream_sequence > *last)
         {
+            if *unreceived == 0 {
+                self.rounds = 0;
+            }
             return *unreceived > 0;
         }
         *unreceived = unreceived.saturating_sub(1);
@@ -407,7 +421,7 @@ impl Receiving {
         let name = &self.options.name;
         // The client cancels the subscription of the last requests in a task of its own.
         tokio::task::yield_now().await;
-        let info = tokio::time::timeout(PROGRESS_INTERVAL, self.consumer.get_info()).await;
+        let info = tokio::time::timeout(INFO_TIMEOUT, self.consumer.get_info()).await;
         let sent = match info.ok()? {
             Ok(info) => info,
             Err(error) => {
@@ -424,12 +438,22 @@ impl Receiving {
         if unreceived == 0 {
             return Some(Instant::now());
         }
+        self.rounds += 1;
+        if self.rounds > MAX_ROUNDS {
+            tracing::warn!(
+                "{name}: the server has not sent {unreceived} messages again in {MAX_ROUNDS} attempts; receiving later messages. \
+                 Another process may use the same consumer"
+            );
+            (self.sent, self.rounds) = ((0, 0), 0);
+            return Some(Instant::now());
+        }
+        let wait = self.ack_wait + REDELIVERY_MARGIN;
         tracing::info!(
-            "{name}: the server sent {unreceived} messages that were not received or not acknowledged; waiting {} s until it sends \
+            "{name}: the server sent {unreceived} messages that were not received or not acknowledged; waiting {} ms until it sends \
              them again",
-            REDELIVERY_WAIT.as_secs()
+            wait.as_millis()
         );
-        Some(Instant::now() + REDELIVERY_WAIT)
+        Some(Instant::now() + wait)
     }
 
     async fn messages(&mut self) -> Option<Messages> {
@@ -559,6 +583,15 @@ impl Receiving {
         } else {
             self.deleted
         };
+        if !self.order.knows(run) {
+            // A run begins with frame 0, and the server can store the frames of a window in any order. Frames that were
+            // deleted, or received by an earlier process, do not arrive.
+            let is_first = self.resumed.is_none()
+                && self.options.begin == Begin::All
+                && explained < number
+                && number < window;
+            self.order.begin(run, if is_first { 0 } else { number });
+        }
         self.order.explain(run, number, explained);
         if chunk == WHOLE {
             let payload = vec![message.payload.clone()];
@@ -710,7 +743,7 @@ impl Receiving {
 
     /// Keeps the server from sending messages again that are still being handled.
     async fn report_progress(&mut self) {
-        if self.progressed.elapsed() < PROGRESS_INTERVAL {
+        if self.progressed.elapsed() < self.ack_wait / PROGRESS_REPORTS {
             return;
         }
         self.progressed = Instant::now();

@@ -14,6 +14,7 @@ use crate::wire::{Chunk, HEADER_BYTES, MAX_CHUNKS, encode};
 use async_nats::connection::State;
 use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::response::Response;
+use async_nats::jetstream::stream::Config;
 use async_nats::{Client, HeaderMap, Message, StatusCode, Subscriber};
 use bytes::Bytes;
 use daq_core::frame::FrameMeta;
@@ -96,8 +97,9 @@ impl Publisher {
         let (worker, ()) = Worker::start(shared.clone(), move || async move {
             let client = connect(&options.connection, &inner, 2 * window + 64).await?;
             let context = async_nats::jetstream::new(client.clone());
-            stream::prepare(&context, &options.stream, &options.subject).await?;
+            let stream = stream::prepare(&context, &options.stream, &options.subject).await?;
             let sending = Sending::new(client, options, inner, free, counts, submitted).await?;
+            sending.check_size(&stream)?;
             Ok(((), sending.run()))
         })?;
         Ok(Self {
@@ -294,6 +296,20 @@ impl Sending {
             refusals: LogLimit::new(),
             options,
         })
+    }
+
+    /// Checks that `stream` can hold a whole frame with its headers.
+    fn check_size(&self, stream: &Config) -> Result<(), NatsError> {
+        let bytes = self.options.slot_bytes;
+        let messages = bytes.div_ceil(self.chunk).max(1);
+        let common =
+            self.options.subject.len() + self.options.run.len() + self.options.layout.len();
+        stream::check_size(
+            stream,
+            messages,
+            bytes + messages * common,
+            bytes.min(self.chunk),
+        )
     }
 
     async fn run(mut self) {

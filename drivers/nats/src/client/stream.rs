@@ -11,19 +11,20 @@ use std::time::Duration;
 /// Default time in which the server recognises repeated messages.
 const DUPLICATE_WINDOW: Duration = Duration::from_mins(2);
 
-/// Makes sure that `options.name` stores messages with `subject` as configured.
+/// Makes sure that `options.name` stores messages with `subject` as configured. Returns the settings of the stream.
 pub(super) async fn prepare(
     context: &Context,
     options: &StreamOptions,
     subject: &str,
-) -> Result<(), NatsError> {
+) -> Result<Config, NatsError> {
     let what = format!("NATS stream {}", options.name);
     let error = |text: String, fix: &str| NatsError::new(&what, format!("{text}; {fix}"));
     match context.get_stream(&options.name).await {
         Ok(stream) => {
-            let differences = differences(&stream.cached_info().config, options, subject);
+            let found = &stream.cached_info().config;
+            let differences = differences(found, options, subject);
             if differences.is_empty() {
-                return Ok(());
+                return Ok(found.clone());
             }
             let why = format!(
                 "the stream exists with other settings: {}; change these keys of the sink, or the stream with \
@@ -35,7 +36,8 @@ pub(super) async fn prepare(
         }
         Err(found) if is_absent(found.kind()) => {
             let created = context.create_stream(wanted(options)).await;
-            created.map(drop).map_err(|found| {
+            let created = created.map(|stream| stream.cached_info().config.clone());
+            created.map_err(|found| {
                 let fix = "correct the keys of the stream, or the limits of the server's account";
                 error(
                     format!("cannot create the stream: {}", with_sources(&found)),
@@ -48,6 +50,40 @@ pub(super) async fn prepare(
             Err(error(with_sources(&found), fix))
         }
     }
+}
+
+/// Checks that a stream with the settings `found` can hold a whole frame of `messages` messages with `bytes` bytes. A server
+/// acknowledges messages of a stream with discard = "old" even if it removes them at once.
+pub(super) fn check_size(
+    found: &Config,
+    messages: usize,
+    bytes: usize,
+    largest: usize,
+) -> Result<(), NatsError> {
+    let limits = [
+        ("max_bytes", found.max_bytes, bytes),
+        ("max_messages", found.max_messages, messages),
+        (
+            "max_msgs_per_subject",
+            found.max_messages_per_subject,
+            messages,
+        ),
+        ("max_msg_size", i64::from(found.max_message_size), largest),
+    ];
+    for (key, limit, needed) in limits {
+        let is_small = |limit: u64| limit > 0 && limit < needed as u64;
+        if u64::try_from(limit).is_ok_and(is_small) {
+            let why = format!(
+                "`{key}` is {limit}, but a frame needs {needed}: {messages} messages of {bytes} bytes in total with their \
+                 headers, so the stream would not keep a whole frame; raise {key}, or make frames smaller",
+            );
+            return Err(NatsError::configuration(
+                format!("NATS stream {}", found.name),
+                why,
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the server has answered that there is no such stream.

@@ -54,6 +54,22 @@ fn wrong_login_is_reported() {
     assert_counts!(outcome, "sinks.tx" => acknowledged: 3, connections: 1);
 }
 
+/// A server acknowledges messages that the stream cannot keep.
+#[test]
+fn stream_that_cannot_keep_a_frame_is_reported() {
+    nats!();
+    let server = Server::new("max_payload: 65536");
+    let config = |keys: &str| {
+        sink_config(server.port, "events", keys)
+            .replace("64 B", "200 KiB")
+            .replace("slots = 1024", "slots = 8")
+    };
+    let log = failure(CONFIGURATION, &config("max_bytes = \"64 KiB\""), &[]);
+    assert_contains!(log => "`max_bytes` is 64 KiB", "200 KiB");
+    let log = failure(CONFIGURATION, &config("max_messages = 3"), &[]);
+    assert_contains!(log => "`max_messages` is 3", "a frame needs 4");
+}
+
 #[test]
 fn differing_stream_is_reported() {
     nats!();
