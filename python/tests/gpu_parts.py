@@ -341,7 +341,8 @@ def views(options: argparse.Namespace) -> bool:
         first, points = words // 3, min(4000, words // 2)
         with opener.open(f"{url}/scope?width=4096&first={first}&points={points}", timeout=30) as reply:
             header: dict[str, Any] = {}
-            while not header:
+            # Messages without data describe the ring.
+            while "sequence" not in header:
                 size, length = struct.unpack("<II", reply.read(8))
                 header, data = json.loads(reply.read(size)), np.frombuffer(reply.read(length), "<f4")
         curve = expected(header["sequence"], words)[first : first + points].astype("<f4")

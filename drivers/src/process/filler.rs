@@ -128,8 +128,10 @@ impl ProcessFiller {
 
     /// Disconnects the process.
     fn disconnect(&mut self) {
-        self.process = None;
+        let process = self.process.take();
+        // The process may connect again as soon as its connection is closed.
         self.connections.release();
+        drop(process);
     }
 
     /// Disconnects a process that broke the rule `why`. Rejects `commits` of its commits, and those of packets that were not

@@ -104,6 +104,16 @@ class Connection:
         """Return the file descriptor of the socket; -1 after `close`."""
         return self._socket.fileno()
 
+    def end(self, timeout: float) -> None:
+        """Send nothing more, and wait until the daemon has closed the connection too, at most `timeout` seconds."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(timeout)
+            while self._socket.recv(MAX_PACKET):
+                pass
+        except OSError:
+            pass
+
     def close(self) -> None:
         """Close the connection, which ends the access to a ring."""
         self._socket.close()

@@ -177,6 +177,8 @@ class Producer:
             try:
                 if self._error is None:
                     self.flush()
+                    # Another production can begin when this returns.
+                    self._connection.end(1.0)
             except RevokedError:
                 if not self._has_ended:
                     raise

@@ -266,7 +266,8 @@ class Recording:
     def to_xarray(self) -> xarray.Dataset:
         """Return the recording as a dataset with the coordinates `time`, `run`, `epoch`, `number` and, if known, `frequency`.
 
-        The variable `frames` is read lazily if the recording is one file, or if dask is installed. Needs xarray.
+        The variable `frames` is read lazily if the recording is one file, or if dask is installed. Float16 becomes float32,
+        because xarray sums float16 numbers without more digits. Needs xarray.
         """
         from ._xarray import dataset  # noqa: PLC0415 - xarray is optional
 

@@ -51,10 +51,12 @@ def dataset(recording: Recording) -> xarray.Dataset:
 
 
 def _lazy(rows: Rows) -> Any:
-    if len(rows.pieces) == 1:
-        return rows.pieces[0]
-    if rows.pieces and importlib.util.find_spec("dask"):
+    # Means of float16 numbers are sums of float16 numbers in xarray, which are wrong after a few thousand numbers.
+    is_half = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
+    if rows.pieces and (len(rows.pieces) > 1 or is_half) and importlib.util.find_spec("dask"):
         import dask.array  # noqa: PLC0415 - dask is optional
 
-        return dask.array.concatenate([dask.array.from_array(piece, chunks=piece.shape) for piece in rows.pieces])
-    return np.asarray(rows)
+        array = dask.array.concatenate([dask.array.from_array(piece, chunks=piece.shape) for piece in rows.pieces])
+        return array.astype(np.float32) if is_half else array
+    array = rows.pieces[0] if len(rows.pieces) == 1 else np.asarray(rows)
+    return array.astype(np.float32) if is_half else array
