@@ -273,6 +273,38 @@ fn metrics_in_documents_exist() {
     }
 }
 
+/// The tables of a packet's path name functions with the files that contain them.
+#[test]
+fn functions_on_the_path_of_a_packet_exist() {
+    let page = repository().join("docs/src/concepts/way-of-a-packet.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let mut checked = 0;
+    for line in page.lines() {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [_, _, file, functions, _] = cells[..] else {
+            continue;
+        };
+        let file = file.trim_matches('`');
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let code = std::fs::read_to_string(repository().join(file)).unwrap();
+        for name in functions
+            .split('`')
+            .filter_map(|text| text.split_once("::"))
+        {
+            let function = format!("fn {}", name.1);
+            let is_there = |line: &str| {
+                let after = line.split_once(&function).map(|(_, after)| after);
+                after.is_some_and(|after| after.starts_with(['(', '<']))
+            };
+            assert!(code.lines().any(is_there), "{file} has no `{function}`");
+            checked += 1;
+        }
+    }
+    assert!(checked > 15, "{checked}");
+}
+
 #[test]
 fn readme_shows_raw_packet_example() {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
