@@ -7,6 +7,7 @@ use crate::gpu::driver;
 use crate::gpu::{Backend, Writer};
 use crate::layout::Layout;
 use crate::leak::leak;
+use crate::plan::Spread;
 use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;
@@ -335,6 +336,13 @@ pub trait KernelSpec: Send + Sync {
     /// Checks that each GPU can process a part of the frames of a stream: the results do not depend on other frames, and each
     /// GPU produces frames regularly. The error is the reason why not, as a clause.
     fn supports_spread_frames(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Checks that the output for a share of each frame is the same share of the output for the whole frame, as far as the
+    /// shapes of frames do not show it. Frames of `whole` are divided by `by` into equal shares with the layout `share`. The
+    /// error is the reason why not, as a clause.
+    fn supports_share(&self, _whole: &Layout, _share: &Layout, _by: Spread) -> Result<(), String> {
         Ok(())
     }
 

@@ -1,8 +1,12 @@
 //! The axes of frames with samples of several antennas and frequency channels.
 
+#[cfg(test)]
+mod tests;
+
 use super::require;
 use daq_core::config::Problem;
 use daq_core::layout::{Layout, Order, Scalar};
+use daq_core::plan::Spread;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -107,6 +111,51 @@ impl Extents {
             times,
             steps: axes.steps(antennas, channels, times),
         })
+    }
+}
+
+impl Extents {
+    /// Checks that a share of a frame contains some of the frequency channels, with all antennas and times. Frames of `whole`
+    /// are divided by `by` into shares with the extents `share`. The error is the reason why not, as a clause.
+    pub(super) fn check_share(
+        &self,
+        share: &Self,
+        (whole, axes): (&Layout, Option<Axes>),
+        by: Spread,
+    ) -> Result<(), String> {
+        let is_one_piece = match by {
+            Spread::Frames | Spread::Parts => true,
+            Spread::Channels => whole.order == Order::Planar,
+            Spread::Points => whole.order == Order::Interleaved,
+        };
+        let axes = axes.unwrap_or_else(|| Axes::of(whole));
+        let divided = match axes {
+            Axes::TimeAntennaChannel | Axes::TimeChannelAntenna => "times",
+            Axes::AntennaChannelTime | Axes::AntennaTimeChannel => "antennas",
+            Axes::ChannelAntennaTime | Axes::ChannelTimeAntenna => "channels",
+        };
+        if !is_one_piece || divided != "channels" {
+            return Err(format!(
+                "a share must have all antennas and times of some frequency channels, but it has {}; `axes` must begin with the \
+                 channel, and a share must be one piece of each frame",
+                if is_one_piece {
+                    format!("some of the {divided}")
+                } else {
+                    "pieces of each frame".to_owned()
+                }
+            ));
+        }
+        let is_divided = share.channels < self.channels
+            && self.channels.is_multiple_of(share.channels)
+            && (share.antennas, share.times) == (self.antennas, self.times);
+        if is_divided {
+            return Ok(());
+        }
+        Err(format!(
+            "with its keys, a share would have {} antennas × {} channels × {} times, but a frame has {} × {} × {}; set `antennas`, \
+             remove `channels`, and declare samples with order = \"planar\"",
+            share.antennas, share.channels, share.times, self.antennas, self.channels, self.times
+        ))
     }
 }
 

@@ -53,6 +53,7 @@ use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::plan::Spread;
 use daq_core::units::Frequency;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -290,6 +291,23 @@ impl KernelSpec for Beamform {
             Some(NamedFile::new(key, path.as_ref()?, FileUse::Reads))
         };
         named.into_iter().filter_map(file).collect()
+    }
+
+    fn supports_share(&self, whole: &Layout, share: &Layout, by: Spread) -> Result<(), String> {
+        let (all, some) = (self.extents(whole), self.extents(share));
+        let (all, some) = (
+            all.map_err(|why| why.message)?,
+            some.map_err(|why| why.message)?,
+        );
+        all.check_share(&some, (whole, self.axes), by)?;
+        if self.beams > 1 {
+            return Err("a share has some of the channels of each beam, but the output has one beam after the other; use one \
+                        kernel per beam with `beams = 1`".to_owned());
+        }
+        if self.delays.is_some() {
+            return Err("the weights of `delays` depend on the frequencies of the channels, which differ between shares".to_owned());
+        }
+        Ok(())
     }
 
     fn memory(&self, input: &Layout) -> usize {

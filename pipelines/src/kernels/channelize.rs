@@ -61,6 +61,7 @@ use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::plan::Spread;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -309,6 +310,13 @@ impl Channelize {
 impl KernelSpec for Channelize {
     fn supports_spread_frames(&self) -> Result<(), String> {
         Err("the filter needs the last samples of the frame before".to_owned())
+    }
+
+    fn supports_share(&self, whole: &Layout, share: &Layout, _: Spread) -> Result<(), String> {
+        if share.points < whole.points {
+            return Err("the filter needs the samples before those of the share".to_owned());
+        }
+        Ok(())
     }
 
     fn problems(&self) -> Vec<Problem> {

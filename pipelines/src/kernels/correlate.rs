@@ -50,6 +50,7 @@ use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::plan::Spread;
 use daq_core::units::Frequency;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -243,6 +244,16 @@ impl KernelSpec for Correlate {
     fn frames_per_output(&self, input: &Layout) -> f64 {
         self.shape(input)
             .map_or(1.0, |shape| shape.each as f64 / shape.items as f64)
+    }
+
+    fn supports_share(&self, whole: &Layout, share: &Layout, by: Spread) -> Result<(), String> {
+        let extents = |layout| self.shape(layout).map(|shape| shape.extents);
+        let (all, some) = (extents(whole), extents(share));
+        let (all, some) = (
+            all.map_err(|why| why.message)?,
+            some.map_err(|why| why.message)?,
+        );
+        all.check_share(&some, (whole, self.axes), by)
     }
 
     fn memory(&self, input: &Layout) -> usize {

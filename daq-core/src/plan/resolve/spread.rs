@@ -330,6 +330,22 @@ impl Resolver<'_> {
                     return false;
                 }
             };
+            let supported = match spread.by {
+                Spread::Frames => Ok(()),
+                by => (kernel.spec).supports_share(&spread.whole.layout, &read.layout, by),
+            };
+            if let Err(why) = supported {
+                let by = spread.by;
+                diagnostics.push(
+                    at(
+                        &kernel.section,
+                        "input",
+                        format!("ring `{input}` is spread by {by}, but kernel `{name}` cannot process a share of its frames: {why}"),
+                    )
+                    .help("spread the ring by frames or along another axis, or read a ring that is not spread"),
+                );
+                return false;
+            }
             let expected = divide(&whole.layout, spread.by, (index, spread.gpus.len()));
             let is_same = |expected: &Layout| {
                 (expected.channels, expected.points, expected.order)
