@@ -15,7 +15,7 @@ use crate::ledger::{Counts, Playback, Rejections};
 use crate::outgoing::OutgoingFormatEntry;
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
-use crate::source::{Inlet, Producers, SourceError};
+use crate::source::{Inlet, Obstacle, Producers, SourceError};
 use crate::topology::P2pPreference;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -71,6 +71,8 @@ pub struct SourceContext {
     pub rejections: Rejections,
     /// The position in a recording, which a source that replays one sets.
     pub playback: Playback,
+    /// Why no data can arrive, which a source that sets up its device sets.
+    pub obstacle: Obstacle,
 }
 
 /// Returns a hint for a silent source. Called when the silence is logged, never on a data thread.

@@ -8,7 +8,34 @@ use crate::dma::Engine;
 use crate::reorder::ReorderWindow;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Why a source cannot receive data at the moment, such as a camera that is not found. While it is set, the pipeline is not
+/// ready. Never used on a data thread.
+#[derive(Clone, Debug, Default)]
+pub struct Obstacle(Arc<Mutex<Option<String>>>);
+
+impl Obstacle {
+    /// Sets the reason, as a clause.
+    pub fn set(&self, why: String) {
+        *self.lock() = Some(why);
+    }
+
+    /// Removes the obstacle, because data can arrive.
+    pub fn clear(&self) {
+        *self.lock() = None;
+    }
+
+    /// Returns the reason, if there is an obstacle.
+    pub fn get(&self) -> Option<String> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Result of one call of [`Filler::fill`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

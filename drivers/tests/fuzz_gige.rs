@@ -168,7 +168,7 @@ fn fuzz_packets(is_extended: bool) {
             );
         });
     let (fixture, mut placer, ..) = state.into_inner();
-    placer.finish();
+    placer.finish(&mut fixture.windows[0]);
     fixture.windows[0].finish();
     let report = fixture.report();
     let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);

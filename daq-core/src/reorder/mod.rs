@@ -474,6 +474,14 @@ impl ReorderWindow {
         self.state.ledger.before_start.add_shared(packets);
     }
 
+    /// Counts packets that the sender announced, that did not arrive, and that no later packet number shows as missing.
+    /// Effective only for the sequencer.
+    pub fn count_absent(&mut self, packets: u64) {
+        if let Some(sequencer) = &mut self.state.sequencer {
+            sequencer.count_absent(&self.shared, packets);
+        }
+    }
+
     /// Counts packets without a readable sequence number.
     pub fn reject(&self, packets: u64) {
         self.state.ledger.rejected.add_shared(packets);

@@ -646,6 +646,14 @@ impl Sequencer {
         self.note_gaps(shared, closed.missing - late - bad);
     }
 
+    /// Counts packets that will never arrive and that belong to no frame of the window.
+    pub(super) fn count_absent(&mut self, shared: &Shared, packets: u64) {
+        self.absent += packets;
+        self.gaps.0 += packets;
+        self.decide(shared);
+        self.account(shared);
+    }
+
     /// Counts packets that will never arrive.
     fn note_gaps(&mut self, shared: &Shared, packets: u64) {
         let readings = shared.readings.load(Ordering::Acquire);

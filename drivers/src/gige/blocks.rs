@@ -105,6 +105,13 @@ pub(super) struct Block {
     asked_at: Option<Instant>,
 }
 
+impl Block {
+    /// Returns whether a payload packet arrived.
+    pub(super) fn has_payload(&self) -> bool {
+        self.count > u32::from(self.arrived.has(0))
+    }
+}
+
 /// The result of [`Blocks::arrive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {

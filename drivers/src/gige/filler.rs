@@ -153,7 +153,7 @@ impl Filler for Receiver {
         })
     }
 
-    fn finish(&mut self, _window: &mut ReorderWindow) {
-        self.placer.finish();
+    fn finish(&mut self, window: &mut ReorderWindow) {
+        self.placer.finish(window);
     }
 }

@@ -217,7 +217,8 @@ impl SourceSpec for Gige {
         Box::new(move || {
             format!(
                 "camera {camera}: check that the camera has power and a link, that `start` is the register of AcquisitionStart, and \
-                 that no trigger mode waits for a trigger; {}",
+                 that no trigger mode waits for a trigger. If leaders and trailers arrive (`control`) but no payload, the packets are \
+                 too large for the network: raise the MTU on the path, or set a smaller `packet_size`; {}",
                 silence::hint(&[listen.into()], &[], None, false)
             )
         })
@@ -253,6 +254,7 @@ impl SourceSpec for Gige {
             },
             stream: stream.map_err(|why| failed(why.to_string()))?,
             counts: counts.clone(),
+            obstacle: context.obstacle.clone(),
         });
         let limits = self.config.limits();
         let window = context.geometry.window;

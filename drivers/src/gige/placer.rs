@@ -128,6 +128,9 @@ pub struct Placer {
     blocks: Blocks,
     /// The last leader that is far from the open blocks: it belongs to a new epoch if payload of its block is placed.
     far: Option<(u64, Timestamp)>,
+    /// Number of the last block of which the leader or the trailer arrived, but no payload, and the number of such blocks since
+    /// the last payload.
+    empty: (u64, u64),
     has_placed: bool,
     mismatch: Option<Mismatch>,
     rejections: Rejections,
@@ -152,6 +155,7 @@ impl Placer {
             open,
             blocks: Blocks::new(open, 1, false, counts),
             far: None,
+            empty: (0, 0),
             has_placed: false,
             mismatch: None,
             rejections: Rejections::default(),
@@ -172,10 +176,20 @@ impl Placer {
             // A leader that is sent again may arrive after the payload.
             window.await_times();
         }
+        self.count_empty(window);
         self.blocks.close_all();
         self.far = None;
         self.setup = Some(setup);
         self.limit();
+    }
+
+    /// Counts the payload of the blocks of which only leaders and trailers arrived, because no later block shows that it is
+    /// missing.
+    fn count_empty(&mut self, window: &mut ReorderWindow) {
+        let (_, blocks) = std::mem::take(&mut self.empty);
+        if let Some(division) = self.division.filter(|_| blocks > 0) {
+            window.count_absent(blocks * u64::from(division.packets));
+        }
     }
 
     fn limit(&mut self) {
@@ -198,8 +212,9 @@ impl Placer {
         self.blocks.sweep(now);
     }
 
-    /// Counts the packets that were requested and did not arrive, because no more packets will arrive.
-    pub fn finish(&mut self) {
+    /// Counts the packets that were announced or requested and did not arrive, because no more packets will arrive.
+    pub fn finish(&mut self, window: &mut ReorderWindow) {
+        self.count_empty(window);
         self.blocks.close_all();
     }
 
@@ -346,7 +361,10 @@ impl Placer {
         };
         match batch.place(id, payload, time) {
             Outcome::Placed => {
-                self.has_placed = true;
+                // If this is not the first payload, the gap in the numbers shows the empty blocks.
+                if std::mem::replace(&mut self.has_placed, true) {
+                    self.empty = (0, 0);
+                }
                 self.arrive(packet, number, time, now);
                 Ok(false)
             }
@@ -433,9 +451,10 @@ impl Placer {
             return Ok(true);
         }
         batch.control(1);
+        self.announce(number);
         if let Some(block) = self.blocks.get(number) {
             block.time = time;
-            if block.is_ended {
+            if block.is_ended && block.has_payload() {
                 end(batch, number, time);
             }
         }
@@ -457,13 +476,27 @@ impl Placer {
             return true;
         }
         batch.control(1);
+        self.announce(number);
         if let Some(block) = self.blocks.get(number)
             && !block.is_refused
         {
             block.is_ended = true;
-            end(batch, number, block.time);
+            // A camera that sends no payload is silent. If payload follows, the numbers show what is missing.
+            if block.has_payload() {
+                end(batch, number, block.time);
+            }
         }
         false
+    }
+
+    /// Counts block `number` as empty if none of its payload has arrived.
+    fn announce(&mut self, number: u64) {
+        let block = self.blocks.get(number);
+        if block.is_none_or(|block| !block.has_payload() && !block.is_refused)
+            && number > self.empty.0
+        {
+            self.empty = (number, self.empty.1 + 1);
+        }
     }
 
     /// Converts a time of the camera.

@@ -26,6 +26,8 @@ pub(super) const MIN_PACKET_SIZE: usize = 576;
 const MAX_PACKET_SIZE: usize = 9000;
 /// Packet size in bytes that fits the default MTU of Ethernet.
 const ETHERNET: usize = 1500;
+/// Step in bytes in which the packet size is searched. Most cameras support only multiples of it.
+const PACKET_STEP: usize = 4;
 /// Time that a test packet has to arrive, and number of test packets.
 const TEST: (Duration, u32) = (Duration::from_millis(100), 2);
 /// Heartbeat timeout of a camera that does not report it: the default of the specification.
@@ -217,18 +219,14 @@ fn packet_size(
     let interface = Interface::with_address(host).ok().flatten();
     let mtu = interface.and_then(|interface| interface.mtu().ok());
     let mtu = mtu.unwrap_or(ETHERNET);
-    let mut sizes = match configured {
-        Some(size) => vec![size],
-        None => vec![mtu.min(MAX_PACKET_SIZE), ETHERNET, MIN_PACKET_SIZE],
-    };
-    sizes.dedup();
     let test = Test::open(control, host)?;
-    let arrived = sizes
-        .iter()
-        .find_map(|size| test.run(control, *size).transpose());
+    let arrived = match configured {
+        Some(size) => test.run(control, size)?.then_some(size),
+        None => largest(mtu.min(MAX_PACKET_SIZE), |size| test.run(control, size))?,
+    };
     control.write(register::STREAM_PORT, 0)?;
     let camera = control.camera();
-    let size = match (arrived.transpose()?, configured) {
+    let size = match (arrived, configured) {
         (Some(size), _) => size,
         (None, Some(size)) => {
             tracing::warn!(
@@ -262,6 +260,40 @@ fn packet_size(
     Ok(size)
 }
 
+/// Returns the largest packet size up to `max` for which `arrives` returns true; `None` if not even the smallest packets arrive.
+/// Sizes below that of Ethernet, and between that of Ethernet and `max`, are searched in steps of [`PACKET_STEP`].
+fn largest<E>(
+    max: usize,
+    mut arrives: impl FnMut(usize) -> Result<bool, E>,
+) -> Result<Option<usize>, E> {
+    let (mut good, mut bad) = (None, None);
+    let mut known = vec![max, ETHERNET, MIN_PACKET_SIZE];
+    known.retain(|size| *size <= max);
+    known.dedup();
+    for size in known {
+        if arrives(size)? {
+            good = Some(size);
+            break;
+        }
+        bad = Some(size);
+    }
+    let (Some(mut good), Some(mut bad)) = (good, bad) else {
+        return Ok(good);
+    };
+    loop {
+        let next = (good / PACKET_STEP + 1) * PACKET_STEP;
+        let middle = ((good + bad) / 2 / PACKET_STEP * PACKET_STEP).max(next);
+        if middle >= bad {
+            return Ok(Some(good));
+        }
+        if arrives(middle)? {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+}
+
 /// Receives test packets on a port of its own, so that the stream's socket stays empty.
 struct Test {
     socket: UdpSocket,
@@ -280,25 +312,25 @@ impl Test {
         Ok(Self { socket })
     }
 
-    /// Returns `size` if a test packet of this size arrives from the camera.
-    fn run(&self, control: &mut Control, size: usize) -> Result<Option<usize>, SetupError> {
+    /// Returns whether a test packet of `size` bytes arrives from the camera.
+    fn run(&self, control: &mut Control, size: usize) -> Result<bool, SetupError> {
         let flags = gvcp::FIRE_TEST_PACKET | gvcp::DO_NOT_FRAGMENT;
         let value = u32::try_from(size).unwrap_or(gvcp::SIZE) | flags;
         let (timeout, tries) = TEST;
         for _ in 0..tries {
             match control.write(register::PACKET_SIZE, value) {
                 // The camera does not support this size.
-                Err(ControlError::Refused { .. }) => return Ok(None),
+                Err(ControlError::Refused { .. }) => return Ok(false),
                 written => written?,
             }
             if self
                 .arrives(control.camera(), size, timeout)
                 .map_err(SetupError::Test)?
             {
-                return Ok(Some(size));
+                return Ok(true);
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
     fn arrives(&self, camera: SocketAddrV4, size: usize, timeout: Duration) -> io::Result<bool> {
@@ -322,6 +354,37 @@ impl Test {
                     _ => return Err(error),
                 },
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packet_size_is_the_largest_that_arrives() {
+        let found = |max: usize, path: usize| {
+            let mut tests = 0;
+            let found = largest(max, |size| {
+                tests += 1;
+                Ok::<_, ()>(size <= path)
+            });
+            assert!(tests <= 3 + 12, "{tests} tests for {max} and {path}");
+            found.unwrap()
+        };
+        for (max, path, expected) in [
+            (1500, 9000, Some(1500)),
+            (1450, 1448, Some(1448)),
+            (1500, 1450, Some(1448)),
+            (9000, 9000, Some(9000)),
+            (9000, 1500, Some(1500)),
+            (9000, 8192, Some(8192)),
+            (9000, 600, Some(600)),
+            (576, 576, Some(576)),
+            (1500, 500, None),
+        ] {
+            assert_eq!(found(max, path), expected, "{max} {path}");
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | event | action |
 //! |---|---|
 //! | the camera is not found, or cannot be set up | logged once per reason, with the cameras that answer a broadcast; retried after 1 s, then at doubled intervals of at most 8 s |
+//! | another application controls the camera | the same, but retried each 500 ms: the camera is free once the heartbeat of a killed application has run out |
 //! | a heartbeat is not answered, or the camera has ended the control | logged; the camera is set up again and a new epoch begins; counted as `reconnected` |
 
 use super::blocks::CameraCounts;
@@ -17,7 +18,8 @@ use super::placer::Setup;
 use super::setup::{Session, SetupError, Steps};
 use crate::sender::Allowed;
 use crate::sys::filter;
-use daq_core::source::SourceError;
+use daq_core::log_limit::LogLimit;
+use daq_core::source::{Obstacle, SourceError};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +29,8 @@ use std::time::Duration;
 
 /// Time until a failed set-up is retried; doubled after each failure.
 const RETRY: Duration = Duration::from_secs(1);
+/// Time until a set-up is retried while another application controls the camera.
+const CONTROLLED_RETRY: Duration = Duration::from_millis(500);
 /// Maximum retry interval.
 const MAX_RETRY: Duration = Duration::from_secs(8);
 
@@ -66,6 +70,7 @@ pub(super) struct Parts {
     /// The socket of the stream, whose senders are limited to the camera.
     pub(super) stream: OwnedFd,
     pub(super) counts: CameraCounts,
+    pub(super) obstacle: Obstacle,
 }
 
 /// Supervises a camera until it is dropped, which stops the camera.
@@ -78,6 +83,9 @@ pub(super) struct Supervisor {
 
 impl Supervisor {
     pub(super) fn new(parts: Parts) -> Self {
+        parts
+            .obstacle
+            .set("the camera is not set up yet".to_owned());
         Self {
             link: Arc::default(),
             stop: Arc::default(),
@@ -108,6 +116,7 @@ impl Supervisor {
                     was_set_up: false,
                     retry: RETRY,
                     reported: None,
+                    failures: LogLimit::new(),
                 };
                 let mut wait = core.tick();
                 while !is_stopped(&stop, wait) {
@@ -157,8 +166,9 @@ struct Core {
     was_set_up: bool,
     /// Current retry interval.
     retry: Duration,
-    /// The failure that was logged last.
+    /// The failure that was reported last.
     reported: Option<String>,
+    failures: LogLimit,
 }
 
 impl Core {
@@ -181,6 +191,9 @@ impl Core {
             Ok(false) => "it has ended the control of this application, because it restarted or received no heartbeat".to_owned(),
             Err(error) => error.to_string(),
         };
+        self.parts
+            .obstacle
+            .set(format!("the camera is lost: {why}"));
         tracing::warn!(
             "source {}: camera {} is lost: {why}. Setting it up again; a new epoch begins",
             self.parts.name,
@@ -209,18 +222,26 @@ impl Core {
                     self.parts.counts.reconnected.add(1);
                 }
                 (self.was_set_up, self.retry, self.reported) = (true, RETRY, None);
+                self.parts.obstacle.clear();
                 let interval = session.heartbeat_interval();
                 self.session = Some(session);
                 interval
             }
-            Err(error) => {
+            Err((error, is_controlled)) => {
                 if self.reported.as_ref() != Some(&error) {
-                    tracing::error!(
-                        "source {name}: {error}. Retrying at intervals of up to {} s",
-                        MAX_RETRY.as_secs()
-                    );
+                    let failures = &self.failures;
+                    failures.run(|suppressed| {
+                        tracing::error!(
+                            "source {name}: {error}. Retrying at intervals of up to {} s{suppressed}",
+                            MAX_RETRY.as_secs()
+                        );
+                    });
                 }
+                self.parts.obstacle.set(error.clone());
                 self.reported = Some(error);
+                if is_controlled {
+                    return CONTROLLED_RETRY;
+                }
                 let retry = self.retry;
                 self.retry = (retry * 2).min(MAX_RETRY);
                 retry
@@ -228,9 +249,16 @@ impl Core {
         }
     }
 
-    fn set_up(&mut self) -> Result<Session, String> {
-        let camera = self.find()?;
-        let failed = |error: SetupError| format!("cannot set up camera {camera}: {error}");
+    /// Sets up the camera. The error contains the reason, and whether another application controls the camera.
+    fn set_up(&mut self) -> Result<Session, (String, bool)> {
+        let camera = self.find().map_err(|why| (why, false))?;
+        let failed = |error: SetupError| {
+            let is_controlled = matches!(error, SetupError::Controlled(_));
+            (
+                format!("cannot set up camera {camera}: {error}"),
+                is_controlled,
+            )
+        };
         let control = Control::open(self.parts.local, camera);
         let control = control.map_err(|error| failed(error.into()))?;
         let mut session = Session::open(control, &self.parts.steps).map_err(|error| {
@@ -238,11 +266,11 @@ impl Core {
                 error,
                 SetupError::Control(super::control::ControlError::Silent { .. })
             );
-            let mut message = failed(error);
+            let (mut message, is_controlled) = failed(error);
             if is_silent && let Ok(found) = discovery::discover(|_| false) {
                 message = format!("{message}. Cameras: {}", discovery::list(&found));
             }
-            message
+            (message, is_controlled)
         })?;
         self.parts
             .counts

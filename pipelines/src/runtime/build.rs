@@ -89,6 +89,7 @@ impl Parts<'_> {
             counts: ledgers.counts(&planned.name),
             rejections: ledgers.rejections(&planned.name),
             playback: ledgers.playback(&planned.name),
+            obstacle: ledgers.obstacle(&planned.name),
         }
     }
 

@@ -10,6 +10,7 @@ use daq_core::ledger::{
     Report, RingLedger, RingReport, SinkLedger, SinkReport, SourceLedger, SourceReport,
 };
 use daq_core::plan::Plan;
+use daq_core::source::Obstacle;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -22,6 +23,8 @@ pub struct Ledgers {
     sources: BTreeMap<String, (SourceLedger, Option<EngineCounters>, Counts)>,
     /// For each source: the number of rejected packets per reason.
     rejections: BTreeMap<String, Rejections>,
+    /// For each source: why it cannot receive data.
+    obstacles: BTreeMap<String, Obstacle>,
     /// For each source: its position in its recording.
     playbacks: BTreeMap<String, Playback>,
     /// For each ring: its ledger, and the BAR mapping backend if the ring is on a GPU and the CPU can store to it.
@@ -44,6 +47,7 @@ impl Ledgers {
         let mut ledgers = Self {
             sources: BTreeMap::new(),
             rejections: BTreeMap::new(),
+            obstacles: BTreeMap::new(),
             playbacks: BTreeMap::new(),
             rings: BTreeMap::new(),
             readers: BTreeMap::new(),
@@ -62,6 +66,8 @@ impl Ledgers {
             };
             let rejections = Rejections::default();
             ledgers.rejections.insert(source.name.clone(), rejections);
+            let obstacle = Obstacle::default();
+            ledgers.obstacles.insert(source.name.clone(), obstacle);
             let playback = Playback::default();
             ledgers.playbacks.insert(source.name.clone(), playback);
             let counts = Counts::on(counter_file, &prefix, source.counts)?;
@@ -129,6 +135,17 @@ impl Ledgers {
     /// Returns the driver-specific counters of a source.
     pub(super) fn counts(&self, name: &str) -> Counts {
         self.sources[name].2.clone()
+    }
+
+    /// Returns why a source cannot receive data.
+    pub(super) fn obstacle(&self, name: &str) -> Obstacle {
+        self.obstacles[name].clone()
+    }
+
+    /// Returns one sentence per source that cannot receive data.
+    pub(super) fn obstacles(&self) -> impl Iterator<Item = String> {
+        let known = self.obstacles.iter();
+        known.filter_map(|(name, obstacle)| Some(format!("source {name}: {}", obstacle.get()?)))
     }
 
     /// Returns the counters of a source's rejected packets by reason.

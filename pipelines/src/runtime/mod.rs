@@ -209,7 +209,7 @@ impl Pipeline {
         );
         let (control, ledgers) = (self.control.clone(), self.ledgers.clone());
         move || Health {
-            silent: ledgers.activity().silences(),
+            silent: [ledgers.activity().silences(), ledgers.obstacles().collect()].concat(),
             ready: started.load(Ordering::Acquire) >= sources,
             stopping: control.is_stopping(),
             stalled: heartbeats

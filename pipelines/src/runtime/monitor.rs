@@ -248,8 +248,9 @@ impl Source {
         } else if control > 0 {
             format!(
                 "packets arrive, but none contains data ({}): they are messages or descriptors, or do not meet the conditions of \
-                 the format",
-                counted(control, "control packet")
+                 the format. {}",
+                counted(control, "control packet"),
+                (self.watched.hint)()
             )
         } else {
             (self.watched.hint)()

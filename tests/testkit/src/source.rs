@@ -10,7 +10,7 @@ use daq_core::ledger::{
 use daq_core::region::{HostOptions, Region};
 use daq_core::reorder::{Geometry, ReorderWindow};
 use daq_core::ring::{Fill, Reader, RingOptions};
-use daq_core::source::{Filler, Polled, Producers, SourceError};
+use daq_core::source::{Filler, Obstacle, Polled, Producers, SourceError};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -63,6 +63,7 @@ pub fn context(geometry: Geometry) -> SourceContext {
         counts: Counts::default(),
         rejections: Rejections::default(),
         playback: Playback::default(),
+        obstacle: Obstacle::default(),
     }
 }
 
