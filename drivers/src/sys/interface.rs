@@ -137,9 +137,9 @@ unsafe fn ask(
     Err(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
 }
 
-/// Calls `visit` with each IPv4 address of this machine and the name of its interface, until it returns a value.
+/// Calls `visit` with each IPv4 address of this machine, its subnet mask and the name of its interface, until it returns a value.
 fn find_address<T>(
-    mut visit: impl FnMut(Ipv4Addr, &std::ffi::CStr) -> Option<T>,
+    mut visit: impl FnMut(Ipv4Addr, Ipv4Addr, &std::ffi::CStr) -> Option<T>,
 ) -> io::Result<Option<T>> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the call writes one pointer to `first`, which lives longer than the call. On success, `first` is the head
@@ -152,18 +152,12 @@ fn find_address<T>(
     while !next.is_null() && result.is_none() {
         // SAFETY: `next` is an element of the list, which is not freed yet and which nothing modifies.
         let element = unsafe { &*next };
-        let found = element.ifa_addr;
-        // SAFETY: the pointer is not null, and every socket address begins with its family.
-        if !found.is_null() && i32::from(unsafe { (*found).sa_family }) == libc::AF_INET {
-            // SAFETY: a socket address of this family is a `sockaddr_in`. The read does not require alignment.
-            let found: libc::sockaddr_in =
-                unsafe { found.cast::<libc::sockaddr_in>().read_unaligned() };
+        // SAFETY: these are the pointers of an element of the list, which are null or point to socket addresses.
+        let (found, mask) = unsafe { (ipv4(element.ifa_addr), ipv4(element.ifa_netmask)) };
+        if let Some(found) = found {
             // SAFETY: the name of an element is a zero-terminated string that lives as long as the list.
             let name = unsafe { std::ffi::CStr::from_ptr(element.ifa_name) };
-            result = visit(
-                Ipv4Addr::from_bits(u32::from_be(found.sin_addr.s_addr)),
-                name,
-            );
+            result = visit(found, mask.unwrap_or(Ipv4Addr::BROADCAST), name);
         }
         next = element.ifa_next;
     }
@@ -173,9 +167,29 @@ fn find_address<T>(
     Ok(result)
 }
 
+/// Returns the IPv4 address in `found`; `None` if it has another family.
+///
+/// # Safety
+/// `found` must be null, or point to a socket address.
+unsafe fn ipv4(found: *const libc::sockaddr) -> Option<Ipv4Addr> {
+    // SAFETY: the pointer is not null, and every socket address begins with its family.
+    if found.is_null() || i32::from(unsafe { (*found).sa_family }) != libc::AF_INET {
+        return None;
+    }
+    // SAFETY: a socket address of this family is a `sockaddr_in`. The read does not require alignment.
+    let found: libc::sockaddr_in = unsafe { found.cast::<libc::sockaddr_in>().read_unaligned() };
+    Some(Ipv4Addr::from_bits(u32::from_be(found.sin_addr.s_addr)))
+}
+
+/// Returns the subnet mask of the interface whose network contains `address`.
+pub fn netmask(address: Ipv4Addr) -> Option<Ipv4Addr> {
+    let found = find_address(|found, mask, _| (found & mask == address & mask).then_some(mask));
+    found.ok().flatten()
+}
+
 /// Returns the name of the interface that has the IPv4 address `address`.
 fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
-    find_address(|found, name| {
+    find_address(|found, _, name| {
         // An address with a label appears as `eth0:1`.
         let name = name.to_string_lossy();
         let name = name.split(':').next().unwrap_or_default();
@@ -186,7 +200,7 @@ fn name_of(address: Ipv4Addr) -> io::Result<Option<String>> {
 /// Returns the IPv4 addresses of this machine.
 pub(crate) fn addresses() -> io::Result<Vec<Ipv4Addr>> {
     let mut addresses = Vec::new();
-    find_address(|address, _| {
+    find_address(|address, _, _| {
         addresses.push(address);
         None::<()>
     })?;

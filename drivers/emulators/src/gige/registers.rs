@@ -1,13 +1,19 @@
 //! The register memory of a camera: bootstrap registers, the camera's own registers, and its description file.
 
 use super::Options;
-use std::net::SocketAddrV4;
+use daq_drivers::sys::interface::netmask;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// The description file, which contains the addresses of the camera's own registers.
 const DESCRIPTION: &[u8] = include_bytes!("camera.xml");
 /// Address of the description file.
 const DESCRIPTION_AT: usize = 0x1_0000;
 
+/// The supported and the current ways in which the camera gets its IP address.
+const IP_SUPPORTED: u32 = 0x10;
+const IP_CURRENT: u32 = 0x14;
+/// The address is stored in the camera.
+const PERSISTENT_IP: u32 = 1;
 pub(super) const HEARTBEAT: u32 = 0x938;
 pub(super) const CCP: u32 = 0xa00;
 pub(super) const SCP: u32 = 0xd00;
@@ -51,7 +57,10 @@ impl Registers {
         for (at, value) in [
             (0x0, 0x0002_0000),
             (0x4, 0x8000_0001),
+            (IP_SUPPORTED, PERSISTENT_IP),
+            (IP_CURRENT, PERSISTENT_IP),
             (0x24, address.ip().to_bits()),
+            (0x34, netmask(*address.ip()).map_or(0, Ipv4Addr::to_bits)),
             (0x904, 1),
             (0x934, if options.resend { 0b100 } else { 0 }),
             (HEARTBEAT, options.heartbeat_ms),
