@@ -2,6 +2,7 @@
 //! the PCIe tree.
 
 mod acs;
+mod memory;
 pub mod nic;
 pub mod p2p;
 mod p2p_allowlist;
@@ -14,6 +15,7 @@ mod show;
 mod tests;
 pub mod tree;
 
+pub use memory::{HostMemory, cgroup_directories};
 pub use p2p::{P2pPath, P2pQuery, PeerAccess, Relation};
 pub use path::DataPath;
 pub use record::RecordError;
@@ -63,6 +65,8 @@ pub struct Gpu {
     pub node: Option<u32>,
     /// The GPU's PCIe link: current and maximum generation and width.
     pub link: Option<Link>,
+    /// Size of the GPU's memory in bytes; `None` if CUDA was not queried.
+    pub memory: Option<u64>,
     /// BAR1, through which the CPU and other devices access the GPU's memory.
     pub window: Option<Bar1>,
     /// Whether other devices may read and write the GPU's memory (GPUDirect, CUDA device attribute 116); `None` if CUDA
@@ -88,6 +92,7 @@ impl Gpu {
             pci: None,
             node: None,
             link: None,
+            memory: None,
             window: None,
             rdma: None,
             dma_buf: None,
@@ -103,6 +108,7 @@ impl Gpu {
         Self {
             peers: Some(peers.collect()),
             uuid: Some(gpu.uuid.clone()),
+            memory: Some(gpu.memory as u64),
             rdma: Some(gpu.attributes.rdma),
             dma_buf: Some(gpu.attributes.dma_buf),
             ..Self::new(gpu.ordinal, gpu.name.clone()).with_pci_facts(&pci::facts(sys, &gpu.pci))
@@ -179,6 +185,8 @@ pub struct Topology {
     pub nodes: Vec<Node>,
     /// CPU cores that this process may use, in ascending order; empty if unknown.
     pub cores: Vec<usize>,
+    /// Host memory that this process can allocate; `None` if unknown.
+    pub memory: Option<HostMemory>,
     /// The PCIe tree; empty if unknown.
     pub pci: PciTree,
     /// GPUs whose memory can contain rings.
@@ -215,6 +223,7 @@ impl Topology {
         };
         Self {
             cores: crate::thread::allowed_cores(),
+            memory: HostMemory::read(Path::new("/")),
             gpus,
             no_gpu,
             is_real: true,
@@ -227,6 +236,7 @@ impl Topology {
         Self {
             nodes: Vec::new(),
             cores: Vec::new(),
+            memory: None,
             pci: PciTree::default(),
             gpus: Vec::new(),
             nics: Vec::new(),

@@ -10,6 +10,7 @@ mod dma;
 mod graph;
 mod known_keys;
 mod mapping;
+mod memory;
 mod nics;
 mod render;
 mod resolve;
@@ -388,8 +389,11 @@ pub struct Plan {
     /// GPUs whose mapping backends were not tried, although a decision depends on them.
     #[serde(skip)]
     pub untried: BTreeSet<u32>,
-    /// Hardware that the configuration requires but the host does not have.
+    /// Hardware and memory that the configuration requires but the host does not have.
     pub unavailable: Vec<String>,
+    /// Limits of the host that the plan exceeds without failing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl Plan {

@@ -228,6 +228,9 @@ impl Display for Plan {
             rounded(self.memory),
             self.threads
         )?;
+        for note in &self.notes {
+            writeln!(f, "note     {note}")?;
+        }
         for missing in &self.unavailable {
             writeln!(f, "missing  {missing}")?;
         }

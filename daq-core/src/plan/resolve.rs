@@ -12,7 +12,7 @@ use super::{
     Config, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther, PlannedSource,
     RingSection,
 };
-use super::{dma, mapping, nics, totals};
+use super::{dma, mapping, memory, nics, totals};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::gpu::Dispatch;
@@ -81,6 +81,7 @@ pub fn resolve(
             device_memory: 0,
             untried: BTreeSet::new(),
             unavailable: Vec::new(),
+            notes: Vec::new(),
         },
     };
     resolver.sources(diagnostics);
@@ -493,6 +494,7 @@ impl Resolver<'_> {
         nics::assign_to_sinks(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
         totals::add(&mut plan);
+        memory::compare(&mut plan, self.topology);
         plan
     }
 }

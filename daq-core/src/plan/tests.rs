@@ -4,6 +4,7 @@ mod claims;
 mod dispatch;
 mod file_kernel;
 mod gpus;
+mod memory;
 mod nics;
 mod nodes;
 mod persistent;

@@ -90,6 +90,8 @@ struct RecordedGpu {
     ordinal: u32,
     name: String,
     pci: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<u64>,
     window: Option<Bar1>,
     rdma: Option<bool>,
     dma_buf: Option<bool>,
@@ -261,6 +263,7 @@ impl Topology {
             ordinal: gpu.ordinal,
             name: gpu.name.clone(),
             pci: gpu.pci.clone(),
+            memory: gpu.memory,
             window: gpu.window,
             rdma: gpu.rdma,
             dma_buf: gpu.dma_buf,
@@ -298,6 +301,7 @@ impl RecordedGpu {
                 .collect()
         });
         Gpu {
+            memory: self.memory,
             window: self.window.or(gpu.window),
             rdma: self.rdma,
             dma_buf: self.dma_buf,

@@ -63,6 +63,9 @@ pub(super) fn check(registry: &Registry, sources: &Sources, machine: &Machine) -
     }
     unchecked.extend(claims(&loaded.config));
     let mut text = format!("{}: ok ({})\n", plan.name, counts.join(", "));
+    for note in &plan.notes {
+        text += &format!("note: {note}\n");
+    }
     for what in unchecked {
         text += &format!("not checked: {what}\n");
     }

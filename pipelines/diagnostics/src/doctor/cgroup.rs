@@ -1,48 +1,12 @@
 //! Reads the limits of this process's control groups, version 1 and 2.
 
 use super::root::Root;
-
-const MOUNT: &str = "/sys/fs/cgroup";
+use daq_core::topology::cgroup_directories;
 
 /// Returns the directories of this process's control groups for `controller`, from the innermost to the root group.
 fn directories(root: &Root, controller: &str) -> Vec<String> {
-    let Some(text) = root.text("/proc/self/cgroup") else {
-        return Vec::new();
-    };
-    let mut found = Vec::new();
-    // The format of each line is hierarchy:controllers:path. In version 2, the controllers are empty.
-    for line in text.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
-        else {
-            continue;
-        };
-        let mounts = if controllers.is_empty() {
-            vec![MOUNT.to_owned(), format!("{MOUNT}/unified")]
-        } else if controllers.split(',').any(|name| name == controller) {
-            vec![
-                format!("{MOUNT}/{controllers}"),
-                format!("{MOUNT}/{controller}"),
-            ]
-        } else {
-            continue;
-        };
-        for mount in mounts {
-            let mut path = path.trim_matches('/');
-            loop {
-                found.push(if path.is_empty() {
-                    mount.clone()
-                } else {
-                    format!("{mount}/{path}")
-                });
-                if path.is_empty() {
-                    break;
-                }
-                path = path.rsplit_once('/').map_or("", |(parent, _)| parent);
-            }
-        }
-    }
-    found
+    let text = root.text("/proc/self/cgroup").unwrap_or_default();
+    cgroup_directories(&text, controller)
 }
 
 /// Returns the smallest memory limit in bytes, and the file that sets this limit. Returns `None` if memory is not
