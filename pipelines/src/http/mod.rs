@@ -30,7 +30,7 @@ mod table;
 pub use health::Health;
 pub use metrics::{Exposition, Ledgers, ReportFn};
 pub use reference::reference;
-pub use scope::{ScopedRing, TapBudget};
+pub use scope::{ScopedRing, TapBudget, max_memory};
 pub(crate) use scope::{TapCalls, mark_hung};
 pub use table::metrics;
 

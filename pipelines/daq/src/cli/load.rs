@@ -8,9 +8,9 @@ use daq_core::entry::{Registry, SourceSpec};
 use daq_core::plan::{Component, Config, Plan, PlanContext, resolve};
 use daq_core::sink::{Placements, SinkSpec};
 use daq_core::topology::Topology;
-use daq_core::units::counted;
+use daq_core::units::{ByteSize, counted};
 use daq_pipelines::console::print_error;
-use daq_pipelines::http::{Http, TapBudget};
+use daq_pipelines::http::{Http, TapBudget, max_memory};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -279,6 +279,11 @@ fn note_taps(plan: &mut Plan) {
     let Some(http) = plan.others.iter_mut().find(|other| other.name == "http") else {
         return;
     };
+    let memory = max_memory(plan.rings.iter().map(|ring| ring.slot_bytes));
+    let memory = ByteSize(memory as u64).rounded();
+    http.notes.push(format!(
+        "while browsers show or download frames, uses at most {memory} of memory"
+    ));
     http.notes.extend(plan.rings.iter().map(|ring| {
         let budget = TapBudget::of(ring.slot_bytes);
         format!(

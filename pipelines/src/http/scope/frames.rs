@@ -7,10 +7,10 @@ use daq_core::ring::TapFrame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Maximum size of all copies of a ring in bytes.
-const MAX_BYTES: usize = 64 << 20;
-/// Maximum size of a frame that is kept, so that a frozen frame and the newest frame are kept together.
-pub(super) const MAX_FRAME_BYTES: usize = MAX_BYTES / 2;
+/// Maximum size of the copies of all rings in bytes.
+pub(super) const MAX_BYTES: usize = 128 << 20;
+/// Maximum size of all copies of one ring in bytes.
+const MAX_RING_BYTES: usize = 64 << 20;
 /// Maximum number of copies that no browser shows frozen.
 const MAX_RECENT: usize = 16;
 
@@ -40,38 +40,83 @@ impl Copied {
 }
 
 /// The newest copies of a ring, and those that browsers show frozen, the oldest first.
-#[derive(Default)]
-pub(super) struct Recent(VecDeque<Arc<Copied>>);
+pub(super) struct Recent {
+    copies: VecDeque<Arc<Copied>>,
+    max_bytes: usize,
+}
 
 impl Recent {
-    pub(super) fn find(&self, index: u64) -> Option<Arc<Copied>> {
-        self.0.iter().find(|copied| copied.index == index).cloned()
+    /// Creates the copies of one of `rings` rings, which share the memory.
+    pub(super) fn of(rings: usize) -> Self {
+        Self {
+            copies: VecDeque::new(),
+            max_bytes: (MAX_BYTES / rings.max(1)).min(MAX_RING_BYTES),
+        }
     }
 
-    /// Keeps a copy. Drops the oldest copies for which `is_frozen` returns false if there are too many.
+    /// Returns the maximum size of a frame that is kept, so that a frozen frame and the newest frame are kept together.
+    pub(super) const fn max_frame_bytes(&self) -> usize {
+        self.max_bytes / 2
+    }
+
+    pub(super) fn find(&self, index: u64) -> Option<Arc<Copied>> {
+        let mut copies = self.copies.iter();
+        copies.find(|copied| copied.index == index).cloned()
+    }
+
+    /// Keeps a copy. Drops the oldest copies if there are too many: first those for which `is_frozen` returns false.
     pub(super) fn keep(&mut self, copied: Copied, is_frozen: impl Fn(u64) -> bool) {
         if self.find(copied.index).is_some() {
             return;
         }
-        self.0.push_back(Arc::new(copied));
+        self.copies.push_back(Arc::new(copied));
         loop {
-            let bytes: usize = self.0.iter().map(|copied| copied.bytes.len()).sum();
-            let mut others = self
-                .0
-                .iter()
-                .enumerate()
-                .filter(|(_, copied)| !is_frozen(copied.index));
-            let Some((oldest, _)) = others.next() else {
-                return;
-            };
-            if bytes <= MAX_BYTES && others.count() < MAX_RECENT {
+            let bytes: usize = self.copies.iter().map(|copied| copied.bytes.len()).sum();
+            let mut others =
+                (0..self.copies.len() - 1).filter(|i| !is_frozen(self.copies[*i].index));
+            let oldest = others.next();
+            let is_large = bytes > self.max_bytes;
+            let is_long = oldest.is_some() && others.count() + 2 > MAX_RECENT;
+            if !is_large && !is_long {
                 return;
             }
-            self.0.remove(oldest);
+            // Browsers can freeze more frames than fit.
+            self.copies.remove(oldest.unwrap_or(0));
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.copies.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(index: u64, bytes: usize) -> Copied {
+        Copied {
+            index,
+            meta: FrameMeta::default(),
+            words: Box::default(),
+            bytes: vec![0; bytes].into(),
+        }
+    }
+
+    #[test]
+    fn frozen_frames_are_limited_too() {
+        let mut recent = Recent::of(4);
+        let half = recent.max_frame_bytes();
+        for index in 0..40 {
+            recent.keep(copied(index, half), |_| true);
+        }
+        assert_eq!(recent.copies.len(), 2);
+        assert!(recent.find(39).is_some() && recent.find(38).is_some());
+        let mut frozen = Recent::of(1);
+        for index in 0..40 {
+            frozen.keep(copied(index, half), |index| index == 3);
+        }
+        assert!(frozen.find(3).is_some() && frozen.find(39).is_some());
+        assert_eq!(frozen.copies.len(), 2);
     }
 }

@@ -1,7 +1,7 @@
 //! The threads that tap rings, and the browsers that they serve.
 
 use super::decode::Samples;
-use super::frames::{self, Copied, Recent};
+use super::frames::{Copied, Recent};
 use super::npy::{Headers, NpyFile};
 use super::reduce::{Reducer, description, failed};
 use super::stream::Messages;
@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 /// Maximum number of different views of one ring at the same time.
 const MAX_VIEWS: usize = 16;
 /// Maximum number of downloads at the same time.
-const MAX_DOWNLOADS: usize = 2;
+pub(super) const MAX_DOWNLOADS: usize = 2;
 /// Time in which the threads must end when the server stops. A thread that a GPU blocks is left running.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -48,7 +48,6 @@ struct Scope {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     views: Vec<(View, Arc<watch::Sender<Bytes>>)>,
     /// The frames that the views have shown; empty without a view.
@@ -58,12 +57,25 @@ struct State {
     is_closed: bool,
 }
 
+impl State {
+    /// Creates the state of one of `rings` rings.
+    fn of(rings: usize) -> Self {
+        Self {
+            views: Vec::new(),
+            recent: Recent::of(rings),
+            thread: None,
+            is_closed: false,
+        }
+    }
+}
+
 impl Hub {
     pub(in super::super) fn new(rings: BTreeMap<String, ScopedRing>) -> Self {
+        let count = rings.len();
         let scope = |ring| {
             Arc::new(Scope {
                 ring,
-                state: Mutex::default(),
+                state: Mutex::new(State::of(count)),
             })
         };
         Self {
@@ -302,7 +314,8 @@ impl Scope {
             frame.bytes(),
         );
         // A browser may request the frame as soon as the browser shows it.
-        if frame.bytes().len() <= frames::MAX_FRAME_BYTES {
+        let max_bytes = self.state().recent.max_frame_bytes();
+        if frame.bytes().len() <= max_bytes {
             let copied = Copied::new(&frame);
             let mut state = self.state();
             // A browser may have frozen a frame since `views` was read.
@@ -419,7 +432,7 @@ mod tests {
                 parts: Vec::new(),
                 row: None,
             },
-            state: Mutex::default(),
+            state: Mutex::new(State::of(1)),
         };
         let (sender, messages) = watch::channel(Bytes::new());
         scope

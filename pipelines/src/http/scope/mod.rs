@@ -119,6 +119,13 @@ impl fmt::Display for TapBudget {
     }
 }
 
+/// Returns the maximum memory in bytes that browsers use: copies of frames, and downloads of the largest of `slots`,
+/// which are slot sizes in bytes. A download has a copy of the slot and a file.
+pub fn max_memory(slots: impl Iterator<Item = usize>) -> usize {
+    let largest = slots.max().unwrap_or(0);
+    frames::MAX_BYTES.saturating_add(largest.saturating_mul(2 * hub::MAX_DOWNLOADS))
+}
+
 /// A number without trailing zeros.
 struct Rounded(f64);
 
@@ -159,7 +166,7 @@ pub(super) enum ScopeError {
     /// The requested frame is not in memory.
     #[error(
         "frame {index} of ring `{ring}` is not in memory; daq keeps the frames that browsers have shown for a short time, and \
-         a frame that a browser shows frozen as long as its page is open; leave out `index` to request the newest frame"
+         the last frames that browsers show frozen as long as their pages are open; leave out `index` to request the newest frame"
     )]
     Gone {
         /// The name of the ring.

@@ -622,7 +622,7 @@ fn frozen_frame_stays_in_memory_while_a_browser_shows_it() {
 
 #[test]
 fn frames_larger_than_the_limit_are_not_kept() {
-    let mut recent = frames::Recent::default();
+    let mut recent = frames::Recent::of(2);
     let (mut fixture, ring) = scoped(&int16(1), 24 << 20, 0);
     let mut tap = ring.ring.tap().unwrap();
     for index in 0..4 {
