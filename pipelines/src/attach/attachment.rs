@@ -8,6 +8,7 @@ use super::relay::Served;
 use super::socket::Peer;
 use daq_core::ledger::ReaderLedger;
 use daq_core::ring::{Reader, Ring};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,41 @@ pub(super) struct Attachment {
 struct Guarantee {
     reader: Reader,
     hold: Duration,
-    /// Time since which the oldest frame that the client has not retired waits; `None` if no frame waits.
-    since: Option<Instant>,
+    ages: Ages,
+}
+
+/// The ages of published frames that a client has not retired.
+#[derive(Debug, Default)]
+struct Ages {
+    /// Numbers of published frames and the times at which they were seen, in ascending order.
+    seen: VecDeque<(u64, Instant)>,
+}
+
+impl Ages {
+    /// Number of times that are remembered during `hold`.
+    const RESOLUTION: u32 = 32;
+
+    /// Returns how long the oldest frame waits that was published, but not `retired`. The result can be too small by
+    /// 1/32 of `hold`.
+    fn oldest(&mut self, published: u64, retired: u64, hold: Duration, now: Instant) -> Duration {
+        while self
+            .seen
+            .front()
+            .is_some_and(|(frames, _)| *frames <= retired)
+        {
+            self.seen.pop_front();
+        }
+        let last = self.seen.back();
+        let is_due = last.is_none_or(|(frames, at)| {
+            *frames < published && now.saturating_duration_since(*at) >= hold / Self::RESOLUTION
+        });
+        // A client that exceeds `hold` is revoked, so the number of entries is bounded.
+        if published > retired && is_due {
+            self.seen.push_back((published, now));
+        }
+        let oldest = self.seen.front();
+        oldest.map_or(Duration::ZERO, |(_, at)| now.saturating_duration_since(*at))
+    }
 }
 
 impl Attachment {
@@ -64,7 +98,7 @@ impl Attachment {
                     .map_err(|error| error.to_string())?;
                 let guarantee = Guarantee {
                     hold: attach.hold.0,
-                    since: None,
+                    ages: Ages::default(),
                     reader,
                 };
                 (Claims::new(guarantee.reader.position()), Some(guarantee))
@@ -127,17 +161,18 @@ impl Attachment {
         Ok(())
     }
 
-    /// Returns an error if the client holds a frame for too long.
+    /// Returns an error if the client has not retired a frame for too long, also if it retires older frames meanwhile.
     pub(super) fn check(&mut self) -> Result<(), String> {
         let Some(guarantee) = &mut self.guarantee else {
             return Ok(());
         };
-        if self.ring.published() <= self.claims.retired() {
-            guarantee.since = None;
-            return Ok(());
-        }
-        let since = *guarantee.since.get_or_insert_with(Instant::now);
-        if since.elapsed() <= guarantee.hold {
+        let (published, retired) = (self.ring.published(), self.claims.retired());
+        let hold = guarantee.hold;
+        if guarantee
+            .ages
+            .oldest(published, retired, hold, Instant::now())
+            <= hold
+        {
             return Ok(());
         }
         Err(format!(
@@ -152,9 +187,6 @@ impl Guarantee {
     /// Retires frames: first `read` frames that the client has read, then `discarded` frames.
     fn retire(&mut self, read: u64, discarded: u64) {
         let (mut read, mut frames) = (read, read + discarded);
-        if frames > 0 {
-            self.since = None;
-        }
         while frames > 0
             && let Some(lease) = self
                 .reader
@@ -166,5 +198,41 @@ impl Guarantee {
             read -= of_read;
             lease.discard_after(usize::try_from(of_read).unwrap_or(usize::MAX));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_slower_than_the_stream_exceeds_hold_although_it_retires_frames() {
+        let (start, hold) = (Instant::now(), Duration::from_secs(2));
+        let mut ages = Ages::default();
+        // 100 frames per second are published, and 50 are retired.
+        let exceeded = (0..200_u64).find(|tick| {
+            let now = start + Duration::from_millis(50 * tick);
+            ages.oldest(5 * tick, 5 * tick / 2, hold, now) > hold
+        });
+        // Frame n is published after n/100 s and retired after n/50 s.
+        assert!((80..=86).contains(&exceeded.unwrap()), "{exceeded:?}");
+        assert!(ages.seen.len() <= 2 * Ages::RESOLUTION as usize);
+    }
+
+    #[test]
+    fn client_that_keeps_up_never_exceeds_hold() {
+        let (start, hold) = (Instant::now(), Duration::from_millis(300));
+        let mut ages = Ages::default();
+        for tick in 0..1000_u64 {
+            let now = start + Duration::from_millis(50 * tick);
+            // The client is two ticks behind.
+            let age = ages.oldest(5 * tick, 5 * tick.saturating_sub(2), hold, now);
+            assert!(age <= Duration::from_millis(150), "{age:?}");
+        }
+        let idle = start + Duration::from_hours(1);
+        assert_eq!(ages.oldest(5000, 5000, hold, idle), Duration::ZERO);
+        assert_eq!(ages.oldest(5001, 5000, hold, idle), Duration::ZERO);
+        let later = idle + 2 * hold;
+        assert_eq!(ages.oldest(5001, 5000, hold, later), 2 * hold);
     }
 }
