@@ -20,6 +20,7 @@ use daq_core::sink::SinkError;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -138,6 +139,8 @@ fn help(error: &std::io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct StemLock {
     dir: PathBuf,
+    /// Device and inode of the directory; `None` if they are unknown.
+    identity: Option<(u64, u64)>,
     stem: String,
     path: PathBuf,
     file: File,
@@ -161,6 +164,7 @@ impl StemLock {
         let path = dir.join(format!(".{stem}.lock"));
         let hold = |file| Self {
             dir: dir.to_owned(),
+            identity: dir.metadata().ok().map(|dir| (dir.dev(), dir.ino())),
             stem: stem.to_owned(),
             path: path.clone(),
             file,
@@ -206,6 +210,31 @@ impl StemLock {
     /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Checks that the path of the directory still names the same directory.
+    ///
+    /// # Errors
+    /// If the directory was removed, moved or replaced, so that files which are written now cannot be found.
+    pub(crate) fn check_dir(&self) -> Result<(), SinkError> {
+        let why = match (self.dir.metadata(), self.identity) {
+            (Ok(now), Some(before)) if (now.dev(), now.ino()) != before => {
+                "another directory has replaced the directory of this recording"
+            }
+            (Err(error), _)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                "the directory of this recording was removed or moved"
+            }
+            _ => return Ok(()),
+        };
+        Err(SinkError::Failed {
+            what: self.dir.display().to_string(),
+            why: format!(
+                "{why}, so the open file is lost; exclude the directory from clean-up jobs, check that its disk is mounted, \
+                 and start daq again"
+            ),
+        })
     }
 
     /// Returns the stem.
@@ -291,6 +320,26 @@ mod tests {
             let error = StemLock::take_by(dir.path(), "adc", |_| Err(errno), THERE).unwrap_err();
             assert!(error.to_string().starts_with("cannot lock "), "{error}");
         }
+    }
+
+    #[test]
+    fn directory_that_disappears_is_detected() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("out");
+        std::fs::create_dir(&dir).unwrap();
+        let lock = StemLock::take(&dir, "adc").unwrap();
+        std::fs::remove_file(dir.join(".adc.lock")).unwrap();
+        lock.check_dir().unwrap();
+        let moved = parent.path().join("moved");
+        std::fs::rename(&dir, &moved).unwrap();
+        let error = lock.check_dir().unwrap_err().to_string();
+        assert!(error.contains("was removed or moved"), "{error}");
+        std::fs::create_dir(&dir).unwrap();
+        let error = lock.check_dir().unwrap_err().to_string();
+        assert!(error.contains("another directory has replaced"), "{error}");
+        std::fs::remove_dir(&dir).unwrap();
+        std::fs::rename(&moved, &dir).unwrap();
+        lock.check_dir().unwrap();
     }
 
     #[test]

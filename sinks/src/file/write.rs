@@ -223,6 +223,7 @@ impl Sink for FileSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
+        self.lock.check_dir()?;
         self.look_at_age();
         match self.end_segment() {
             // If the space is needed, the next frame reports the error.

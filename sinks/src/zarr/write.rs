@@ -31,7 +31,7 @@ pub(super) struct ZarrSink {
     failure: Option<SinkError>,
     ledger: SinkLedger,
     /// Keep this field last, so that the lock is released after all other fields are dropped.
-    _lock: StemLock,
+    lock: StemLock,
 }
 
 impl ZarrSink {
@@ -56,7 +56,7 @@ impl ZarrSink {
             committed: 0,
             failure: None,
             ledger: context.ledger.clone(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -162,6 +162,13 @@ impl Sink for ZarrSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
+        self.lock.check_dir()?;
+        if !self.dir.exists() {
+            return Err(SinkError::Failed {
+                what: self.dir.display().to_string(),
+                why: "this store was removed or moved; exclude it from clean-up jobs, and start daq again".to_owned(),
+            });
+        }
         match self.poll(false) {
             // If the space is needed, the next frame reports the error.
             Ok(()) | Err(SinkError::Full { .. }) => {}
