@@ -286,13 +286,16 @@ impl<'r> Reader<'r> {
             Fault::Type(expected) => {
                 let expected = plain_words(expected);
                 // The type is wrong, so do not show the range.
-                let expected = expected
+                let kind = expected
                     .split_once(" from ")
                     .map_or(expected.as_str(), |(kind, _)| kind);
-                (
-                    format!("{subject} is {}, but {expected} is expected", node.kind()),
-                    None,
-                )
+                // A number that the integer type cannot contain has the right type, but no valid value.
+                let message = if kind == node.kind() {
+                    format!("{subject} is {}, but {expected} is expected", shown(node))
+                } else {
+                    format!("{subject} is {}, but {kind} is expected", node.kind())
+                };
+                (message, None)
             }
             Fault::Range(expected) => {
                 let expected = plain_words(expected);

@@ -87,6 +87,11 @@ fn wrong_type_and_range_are_reported() {
   |         ^^
 "
     );
+    for number in ["5000000000", "9223372036854775807"] {
+        let error = ring(&format!("[ring.raw]\nslot = \"1 MiB\"\nslots = {number}\n"));
+        let expected = format!("`slots` is {number}, but an integer from 0 to 4294967295");
+        assert!(error.contains(&expected), "{error}");
+    }
 }
 
 #[test]

@@ -87,13 +87,16 @@ pub enum BenchError {
 /// A benchmark with its options.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Benchmark {
-    /// Compare the copy engine thread with other methods to copy frames to a GPU. The upper limit is one large copy.
+    /// Compare the copy engine thread with other methods to copy frames to a GPU.
+    ///
+    /// The upper limit is one large copy.
     Staging(staging::Args),
     /// Compare staging to several GPUs with staging to one, and copies between rings on two GPUs with raw copies between
     /// the GPUs, in one direction and in both.
     Gpus(gpus::Args),
-    /// Compare the corner turn between GPUs with raw copies of the same parts of frames, and with contiguous copies. All
-    /// bytes are verified.
+    /// Compare the corner turn between GPUs with raw copies of the same parts of frames, and with contiguous copies.
+    ///
+    /// All bytes are verified.
     Turn(turn::Args),
     /// Measure single copies to and from a GPU, CPU stores, mapping of GPU memory, or kernel launches.
     Copy(copies::Args),
@@ -102,12 +105,14 @@ pub enum Benchmark {
     /// Measure persistent kernels in a pipeline: latency from a frame's commit to its result, with and without
     /// concurrent copies, and frames per second.
     Persistent(persistent::Args),
-    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame. Emulated cards in
-    /// this process and in another process are measured. The cards write to host memory and, if this machine has a GPU,
-    /// to GPU memory.
+    /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame.
+    ///
+    /// Emulated cards in this process and in another process are measured. The cards write to host memory and, if this
+    /// machine has a GPU, to GPU memory.
     Fpga(fpga::Args),
-    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory, for queue pairs alone and from
-    /// ring to ring, direct and staged. Start this command with --listen on one host, then with --to on the other host,
+    /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory.
+    ///
+    /// Queue pairs alone and streams from ring to ring, direct and staged, are measured. Start this command with --listen on one host, then with --to on the other host,
     /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
     /// first connection without authentication: use a trusted network.
     Rdma(rdma::Args),

@@ -82,7 +82,7 @@ const LIBRARIES: [Library; 7] = [
         name: "libvulkan",
         files: &["libvulkan.so.1"],
         needs: Needs::Gpu,
-        purpose: "the viewer, and mapping GPU memory without CUDA",
+        purpose: "stores from the processor into GPU memory (Vulkan)",
         install: "sudo apt install libvulkan1",
     },
     Library {

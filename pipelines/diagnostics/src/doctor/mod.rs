@@ -50,7 +50,7 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
         before = before.ago(start.elapsed());
         counters = counters.ago(start.elapsed());
     }
-    [
+    let found = [
         system::examine(&root),
         memory::examine(&root),
         processor::examine(&root),
@@ -59,8 +59,15 @@ pub fn examine(root: &Path, sample: Duration) -> Vec<Finding> {
         gpu::examine(&root),
         cards::examine(&root),
         libraries::examine(&root),
-    ]
-    .concat()
+    ];
+    grouped(found.concat())
+}
+
+/// Moves findings of the same group together, in the order in which the groups first appear.
+fn grouped(mut findings: Vec<Finding>) -> Vec<Finding> {
+    let groups: Vec<_> = findings.iter().map(|f| f.group.clone()).collect();
+    findings.sort_by_key(|finding| groups.iter().position(|group| *group == finding.group));
+    findings
 }
 
 /// Formats the findings as aligned lines, one per finding, followed by a summary line. Uses colours if `color` is true.

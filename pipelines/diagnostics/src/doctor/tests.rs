@@ -137,3 +137,11 @@ fn json_has_all_parts() {
     assert_eq!(json["fix"], "sudo sysctl -w net.core.rmem_max=67108864");
     assert!(json.get("why").is_none());
 }
+
+#[test]
+fn findings_of_a_group_are_together() {
+    let of = |group: &'static str| found(group, "cores", "/proc/cpuinfo", None).unwrap();
+    let found = grouped(["network", "eth0", "network", "gpu"].map(of).into());
+    let groups: Vec<_> = found.iter().map(|finding| &*finding.group).collect();
+    assert_eq!(groups, ["network", "network", "eth0", "gpu"]);
+}

@@ -199,7 +199,7 @@ impl std::fmt::Display for LinkError {
                         "the local NIC rejected access to local memory; this is a defect of daq"
                     }
                     Status::Flushed => "the queue pair failed during an earlier request",
-                    Status::Success | Status::Other(_) => "the NIC failed",
+                    Status::Success | Status::Other(_) => "the NIC or the connection failed",
                 };
                 write!(f, "{why} ({})", status.name())
             }
