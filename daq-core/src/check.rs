@@ -138,6 +138,11 @@ impl NamedFile {
                 format!("{shown} is a directory, not a file"),
                 "write the path of a file in this directory".to_owned(),
             ),
+            // Opening a FIFO would block until another process writes to it.
+            Ok(found) if !found.is_dir() && !found.is_file() => wrong(
+                format!("{shown} is a FIFO, a socket or a device, not a regular file"),
+                "write the path of a regular file".to_owned(),
+            ),
             Ok(_) => match std::fs::File::open(&path) {
                 Ok(_) => Ok(()),
                 Err(error) => wrong(
@@ -232,6 +237,20 @@ mod tests {
         result
             .err()
             .map_or_else(String::new, |problem| problem.to_string())
+    }
+
+    #[test]
+    fn fifos_and_devices_are_rejected_without_opening_them() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo.npy");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for purpose in [FileUse::Reads, FileUse::ReadsAny] {
+            for name in ["fifo.npy", "/dev/null"] {
+                let error = output(NamedFile::new("weights", name, purpose).check_file(dir.path()));
+                assert!(error.contains("not a regular file"), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -261,6 +261,13 @@ pub trait Kernel: Send {
         None
     }
 
+    /// Launches the code of a GPU kernel without work on the stream `on`, so that the driver allocates the local memory, the
+    /// buffer of `printf` and the heap that the code needs. Beside a persistent kernel, the driver would wait for its end.
+    /// Called once, before a persistent kernel starts on the GPU.
+    fn launch_empty(&mut self, _on: Stream<'_>) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     /// Starts the kernel. Called once before the first [`run`](Self::run), after all memory is allocated and all code
     /// is loaded. A persistent kernel may run on its GPU from then on.
     fn start(&mut self) -> Result<(), KernelError> {

@@ -395,6 +395,7 @@ fn run_pipeline(device: &str, directory: &Path) {
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
     let options = Options {
         profiles: std::collections::BTreeMap::new(),
+        startup: std::sync::Arc::default(),
         directory: directory.to_owned(),
         counter_file: CounterFile::in_memory(),
         history: None,

@@ -43,5 +43,5 @@ pub use rejections::{FAR_NUMBER, Rejections};
 pub use report::{Equation, Report, Table, Violation};
 pub use ring::{RingLedger, RingReport};
 pub use sink::{SinkLedger, SinkReport};
-pub use source::{Cause, LostPackets, SourceLedger, SourceReport};
+pub use source::{Cause, LostPackets, Missing, SourceLedger, SourceReport};
 pub use stored::State;

@@ -191,6 +191,15 @@ ledger! {
     equation expected = delivered + lost, pending;
 }
 
+/// Packets that never arrived after the last packet of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// This number of packets.
+    Packets(u64),
+    /// The packets of each part that are not expected yet, up to this number of packets of the part.
+    PartsUpTo(u64),
+}
+
 impl SourceLedger {
     /// Creates counters with the values that `value` returns for their names.
     pub(super) fn from_values(prefix: &str, value: impl Fn(&str) -> u64) -> Self {
@@ -205,6 +214,33 @@ impl SourceLedger {
     /// Returns the counter of a cause.
     pub const fn lost(&self, cause: Cause) -> &Counter {
         &self.lost.0[cause as usize]
+    }
+
+    /// Counts packets that never arrived after the last packet of a run as expected and lost. Must be called after the
+    /// source has ended.
+    pub fn add_missing(&self, missing: Missing) {
+        let packets = match missing {
+            Missing::Packets(packets) => packets,
+            Missing::PartsUpTo(each) => self.complete_parts(each),
+        };
+        self.lost(Cause::WireGap).add_shared(packets);
+        self.expected.add_shared(packets);
+    }
+
+    /// Counts packets of parts of which fewer than `each` packets are expected. Returns the number of packets. Counts none
+    /// if the run has joined a stream, or if the sender has restarted.
+    fn complete_parts(&self, each: u64) -> u64 {
+        if self.epochs.get() != 1 || self.before_start.get() > 0 {
+            return 0;
+        }
+        let parts = (0..u32::MAX).map_while(|part| self.parts.get(part));
+        let added = parts.map(|part| {
+            let missing = each.saturating_sub(part.expected.get());
+            part.lost.add_shared(missing);
+            part.expected.add_shared(missing);
+            missing
+        });
+        added.sum()
     }
 }
 
@@ -262,5 +298,46 @@ fn sample_lost(source: &SourceReport, put: Put<'_>) {
     for cause in Cause::ALL {
         let lost = source.lost.get(cause.name()).copied().unwrap_or(0);
         put(Sample::Labelled(cause.name(), lost as f64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::CounterFile;
+
+    #[test]
+    fn packets_that_never_arrived_are_expected_and_lost() {
+        let ledger = SourceLedger::default();
+        ledger.expected.set(7);
+        ledger.delivered.set(7);
+        ledger.add_missing(Missing::Packets(9));
+        let report = SourceReport::of(&ledger);
+        assert_eq!((report.expected, report.lost_total()), (16, 9));
+    }
+
+    #[test]
+    fn parts_are_completed_unless_the_run_joined_a_stream() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        let ledger = SourceLedger {
+            parts: PartLedgers::on(&CounterFile::in_memory(), "adc", &names).unwrap(),
+            ..SourceLedger::default()
+        };
+        ledger.epochs.set(1);
+        ledger.expected.set(7);
+        ledger.delivered.set(7);
+        for (part, packets) in [(0, 4), (1, 3)] {
+            let part = ledger.parts.get(part).unwrap();
+            part.expected.set(packets);
+            part.delivered.set(packets);
+        }
+        ledger.before_start.set(1);
+        ledger.add_missing(Missing::PartsUpTo(8));
+        assert_eq!(SourceReport::of(&ledger).lost_total(), 0);
+        ledger.before_start.set(0);
+        ledger.add_missing(Missing::PartsUpTo(8));
+        let report = SourceReport::of(&ledger);
+        assert_eq!((report.expected, report.lost_total()), (16, 9));
+        assert_eq!((report.parts["a"].lost, report.parts["b"].lost), (4, 5));
     }
 }

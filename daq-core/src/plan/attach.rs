@@ -12,6 +12,15 @@ use std::time::Duration;
 /// Maximum number of guaranteed readers in other processes that a ring has at a time.
 pub const MAX_GUARANTEED_PROCESSES: usize = 8;
 
+/// Which users may attach to the rings of a pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttachAccess {
+    /// Group whose members may attach, such as `"daq"`. The user who runs the pipeline must be a member, and the group must
+    /// be able to enter the state directory. Default: no group.
+    pub group: Option<String>,
+}
+
 /// How readers in other processes of the same user may attach to a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(rename = "RingAttach")]

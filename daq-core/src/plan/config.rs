@@ -3,7 +3,7 @@
 //! References between sections, such as the ring that a source fills, are checked later by
 //! [`resolve`](super::resolve()).
 
-use super::{AttachKey, DeviceKey, KnownKeys, SpreadKey};
+use super::{AttachAccess, AttachKey, DeviceKey, KnownKeys, SpreadKey};
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
@@ -258,7 +258,8 @@ pub struct SourceKeys {
     #[serde(default)]
     pub wait: Wait,
     /// Time without data packets, such as `"10 s"`, after which the source counts as silent: `/-/ready` fails and a hint is
-    /// logged. When data arrives again, this is logged too. At least 1 s. Default: silence is not monitored.
+    /// logged. When data arrives again, this is logged too. At least 1 s. Default: a hint is logged once after 10 s, and silence
+    /// does not affect `/-/ready`.
     pub silent_after: Option<Span>,
 }
 
@@ -353,6 +354,8 @@ impl Default for ReaderKeys {
 pub struct DaqKeys {
     /// Name of the pipeline in reports, metrics and the state directory. Default: the name of the configuration file.
     pub name: Option<String>,
+    /// Who may attach to the rings, in addition to the user who runs the pipeline and root.
+    pub attach: AttachAccess,
 }
 
 /// How the threads of the staging engine wait.
@@ -441,6 +444,8 @@ pub struct RingSection {
 pub struct Config {
     /// The pipeline's name.
     pub name: String,
+    /// Who may attach to the rings.
+    pub attach: AttachAccess,
     /// Sources in file order.
     pub sources: Vec<Component<SourceKeys, dyn SourceSpec>>,
     /// Rings in file order.
@@ -505,7 +510,8 @@ impl Config {
         for kind in ["source", "ring", "kernel", "sink"] {
             document.check_names(kind, diagnostics);
         }
-        let name = pipeline_name(document, diagnostics).unwrap_or_else(|| name.to_owned());
+        let (own, attach) = pipeline_keys(document, diagnostics);
+        let name = own.unwrap_or_else(|| name.to_owned());
         // A ring with invalid keys still counts as declared, so that sections that name it get no error.
         let rings = document.sections("ring").into_iter().map(|mut section| {
             let keys = section.finish(&[], diagnostics);
@@ -562,6 +568,7 @@ impl Config {
         );
         Self {
             name,
+            attach,
             sources,
             rings,
             kernels,
@@ -600,10 +607,23 @@ fn staging(document: &Document, diagnostics: &mut Diagnostics) -> Option<Staging
     })
 }
 
-/// Reads `[daq] name`. Returns `None` if the key is missing or its value cannot be part of a file name.
-fn pipeline_name(document: &Document, diagnostics: &mut Diagnostics) -> Option<String> {
-    let mut table = document.table("daq")?;
-    let name = table.finish::<DaqKeys>(&[], diagnostics)?.name?;
+/// Reads the table `[daq]`: the name, `None` if the key is missing or its value cannot be part of a file name, and who may
+/// attach.
+fn pipeline_keys(
+    document: &Document,
+    diagnostics: &mut Diagnostics,
+) -> (Option<String>, AttachAccess) {
+    let Some(mut table) = document.table("daq") else {
+        return (None, AttachAccess::default());
+    };
+    let keys = table.finish::<DaqKeys>(&[], diagnostics);
+    let DaqKeys { name, attach } = keys.unwrap_or_default();
+    let name = name.and_then(|name| checked_name(name, &table, diagnostics));
+    (name, attach)
+}
+
+/// Returns the name of the pipeline if it can be part of a file name.
+fn checked_name(name: String, table: &Section, diagnostics: &mut Diagnostics) -> Option<String> {
     // File names can have 255 bytes, and files in the state directory append a suffix of 24 bytes.
     const MAX_NAME_BYTES: usize = 200;
     let fault = if name.is_empty() {

@@ -22,7 +22,7 @@ use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::staging::{Matrix, Route};
 use crate::topology::DataPath;
-pub use attach::{Attach, AttachKey, MAX_GUARANTEED_PROCESSES};
+pub use attach::{Attach, AttachAccess, AttachKey, MAX_GUARANTEED_PROCESSES};
 pub use config::{
     Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
     Memory, ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,

@@ -73,6 +73,7 @@ impl Serving {
             "pipeline": self.offer.pipeline,
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
+            "ready": (self.offer.ready.0)(),
             "http": self.offer.http.map(|address| address.to_string()),
             "rings": rings.map(|ring| self.describe(ring)).collect::<Value>(),
             "sources": self.sources(),

@@ -38,6 +38,7 @@ use daq_core::ring::Ring;
 use daq_core::source::Inlet;
 use daq_sinks::lock::LockError;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -68,6 +69,14 @@ pub enum AttachError {
     InUse {
         /// Path of the socket.
         path: PathBuf,
+    },
+    /// The group of the configuration cannot be used.
+    #[error("attach: group `{name}`: {why}; no process can attach to this run")]
+    Group {
+        /// Name of the group.
+        name: String,
+        /// What happened and how to fix it.
+        why: String,
     },
     /// The right to create the socket could not be obtained.
     #[error("attach: {0}; no process can attach to this run")]
@@ -110,11 +119,25 @@ pub struct OfferedSource {
     pub inlet: Arc<dyn Inlet>,
 }
 
+/// A function that returns whether all sources have started.
+#[derive(Clone)]
+pub struct Ready(pub Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ready").field(&(self.0)()).finish()
+    }
+}
+
 /// What the server offers.
 #[derive(Clone, Debug)]
 pub struct Offer {
     /// Name of the pipeline.
     pub pipeline: String,
+    /// Group whose members can attach, in addition to the user of this process and root.
+    pub group: Option<String>,
+    /// Returns whether all sources have started.
+    pub ready: Ready,
     /// Address of the HTTP server. `None` if the configuration has no `[http]`.
     pub http: Option<SocketAddr>,
     /// The rings by name.

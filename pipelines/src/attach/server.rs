@@ -2,7 +2,7 @@
 
 use super::connection::{CHECK_INTERVAL, Connection, Outcome, Serving};
 use super::protocol::refusal;
-use super::socket::{self, MAX_PACKET, SocketFile};
+use super::socket::{self, Group, MAX_PACKET, SocketFile};
 use super::{AttachError, Offer};
 use daq_core::log_limit::LogLimit;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -53,13 +53,14 @@ impl Server {
     pub fn start(offer: Offer, directories: &[PathBuf]) -> Result<Self, AttachError> {
         let fail = |error: Errno| AttachError::Thread(error.into());
         let path = socket::path(directories, &offer.pipeline)?;
+        let group = offer.group.as_deref().map(Group::find).transpose()?;
         let event = || {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             eventfd(0, flags).map(Arc::new).map_err(fail)
         };
         let (stop, tapped) = (event()?, event()?);
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(fail)?;
-        let (listener, file) = socket::listen(&path)?;
+        let (listener, file) = socket::listen(&path, group.as_ref())?;
         for (descriptor, token) in [
             (listener.as_fd(), LISTENER),
             (stop.as_fd(), STOP),
@@ -78,6 +79,7 @@ impl Server {
             listener,
             stop: stop.clone(),
             file,
+            group,
             serving: Serving::new(offer, tapped),
             connections: BTreeMap::new(),
             next_token: TAPPED + 1,
@@ -141,6 +143,8 @@ struct Work {
         reason = "the socket's file is removed when this value is dropped"
     )]
     file: SocketFile,
+    /// Group whose members may attach.
+    group: Option<Group>,
     serving: Serving,
     /// The connections by token; older connections have smaller tokens.
     connections: BTreeMap<u64, Connection>,
@@ -231,16 +235,17 @@ impl Work {
 
     /// Adds a connection if its process may attach.
     fn admit(&mut self, socket: OwnedFd) {
-        let peer = match socket::peer(&socket) {
+        let peer = match socket::peer(&socket, self.group.as_ref()) {
             Ok(peer) => peer,
             Err(user) => {
                 self.rejections.run(|suppressed| {
                     tracing::warn!(
                         "attach: rejected a connection of user {user}; only the user of this process and root can \
-                         attach{suppressed}"
+                         attach, and members of the group that `attach` in [daq] names{suppressed}"
                     );
                 });
-                let error = "only the user who runs the pipeline, and root, can attach; run the program as this user";
+                let error = "only the user who runs the pipeline, and root, can attach; run the program as this user, or set \
+                             attach = { group = \"GROUP\" } in [daq]";
                 return reject(&socket, error);
             }
         };

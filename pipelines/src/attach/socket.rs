@@ -117,8 +117,12 @@ fn lock(path: &Path) -> Result<StemLock, AttachError> {
     })
 }
 
-/// Creates the listening socket at `path`. Replaces the file of a daemon that was killed.
-pub(super) fn listen(path: &Path) -> Result<(OwnedFd, SocketFile), AttachError> {
+/// Creates the listening socket at `path`, to which members of `group` may connect too. Replaces the file of a daemon that
+/// was killed.
+pub(super) fn listen(
+    path: &Path,
+    group: Option<&Group>,
+) -> Result<(OwnedFd, SocketFile), AttachError> {
     let fail = |source: Errno| AttachError::Socket {
         path: path.to_owned(),
         source: source.into(),
@@ -152,7 +156,12 @@ pub(super) fn listen(path: &Path) -> Result<(OwnedFd, SocketFile), AttachError> 
     rustix::net::bind(&socket, &address).map_err(fail)?;
     let file = SocketFile::new(path, lock);
     // No process can connect before `listen`, so no process connects while the mode is more permissive.
-    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(fail)?;
+    let mut mode = Mode::RUSR | Mode::WUSR;
+    if let Some(group) = group {
+        group.own(path)?;
+        mode |= Mode::RGRP | Mode::WGRP;
+    }
+    rustix::fs::chmod(path, mode).map_err(fail)?;
     rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
     Ok((socket, file))
 }
@@ -172,6 +181,61 @@ pub(super) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     connect_to(&SocketAddrUnix::new(path)?, SocketFlags::CLOEXEC)
 }
 
+/// A group whose members may attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    name: String,
+    number: u32,
+}
+
+impl Group {
+    /// Finds the group `name`.
+    pub(super) fn find(name: &str) -> Result<Self, AttachError> {
+        let fail = |why: String| AttachError::Group {
+            name: name.to_owned(),
+            why,
+        };
+        match crate::sys::group::number(name) {
+            Ok(Some(number)) => Ok(Self {
+                name: name.to_owned(),
+                number,
+            }),
+            Ok(None) => Err(fail(format!(
+                "this machine has no such group; create it: sudo groupadd --system {name}"
+            ))),
+            Err(error) => Err(fail(error.to_string())),
+        }
+    }
+
+    /// Gives the file `path` to the group. Logs a warning if the group cannot enter the directory.
+    fn own(&self, path: &Path) -> Result<(), AttachError> {
+        let group = rustix::fs::Gid::from_raw(self.number);
+        rustix::fs::chown(path, None, Some(group)).map_err(|error| AttachError::Group {
+            name: self.name.clone(),
+            why: format!(
+                "cannot give {} to the group: {error}; add the user who runs the pipeline to the group, or set Group={} in \
+                 the unit",
+                path.display(),
+                self.name
+            ),
+        })?;
+        let directory = path.parent().unwrap_or(path);
+        if let Ok(metadata) = directory.metadata() {
+            let is_open = metadata.mode() & 0o001 != 0
+                || (metadata.gid() == self.number && metadata.mode() & 0o010 != 0);
+            if !is_open {
+                tracing::warn!(
+                    "attach: group {} cannot enter {}; run: chgrp {} {1} && chmod g+x {1}",
+                    self.name,
+                    directory.display(),
+                    self.name
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A process at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
@@ -181,11 +245,19 @@ pub(super) struct Peer {
     pub(super) program: String,
 }
 
-/// Returns the process that has connected, if it may attach: it has the user of this process or of root. Otherwise
-/// returns its user.
-pub(super) fn peer(socket: impl AsFd) -> Result<Peer, u32> {
-    let (process, user) = crate::sys::peer::credentials(socket.as_fd()).unwrap_or((0, u32::MAX));
-    if user != 0 && user != rustix::process::geteuid().as_raw() {
+/// Returns the process that has connected, if it may attach: it has the user of this process or of root, or is a member of
+/// `group`. Otherwise returns its user.
+pub(super) fn peer(socket: impl AsFd, group: Option<&Group>) -> Result<Peer, u32> {
+    let socket = socket.as_fd();
+    let credentials = crate::sys::peer::credentials(socket);
+    let (process, user, primary) = credentials.unwrap_or((0, u32::MAX, u32::MAX));
+    let is_member = || {
+        group.is_some_and(|group| {
+            let others = crate::sys::peer::groups(socket).unwrap_or_default();
+            group.number == primary || others.contains(&group.number)
+        })
+    };
+    if user != 0 && user != rustix::process::geteuid().as_raw() && !is_member() {
         return Err(user);
     }
     let program = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
@@ -274,8 +346,8 @@ mod tests {
     fn socket_of_killed_daemon_is_replaced_and_live_one_is_an_error() {
         let directory = tempfile::tempdir().unwrap();
         let path = path(&[directory.path().to_owned()], "telescope").unwrap();
-        let (socket, file) = listen(&path).unwrap();
-        let error = listen(&path).unwrap_err();
+        let (socket, file) = listen(&path, None).unwrap();
+        let error = listen(&path, None).unwrap_err();
         assert!(matches!(error, AttachError::InUse { .. }), "{error}");
         // A killed process leaves its file behind, but not its lock.
         drop(socket);
@@ -283,7 +355,7 @@ mod tests {
         std::fs::rename(&path, &killed).unwrap();
         drop(file);
         std::fs::rename(&killed, &path).unwrap();
-        let (_socket, replaced) = listen(&path).unwrap();
+        let (_socket, replaced) = listen(&path, None).unwrap();
         assert_eq!(sockets(&[directory.path().to_owned()]), [&*path]);
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
@@ -297,7 +369,7 @@ mod tests {
     fn socket_of_another_process_is_not_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("telescope.attach");
-        let (_socket, file) = listen(&path).unwrap();
+        let (_socket, file) = listen(&path, None).unwrap();
         std::fs::remove_file(&path).unwrap();
         let other = new_socket(SocketFlags::CLOEXEC).unwrap();
         rustix::net::bind(&other, &SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -318,7 +390,7 @@ mod tests {
             let barrier = std::sync::Barrier::new(4);
             let start = || {
                 barrier.wait();
-                listen(&path)
+                listen(&path, None)
             };
             let created: Vec<_> = std::thread::scope(|scope| {
                 let threads = [(); 4].map(|()| scope.spawn(start));
@@ -363,5 +435,29 @@ mod tests {
         drop(received);
         drop(left);
         assert_eq!(receive(&right, &mut buffer).unwrap().length, 0);
+    }
+
+    #[test]
+    fn members_of_a_group_can_attach() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("telescope.attach");
+        assert!(matches!(
+            Group::find("no such group"),
+            Err(AttachError::Group { .. })
+        ));
+        let group = Group {
+            name: "own".to_owned(),
+            number: rustix::process::getegid().as_raw(),
+        };
+        let (socket, _file) = listen(&path, Some(&group)).unwrap();
+        let metadata = std::fs::metadata(&path).unwrap();
+        assert_eq!(
+            (metadata.mode() & 0o777, metadata.gid()),
+            (0o660, group.number)
+        );
+        let client = connect(&path).unwrap();
+        let accepted = rustix::net::accept(&socket).unwrap();
+        assert!(peer(&accepted, Some(&group)).is_ok());
+        assert!(crate::sys::peer::groups(client.as_fd()).is_ok());
     }
 }

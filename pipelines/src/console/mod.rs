@@ -12,13 +12,15 @@ mod screen;
 pub use estimate::{Estimate, bar};
 pub use progress::Progress;
 
+use crate::systemd;
 use queue::Queue;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::Duration;
+use tracing::Level;
 
 /// Maximum time without a successful write after which a flush stops waiting.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -29,6 +31,8 @@ const CHUNK: usize = 4096;
 const WRITER_NAME: &str = "daq-log";
 
 static QUEUE: Queue = Queue::new();
+/// The stdout of the process, if it is reserved.
+static STDOUT: OnceLock<OwnedFd> = OnceLock::new();
 /// Set once the writer thread runs.
 static WRITER: OnceLock<()> = OnceLock::new();
 
@@ -43,18 +47,14 @@ macro_rules! print_error {
 }
 pub use print_error;
 
-/// A handle of stderr. Each call of `write` is one message, which is queued or dropped as a whole.
+/// A handle of stderr. Each call of `write` is one message, which is queued or dropped as a whole. The journal stores the
+/// message as an error.
 #[derive(Clone, Copy, Debug)]
 pub struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if WRITER.get().is_some() {
-            QUEUE.push(bytes);
-        } else {
-            let _ = write_all(io::stderr().as_fd(), bytes, || {});
-        }
-        Ok(bytes.len())
+        Prioritised(Level::ERROR).write(bytes)
     }
 
     /// Formats the whole message before it is queued, so that its parts are not separated by other messages.
@@ -64,6 +64,67 @@ impl Write for Stderr {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A handle of stderr for messages of a level. If stderr is connected to the journal, each line begins with the priority
+/// of the level.
+#[derive(Clone, Copy, Debug)]
+pub struct Prioritised(pub Level);
+
+impl Write for Prioritised {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if is_journal() {
+            push(&with_priority(bytes, self.0));
+        } else {
+            push(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns the lines of `bytes`, each with the priority of `level`.
+fn with_priority(bytes: &[u8], level: Level) -> Vec<u8> {
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    let prefix = systemd::priority(level).as_bytes();
+    lines.flat_map(|line| [prefix, line].concat()).collect()
+}
+
+/// Queues a message for stderr.
+fn push(bytes: &[u8]) {
+    if WRITER.get().is_some() {
+        QUEUE.push(bytes);
+    } else {
+        let _ = write_all(io::stderr().as_fd(), bytes, || {});
+    }
+}
+
+/// Returns whether stderr is connected to the journal.
+pub fn is_journal() -> bool {
+    static JOURNAL: OnceLock<bool> = OnceLock::new();
+    *JOURNAL.get_or_init(|| systemd::is_journal(io::stderr()))
+}
+
+/// Reserves stdout for [`print`]. What libraries write to stdout from now on, such as `printf` of a GPU, goes to stderr. If
+/// that is not possible, stdout remains as it is.
+pub fn reserve_stdout() {
+    if STDOUT.get().is_none()
+        && let Ok(stdout) = rustix::io::fcntl_dupfd_cloexec(io::stdout(), 3)
+        && rustix::stdio::dup2_stdout(io::stderr()).is_ok()
+    {
+        let _ = STDOUT.set(stdout);
+    }
+}
+
+/// Returns the descriptor to which [`print`] writes.
+pub fn stdout() -> BorrowedFd<'static> {
+    match STDOUT.get() {
+        Some(reserved) => reserved.as_fd(),
+        None => rustix::stdio::stdout(),
     }
 }
 
@@ -133,7 +194,7 @@ pub fn print(text: String) -> io::Result<()> {
     let (sender, progress) = mpsc::channel();
     let write = move || {
         let step = || drop(sender.send(Ok(())));
-        if let Err(error) = write_all(io::stdout().as_fd(), text.as_bytes(), step) {
+        if let Err(error) = write_all(stdout(), text.as_bytes(), step) {
             let _ = sender.send(Err(error));
         }
     };
@@ -178,6 +239,15 @@ mod tests {
     use super::*;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn each_line_for_the_journal_has_a_priority() {
+        let lines = |level| String::from_utf8(with_priority(b"a\n  b\n", level)).unwrap();
+        assert_eq!(lines(Level::ERROR), "<3>a\n<3>  b\n");
+        assert_eq!(lines(Level::WARN), "<4>a\n<4>  b\n");
+        assert_eq!(lines(Level::INFO), "<6>a\n<6>  b\n");
+        assert_eq!(lines(Level::DEBUG), "<7>a\n<7>  b\n");
+    }
 
     #[test]
     fn slow_non_blocking_reader_gets_all_output() {

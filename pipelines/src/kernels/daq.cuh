@@ -418,18 +418,20 @@ template <class P, class Base, class T> __host__ __device__ constexpr Member<P, 
     static_assert(sizeof(PARAMS) <= 61440, "struct Params is larger than the limit of 60 KiB");                       \
     extern "C" {                                                                                                      \
     __constant__ PARAMS daq_params = PARAMS{};                                                                        \
-    __constant__ unsigned daq_header = 1;                                                                             \
+    __constant__ unsigned daq_header = 2;                                                                             \
     }
 #define DAQ_DETAIL_PARAM(PARAMS, MEMBER)                                                                              \
     extern "C" {                                                                                                      \
     __constant__ auto daq_param_##MEMBER = daq::detail::member<PARAMS>(&PARAMS::MEMBER);                              \
     }
 #define DAQ_DETAIL_ENTRY(NAME, FUNCTION)                                                                              \
+    /* Without words in records, the kernel has no work: the driver then only allocates the memory of the code. */     \
     extern "C" __global__ void __launch_bounds__(DAQ_THREADS) NAME(                                                   \
         const unsigned char* input, daq::Size input_stride, daq::Size input_slots, daq::Size input_first,             \
         unsigned char* output, daq::Size output_stride, daq::Size output_slots, daq::Size output_first,               \
         const daq::Size* records, daq::Size record_words, daq::Size in_bytes, daq::Size in_channels,                  \
         daq::Size in_points, daq::Size out_bytes, daq::Size out_channels, daq::Size out_points) {                     \
+        if (record_words == 0) return;                                                                                \
         const daq::detail::Burst burst = {input, input_stride, input_slots, input_first,                              \
                                           output, output_stride, output_slots, output_first,                          \
                                           records, record_words, in_bytes, in_channels,                               \

@@ -13,7 +13,8 @@ use daq_core::gpu::driver::{self, Device};
 use daq_core::kernel::{DeviceDoorbell, FrameShare, KernelContext, Side};
 use daq_core::notify::Notifier;
 use daq_core::plan::{
-    Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedRing, PlannedSource,
+    Config, DoorbellInitiator, Incomplete, Plan, PlannedCopy, PlannedKernel, PlannedRing,
+    PlannedSource,
 };
 use daq_core::region::{HostOptions, Placement, Region, RegionError};
 use daq_core::reorder::ReorderWindow;
@@ -21,6 +22,7 @@ use daq_core::ring::{Producer, Reader, Ring, RingOptions};
 use daq_core::sink::SinkContext;
 use daq_core::source::{Producers, SourceError};
 use daq_core::staging::{Profile, RingCopy, Route};
+use daq_core::units::ByteSize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -91,6 +93,12 @@ impl Parts<'_> {
             playback: ledgers.playback(&planned.name),
             obstacle: ledgers.obstacle(&planned.name),
         }
+    }
+
+    /// Begins to open a source.
+    fn opening(&self, planned: &PlannedSource) -> Result<(), StartError> {
+        let step = format!("opening source `{}`", planned.name);
+        self.options.startup.begin(step)
     }
 
     /// Removes and returns the producer of a ring; each ring has exactly one producer.
@@ -210,6 +218,8 @@ impl Pipeline {
         plan: &Plan,
         options: &Options,
     ) -> Result<(), StartError> {
+        let startup = &options.startup;
+        startup.begin("measuring copies".to_owned())?;
         let mut parts = Parts {
             config,
             plan,
@@ -223,6 +233,8 @@ impl Pipeline {
             device_bells: BTreeMap::new(),
         };
         for planned in &plan.rings {
+            let bytes = ByteSize(planned.region_bytes as u64).rounded();
+            startup.begin(format!("allocating ring `{}` ({bytes})", planned.name))?;
             let region = region(config, plan, planned)?;
             if let Some(mapping) = region.mapping() {
                 self.ledgers.mapped(&planned.name, mapping.backend());
@@ -247,8 +259,25 @@ impl Pipeline {
         self.engines(&mut parts)?;
         self.copies(&mut parts)?;
         self.gathers(&mut parts)?;
+        let has_persistent = |planned: &PlannedKernel| {
+            let mut kernels = plan.kernels.iter();
+            kernels.any(|other| {
+                other.dispatch == Some(Dispatch::Persistent) && other.side == planned.side
+            })
+        };
+        let mut kernels = kernels;
+        for (planned, runner) in plan.kernels.iter().zip(&mut kernels) {
+            if has_persistent(planned) {
+                startup.begin_kernel("launching", &planned.name)?;
+                runner.launch_empty().map_err(|source| StartError::Kernel {
+                    name: planned.name.clone(),
+                    source,
+                })?;
+            }
+        }
         // After a persistent kernel has started on a GPU, no memory is allocated and no code is loaded on that GPU.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
+            startup.begin_kernel("starting", &planned.name)?;
             runner.start().map_err(|source| StartError::Kernel {
                 name: planned.name.clone(),
                 source,
@@ -281,6 +310,7 @@ impl Pipeline {
             Some(MonitoredSource {
                 name: name.to_owned(),
                 silent_after: source.keys.silent_after.map(|span| span.0),
+                supports_backpressure: planned.supports_backpressure,
                 hint: source.spec.silence_hint(),
                 rejections: self.ledgers.rejections(name),
                 heartbeats: threads.filter_map(heartbeat).collect(),
@@ -349,6 +379,9 @@ impl Pipeline {
             ..
         } = parts;
         for planned in &plan.sinks {
+            options
+                .startup
+                .begin(format!("opening sink `{}`", planned.name))?;
             let component = config.sinks.iter().find(|sink| sink.name() == planned.name);
             let component = component.expect("the plan contains only sinks of its configuration");
             let ring = plan
@@ -412,6 +445,7 @@ impl Pipeline {
         let (config, plan, options) = (parts.config, parts.plan, parts.options);
         let mut runners = Vec::new();
         for planned in &plan.kernels {
+            options.startup.begin_kernel("loading", &planned.name)?;
             let component = config
                 .kernels
                 .iter()
@@ -527,6 +561,7 @@ impl Pipeline {
             let Some(engine) = &planned.engine else {
                 continue;
             };
+            parts.opening(planned)?;
             let fail = |source| StartError::Source {
                 name: planned.name.clone(),
                 source,
@@ -573,6 +608,7 @@ impl Pipeline {
                 })?;
                 continue;
             }
+            parts.opening(planned)?;
             let fail = |source| StartError::Source {
                 name: planned.name.clone(),
                 source,

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 /// How often a waiting data thread checks for a stop request.
 pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time without a heartbeat after which a data thread counts as stalled.
-pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// State shared by the threads and the pipeline.
 #[derive(Debug)]
 pub struct Control {
     stop: AtomicBool,
+    /// Whether sinks end without waiting for further frames.
+    abandoned: AtomicBool,
     /// Time at which sinks that cannot write must end, in ms since `start`; 0 until the pipeline stops.
     deadline: AtomicU64,
     drain: Duration,
@@ -27,6 +29,7 @@ impl Control {
     pub fn new(drain: Duration) -> Self {
         Self {
             stop: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             deadline: AtomicU64::new(0),
             drain,
             start: Instant::now(),
@@ -41,8 +44,24 @@ impl Control {
 
     /// Returns whether draining has exceeded its maximum time.
     pub(crate) fn is_overdue(&self) -> bool {
+        self.is_overdue_by(Duration::ZERO)
+    }
+
+    /// Returns whether draining has exceeded its maximum time by `time`.
+    pub(super) fn is_overdue_by(&self, time: Duration) -> bool {
         let deadline = self.deadline.load(Ordering::Acquire);
-        deadline != 0 && self.since_start() >= deadline
+        let time = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        deadline != 0 && self.since_start() >= deadline.saturating_add(time)
+    }
+
+    /// Requests the sinks to end when they have written the published frames, because a thread upstream hangs.
+    pub(super) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+    }
+
+    /// Returns whether sinks end without waiting for further frames.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
     }
 
     fn since_start(&self) -> u64 {
@@ -179,6 +198,11 @@ impl Progress {
             since: Instant::now(),
             is_logged: false,
         }
+    }
+
+    /// Returns the time since the last progress.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.since.elapsed()
     }
 
     /// Returns whether the current work has already taken so long that querying the driver adds no relevant delay.

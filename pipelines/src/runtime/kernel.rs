@@ -64,14 +64,19 @@ pub struct Runner {
     hang_timeout: Duration,
     /// Time after the drain deadline since which the device has completed no work; `None` if the device makes progress.
     hanging: Option<Instant>,
-    /// Whether a persistent kernel was found to hang.
+    /// Whether a kernel was found to hang.
     hung: bool,
+    /// Whether the device has completed work.
+    has_completed: bool,
     in_flight: WorkInFlight<InFlight>,
     timing: Timing,
 }
 
 /// Default maximum time for a device to finish one burst after the drain deadline.
 pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum time for a device to finish the first burst, after which the kernel counts as hanging.
+const FIRST_WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval at which a sleeping thread checks work in flight that sends no notification.
 const DEVICE_POLL_INTERVAL: Duration = Duration::from_micros(50);
@@ -157,8 +162,18 @@ impl Runner {
             hang_timeout: HANG_TIMEOUT,
             hanging: None,
             hung: false,
+            has_completed: false,
             timing: Timing::default(),
         }
+    }
+
+    /// Launches the code of a kernel with dispatch `launch` once without work, and waits for the end.
+    pub fn launch_empty(&mut self) -> Result<(), KernelError> {
+        if let (Some(kernel), Some(stream)) = (&mut self.kernel, &self.stream) {
+            kernel.launch_empty(Stream::Cuda(stream))?;
+            stream.synchronize()?;
+        }
+        Ok(())
     }
 
     /// Starts a persistent kernel.
@@ -252,6 +267,13 @@ impl Runner {
             // Only completions count as progress. New submissions are possible until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
             let stalled = progress.observe(before > 0, has_ended, heartbeat);
+            if stalled && !self.has_completed && progress.elapsed() > FIRST_WORK_TIMEOUT {
+                return Err(KernelError::Hung(format!(
+                    "the GPU has not completed the kernel's first work within {} s; another kernel may run permanently on \
+                     this GPU; check nvidia-smi, or give this kernel a GPU of its own (`device`)",
+                    FIRST_WORK_TIMEOUT.as_secs()
+                )));
+            }
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.poll()?;
                 if let Some(hung) = kernel.hang_report().filter(|_| stalled) {
@@ -446,6 +468,7 @@ impl Runner {
             }
         });
         if ended > 0 {
+            self.has_completed = true;
             self.hanging = None;
         }
         failure.map_or(Ok(ended > 0), |error| Err(KernelError::Cuda(error)))

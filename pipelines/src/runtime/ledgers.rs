@@ -195,6 +195,11 @@ impl Ledgers {
         self.readers[name].1.clone()
     }
 
+    /// Returns whether `name` is a kernel.
+    pub(super) fn is_kernel(&self, name: &str) -> bool {
+        self.kernels.contains_key(name)
+    }
+
     pub(super) fn kernel(&self, name: &str) -> KernelLedger {
         self.kernels[name].1.clone()
     }

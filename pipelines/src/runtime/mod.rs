@@ -17,16 +17,19 @@ mod monitor;
 mod sink;
 mod source;
 mod staging;
+mod startup;
 
 pub use ledgers::Ledgers;
+pub use startup::{CurrentStep, Startup};
 
-use crate::attach::{Offer, OfferedRing, OfferedSource};
+use crate::attach::{Offer, OfferedRing, OfferedSource, Ready};
 use crate::history::History;
 use crate::http::Health;
-use control::{Control, Heartbeat, Progress, Role, STALL_TIMEOUT, STOP_POLL_INTERVAL};
+pub use control::STALL_TIMEOUT;
+use control::{Control, Heartbeat, Progress, Role, STOP_POLL_INTERVAL};
 use daq_core::gpu::driver::CudaError;
 use daq_core::kernel::KernelError;
-use daq_core::ledger::{CounterFile, CounterFileError, Report};
+use daq_core::ledger::{CounterFile, CounterFileError, Missing, Report};
 use daq_core::plan::{Config, Plan};
 use daq_core::region::RegionError;
 use daq_core::ring::{Ring, RingError};
@@ -37,10 +40,13 @@ use monitor::Monitor;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Time after the drain deadline for threads whose GPU hangs to end, and for sinks to close their files.
+const HANG_GRACE: Duration = Duration::from_secs(7);
 
 /// Reasons why a pipeline cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +54,9 @@ pub enum StartError {
     /// The plan needs hardware that is not available.
     #[error("{0}")]
     Unavailable(String),
+    /// The start was cancelled.
+    #[error("the start was cancelled")]
+    Cancelled,
     /// The memory of a ring cannot be allocated.
     #[error("ring `{ring}`: {source}")]
     Region {
@@ -124,6 +133,10 @@ pub struct Failure {
     pub why: String,
 }
 
+/// A thread that prevents the end of the pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HungThread(Failure);
+
 /// Options for running a pipeline.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -135,6 +148,8 @@ pub struct Options {
     pub history: Option<PathBuf>,
     /// Maximum time that sinks that cannot write may delay the end of the pipeline.
     pub drain: Duration,
+    /// The steps of the start.
+    pub startup: Arc<Startup>,
     /// Saved profiles of GPUs by ordinal. GPUs without a profile are measured at startup.
     pub profiles: BTreeMap<u32, Profile>,
 }
@@ -152,6 +167,8 @@ pub struct Pipeline {
     threads: Vec<JoinHandle<()>>,
     /// Monitors the sources; `None` until the sources run.
     monitor: Option<Monitor>,
+    /// Packets that never arrived, by source; see [`add_missing`](Self::add_missing).
+    missing: Mutex<BTreeMap<String, Missing>>,
     counter_file: CounterFile,
 }
 
@@ -174,6 +191,7 @@ impl Pipeline {
             sources: plan.sources.iter().map(|source| source.threads).sum(),
             threads: Vec::new(),
             monitor: None,
+            missing: Mutex::default(),
             counter_file: options.counter_file.clone(),
         };
         let result = pipeline.build(config, plan, options);
@@ -253,6 +271,11 @@ impl Pipeline {
         Offer {
             sources: sources.collect(),
             pipeline: plan.name.clone(),
+            group: config.attach.group.clone(),
+            ready: {
+                let health = self.health();
+                Ready(Arc::new(move || health().ready))
+            },
             http,
             rings: rings.collect(),
             clients: self.ledgers.clients().clone(),
@@ -275,40 +298,78 @@ impl Pipeline {
         self.counter_file.is_state_lost()
     }
 
-    /// Returns the names of sinks whose writes hang, if the drain time is over and no other thread delays the end.
+    /// Records packets of `source` that never arrived after its last packet. They count as expected and lost when the
+    /// pipeline has ended.
+    pub fn add_missing(&self, source: &str, packets: Missing) {
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        missing.insert(source.to_owned(), packets);
+    }
+
+    /// Returns the threads that hang, if the drain time is over and no other thread delays the end: sinks whose writes
+    /// hang, or sources and kernels that do not return from their work.
     ///
     /// Must be called regularly. The result is empty in all other cases.
-    pub fn hung_sinks(&self) -> Vec<String> {
+    pub fn hung_threads(&self) -> Vec<HungThread> {
         if !self.control.is_overdue() {
             return Vec::new();
         }
-        let open = || {
-            self.heartbeats
-                .iter()
-                .filter(|heartbeat| !heartbeat.has_ended())
-        };
-        let mut sinks = open()
-            .filter(|heartbeat| heartbeat.role == Role::Sink)
-            .peekable();
-        let is_source = |heartbeat: &Arc<Heartbeat>| heartbeat.role == Role::Source;
-        if sinks.peek().is_none() || open().any(is_source) {
+        let open = self.heartbeats.iter().filter(|thread| !thread.has_ended());
+        let (stalled, others): (Vec<_>, Vec<_>) = open.partition(|thread| thread.is_stalled());
+        let hung = || stalled.iter().map(|thread| self.describe(thread)).collect();
+        let is_sink = |thread: &&Arc<Heartbeat>| thread.role == Role::Sink;
+        if stalled.iter().all(is_sink) {
+            // Kernels wait for the sinks.
+            let is_blocked = others.iter().all(|thread| thread.role == Role::Step);
+            return if is_blocked { hung() } else { Vec::new() };
+        }
+        // A thread whose GPU hangs ends by itself.
+        if !self.control.is_overdue_by(HANG_GRACE) {
             return Vec::new();
         }
-        let stalled = sinks.map(|heartbeat| heartbeat.is_stalled().then(|| heartbeat.name.clone()));
-        stalled.collect::<Option<_>>().unwrap_or_default()
+        // The other sinks close their files.
+        self.control.abandon();
+        if others.iter().any(is_sink) && !self.control.is_overdue_by(2 * HANG_GRACE) {
+            return Vec::new();
+        }
+        hung()
     }
 
-    /// Ends the pipeline without waiting for the threads of the sinks `hung`. Returns the last report and the failures.
-    /// The memory of those threads is leaked. Frames that these threads still hold remain `pending` in the report.
-    pub fn leave(mut self, hung: &[String]) -> (Report, Vec<Failure>) {
-        for sink in hung {
-            let why = format!(
+    fn describe(&self, thread: &Heartbeat) -> HungThread {
+        let name = &thread.name;
+        let (kind, component) = match thread.role {
+            Role::Sink => (FailureKind::Io, format!("sink `{name}`")),
+            Role::Source => (FailureKind::Defect, format!("source `{name}`")),
+            Role::Step if self.ledgers.is_kernel(name) => {
+                (FailureKind::Defect, format!("kernel `{name}`"))
+            }
+            Role::Step => (FailureKind::Defect, name.clone()),
+        };
+        let why = match thread.role {
+            Role::Sink => {
                 "a write has not returned for {} s and the drain time is over; the last file may be incomplete; check \
-                 the disk (dmesg); `--drain` sets the drain time",
-                STALL_TIMEOUT.as_secs()
-            );
-            let component = format!("sink `{sink}`");
-            self.control.fail(FailureKind::Io, component, why);
+                 the disk (dmesg); `--drain` sets the drain time"
+            }
+            Role::Source => {
+                "the source has not returned for {} s and the drain time is over; its last frames are not complete"
+            }
+            Role::Step => {
+                "a frame has not been finished for {} s and the drain time is over; frames that were not processed \
+                 remain `pending`; use smaller frames or a faster kernel, or increase `--drain`"
+            }
+        };
+        HungThread(Failure {
+            kind,
+            component,
+            why: why.replace("{}", &STALL_TIMEOUT.as_secs().to_string()),
+        })
+    }
+
+    /// Ends the pipeline without waiting for the threads `hung`. Returns the last report and the failures. The memory of
+    /// those threads is leaked. Frames that these threads still hold remain `pending` in the report.
+    pub fn leave(mut self, hung: Vec<HungThread>) -> (Report, Vec<Failure>) {
+        for HungThread(failure) in hung {
+            self.control
+                .fail(failure.kind, failure.component, failure.why);
         }
         self.threads.clear();
         self.monitor = None;
@@ -324,6 +385,10 @@ impl Pipeline {
 
     /// Returns the last report and the failures; marks this run as ended in the counter file.
     fn close(&self) -> (Report, Vec<Failure>) {
+        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        for (source, packets) in &*missing {
+            self.ledgers.source(source).add_missing(*packets);
+        }
         let report = self.report();
         for violation in report.violations() {
             tracing::error!("the ledger does not balance: {violation}; this is a defect in daq");

@@ -24,6 +24,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 const RECENT: Duration = Duration::from_secs(10);
 /// Time for which all packets must be rejected before a message is logged.
 const REJECTION_TIME: Duration = Duration::from_secs(1);
+/// Time without packets after which the log contains a hint, also without `silent_after`.
+const HINT_AFTER: Duration = Duration::from_secs(10);
 /// Minimum number of rejected packets in that time. If the source never accepted a packet, one rejected packet is
 /// sufficient.
 const MIN_REJECTED: u64 = 10;
@@ -116,6 +118,9 @@ pub(super) struct MonitoredSource {
     pub(super) name: String,
     /// Time without data after which the source counts as silent; `None` to disable the check.
     pub(super) silent_after: Option<Duration>,
+    /// Whether the source waits for slow readers. A source that has delivered data can then be silent although nothing is
+    /// wrong.
+    pub(super) supports_backpressure: bool,
     pub(super) hint: SilenceHint,
     pub(super) rejections: Rejections,
     /// The source's threads; a source whose threads have ended is not silent.
@@ -133,6 +138,8 @@ struct Source {
     rejected: u64,
     rejecting: Option<Instant>,
     is_rejection_logged: bool,
+    /// Whether a hint was logged for a silence that `silent_after` does not define.
+    is_hint_logged: bool,
     /// Number of control packets when `expected` last increased.
     control: u64,
     /// The parts of frames, if there are several.
@@ -152,6 +159,8 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     None,
+    /// The source has been silent for this long, but has no `silent_after`.
+    Quiet(Duration),
     /// The source has been silent for this long.
     Silent(Duration),
     /// Data has arrived again after a silence of this length.
@@ -167,6 +176,7 @@ impl Source {
             rejected: 0,
             rejecting: None,
             is_rejection_logged: false,
+            is_hint_logged: false,
             control: 0,
             parts: BTreeMap::new(),
         }
@@ -188,8 +198,18 @@ impl Source {
         }
         match self.watched.silent_after {
             Some(limit) if quiet >= limit && !is_silent => Change::Silent(quiet),
+            None if quiet >= HINT_AFTER && self.needs_hint() => {
+                self.is_hint_logged = true;
+                Change::Quiet(quiet)
+            }
             _ => Change::None,
         }
+    }
+
+    /// Returns whether a silence is worth a hint: only once, because senders of some experiments pause.
+    const fn needs_hint(&self) -> bool {
+        let can_wait = self.watched.supports_backpressure && self.expected > 0;
+        !self.is_hint_logged && !self.is_rejection_logged && !can_wait
     }
 
     /// Returns the parts that have become silent while packets of other parts arrive, and those that have ended a silence.
@@ -224,7 +244,7 @@ impl Source {
     fn log_part(&self, part: &str, change: Change) {
         let name = &self.watched.name;
         match change {
-            Change::None => {}
+            Change::None | Change::Quiet(_) => {}
             Change::Silent(quiet) => tracing::warn!(
                 "source {name}: part {part} is silent: none of its packets were delivered for {:.0} s, but packets of other parts \
                  arrive; check the sender of this part, its address, port and number",
@@ -404,6 +424,11 @@ fn observe(
         // Log after the lock is released, so that readers of the report do not wait for the log.
         match change {
             Change::None => {}
+            Change::Quiet(quiet) => tracing::warn!(
+                "source {name}: no data packet for {:.0} s; {}",
+                quiet.as_secs_f64(),
+                source.why_silent(counts)
+            ),
             Change::Silent(quiet) => {
                 let limit = source.watched.silent_after.unwrap_or_default();
                 let rejected = counts.rejected.saturating_sub(source.rejected);
@@ -449,6 +474,7 @@ mod tests {
         let watched = MonitoredSource {
             name: "adc".to_owned(),
             silent_after: silent_after.map(Duration::from_secs),
+            supports_backpressure: false,
             hint: Box::new(String::new),
             rejections: Rejections::default(),
             heartbeats: vec![Heartbeat::new(
@@ -481,9 +507,28 @@ mod tests {
         assert_eq!(source.observe(&report(6, 3), false, at(31)), Change::None);
         assert_eq!(source.observe(&report(6, 3), false, at(40)), Change::None);
         assert_eq!(source.observe(&report(6, 3), false, at(41)), silent);
-        let mut indifferent = self::source(None, start);
+    }
+
+    #[test]
+    fn silence_without_limit_is_hinted_at_once() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let quiet = Change::Quiet(HINT_AFTER);
+        let mut silent = source(None, start);
+        assert_eq!(silent.observe(&report(0, 0), false, at(9)), Change::None);
+        assert_eq!(silent.observe(&report(0, 0), false, at(10)), quiet);
+        assert_eq!(silent.observe(&report(0, 0), false, at(1000)), Change::None);
+        let mut stopped = source(None, start);
+        stopped.observe(&report(5, 0), false, at(5));
+        assert_eq!(stopped.observe(&report(5, 0), false, at(15)), quiet);
+        let mut blocked = source(None, start);
+        blocked.watched.supports_backpressure = true;
+        blocked.observe(&report(5, 0), false, at(5));
+        assert_eq!(blocked.observe(&report(5, 0), false, at(60)), Change::None);
+        let mut rejecting = source(None, start);
+        rejecting.is_rejection_logged = true;
         assert_eq!(
-            indifferent.observe(&report(0, 0), false, at(1000)),
+            rejecting.observe(&report(0, 9), false, at(60)),
             Change::None
         );
     }

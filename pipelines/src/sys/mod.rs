@@ -2,5 +2,6 @@
 
 pub(crate) mod clock;
 pub(crate) mod device_code;
+pub(crate) mod group;
 pub(crate) mod peer;
 pub(crate) mod terminal;

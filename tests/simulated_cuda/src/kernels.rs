@@ -47,6 +47,10 @@ pub const KERNELS: &[Kernel] = &[
         name: "daq_burst",
         parameters: &[8; 16],
         run: |memory, values, blocks| {
+            // A launch without work has records without words.
+            if values[9] == 0 {
+                return Ok(());
+            }
             let slot = |of: &[u64], i: u32| of[0] + (of[3] + u64::from(i)) % of[2] * of[1];
             (0..blocks[1]).try_for_each(|i| {
                 let input = (slot(values, i), values[10]);

@@ -64,6 +64,7 @@ fn round(text: &str, directory: &Path, frames: u64) {
     let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
     let options = Options {
+        startup: std::sync::Arc::default(),
         profiles: std::collections::BTreeMap::new(),
         directory: directory.to_owned(),
         counter_file: CounterFile::in_memory(),

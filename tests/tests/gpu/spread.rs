@@ -61,7 +61,7 @@ fn daq(simulated: &Simulated, text: &str) -> Daq {
         .env("VK_DRIVER_FILES", "/dev/null");
     daq.write(
         "as-it-is.ptx",
-        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 1;\n\
+        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 2;\n\
          .visible .entry daq_burst()\n{\n    ret;\n}\n",
     );
     daq

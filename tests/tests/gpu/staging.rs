@@ -57,7 +57,7 @@ fn staging_to_gpu_uses_pinned_memory_and_leaks_nothing() {
 fn through_a_kernel(daq: &Daq) {
     daq.write(
         "as-it-is.ptx",
-        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 1;\n\
+        ".version 8.0\n.target sm_70\n.address_size 64\n.const .align 4 .u32 daq_header = 2;\n\
          .visible .entry daq_burst()\n{\n    ret;\n}\n",
     );
 }

@@ -13,4 +13,5 @@ mod monitoring;
 mod page;
 mod resource_limits;
 mod sender;
+mod start_and_end;
 mod terminal;

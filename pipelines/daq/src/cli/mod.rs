@@ -4,22 +4,27 @@ mod bench;
 mod changes;
 mod check;
 mod emulate;
+mod finite;
 mod graph;
 mod guard;
 mod inspect;
 mod list;
 mod live;
 mod load;
+mod log;
 mod ls;
 mod new;
 mod reference;
 mod run;
 mod selftest;
+mod signal;
+mod starting;
 mod state;
 mod tap;
 mod top;
 mod topo;
 mod tune;
+mod wait_ready;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use daq_core::entry::Registry;
@@ -44,6 +49,15 @@ pub(crate) mod exit {
     pub(crate) const IO: u8 = 74;
     /// The configuration is wrong.
     pub(crate) const CONFIG: u8 = 78;
+
+    /// Returns 128 + the number of the signal called `name`, as shells do.
+    pub(crate) fn of_signal(name: &str) -> u8 {
+        match name {
+            "SIGHUP" => 129,
+            "SIGINT" => 130,
+            _ => 143,
+        }
+    }
 }
 
 /// Stream sensor data into rings, run kernels on it, write files, and account for every packet.
@@ -77,6 +91,8 @@ enum Command {
     },
     /// List the running pipelines of this user, and their rings.
     Ls(ls::Args),
+    /// Wait until a running pipeline receives data: all its sources have started.
+    WaitReady(wait_ready::Args),
     /// List sources, packet formats, DMA engines, kernels, sinks and emulated devices.
     List,
     /// Print a valid, commented configuration as a starting point.
@@ -165,6 +181,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
             json,
         } => plan(registry, &sources, &machine, json),
         Command::Ls(args) => ls::ls(&args),
+        Command::WaitReady(args) => wait_ready::wait_ready(&args),
         Command::List => show(&list::list(registry)),
         Command::New { parts } => new(registry, &parts),
         Command::Graph { sources, format } => graph::graph(

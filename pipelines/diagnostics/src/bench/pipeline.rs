@@ -13,6 +13,7 @@ use daq_core::topology::Topology;
 use daq_pipelines::runtime::{Options, Pipeline};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout for a pipeline that makes no progress.
@@ -92,6 +93,7 @@ impl Environment {
             history: None,
             drain: PROGRESS_TIMEOUT,
             profiles: self.profiles.clone(),
+            startup: Arc::default(),
         };
         let started = Pipeline::start(&config, &plan, &options);
         started.map(RunningPipeline).map_err(failed)

@@ -9,7 +9,7 @@ use daq_core::layout::Layout;
 use daq_core::region::RegionError;
 
 /// Name of the variable that stores the header version with which code was compiled, and the current header version.
-const HEADER_VERSION: (&str, u32) = ("daq_header", 1);
+const HEADER_VERSION: (&str, u32) = ("daq_header", 2);
 /// Dynamic shared memory in bytes that every kernel may use without requesting more.
 const DEFAULT_SHARED: u32 = 48 << 10;
 

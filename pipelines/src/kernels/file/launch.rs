@@ -56,7 +56,7 @@ impl FileCode {
         Ok(())
     }
 
-    /// Launches the code for `frames` frames. The input starts at frame `first` of the burst, the output at the next
+    /// Launches the code for `frames` frames; without frames, the code returns at once. The input starts at frame `first` of the burst, the output at the next
     /// output slot. `record` is the index of the first frame's record.
     fn launch(
         &self,
@@ -71,8 +71,10 @@ impl FileCode {
             grid,
             ..
         } = &self.code;
+        let words = if frames == 0 { 0 } else { self.record.len() };
+        let rows = u32::try_from(frames.max(1)).unwrap_or(u32::MAX);
         let grid = Grid {
-            blocks: [grid.blocks[0], u32::try_from(frames).unwrap_or(u32::MAX), 1],
+            blocks: [grid.blocks[0], rows, 1],
             ..*grid
         };
         let arguments = [
@@ -85,7 +87,7 @@ impl FileCode {
             target.slots as u64,
             target.first as u64,
             self.records.address() + 8 * (record * self.record.len()) as u64,
-            self.record.len() as u64,
+            words as u64,
             input.bytes as u64,
             input.channels_word(),
             input.points as u64,
@@ -101,6 +103,17 @@ impl FileCode {
 impl Kernel for FileCode {
     fn occupancy(&self) -> Option<f64> {
         Some(self.code.occupancy)
+    }
+
+    fn launch_empty(&mut self, on: Stream<'_>) -> Result<(), KernelError> {
+        let none = Slice {
+            base: 0,
+            stride: 0,
+            slots: 1,
+            first: 0,
+            len: 0,
+        };
+        Ok(self.launch((&none, 0), &none, (0, 0), gpu::stream(on)?)?)
     }
 
     fn run(

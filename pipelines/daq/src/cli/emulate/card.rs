@@ -104,7 +104,7 @@ fn introduce(entry: &EmulatedDeviceEntry, args: &Args, card: &dyn EmulatedDevice
 }
 
 pub(super) fn emulate(registry: &Registry, name: &str, args: &Args) -> u8 {
-    crate::cli::run::log();
+    crate::cli::log::start();
     let options = EmulatedOptions {
         rate: args.rate,
         packet: args.packet,

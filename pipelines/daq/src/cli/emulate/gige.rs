@@ -135,7 +135,7 @@ fn render(counts: &Counts) -> String {
 }
 
 pub(super) fn emulate(args: &Args) -> u8 {
-    crate::cli::run::log();
+    crate::cli::log::start();
     let (stop, _signal) = match stop_signals() {
         Ok(stop) => stop,
         Err(code) => return code,

@@ -6,14 +6,18 @@ mod pattern;
 mod screen;
 mod view;
 
+use super::ls::socket_directories;
 use super::{exit, show};
 use client::{Address, get};
 use daq_core::units::Span;
+use daq_pipelines::attach::client::Client;
+use daq_pipelines::attach::sockets;
 use daq_pipelines::console::print_error;
 use model::{Answer, Daemon};
 use pattern::Pattern;
 use screen::Screen;
 use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,9 +30,13 @@ const PAST_SECONDS: u64 = 31;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(super) struct Args {
-    /// Addresses of the HTTP servers of daemons: HOST, HOST:PORT or http://HOST:PORT/. Default: 127.0.0.1:9464.
+    /// Addresses of the HTTP servers of daemons: HOST, HOST:PORT or http://HOST:PORT/. Default: those of the running pipelines
+    /// that `daq ls` lists, or 127.0.0.1:9464 if there is none with [http].
     #[arg(value_name = "ADDRESS")]
     addresses: Vec<Address>,
+    /// State directory of the pipelines, as given to `daq run`. Default: set by systemd or XDG variables.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Time between updates.
     #[arg(long, value_name = "TIME", default_value = "1 s")]
     interval: Span,
@@ -59,6 +67,9 @@ type Update = (usize, Result<Answer, String>);
 pub(super) fn top(args: &Args) -> u8 {
     let interval = args.interval.0.max(MIN_INTERVAL);
     let mut addresses = args.addresses.clone();
+    if addresses.is_empty() {
+        addresses = running(args.state_dir.as_deref());
+    }
     if addresses.is_empty() {
         addresses.push(Address::default());
     }
@@ -92,6 +103,18 @@ pub(super) fn top(args: &Args) -> u8 {
             exit::IO
         }
     }
+}
+
+/// Returns the addresses of the HTTP servers of the running pipelines of this user.
+fn running(state_dir: Option<&Path>) -> Vec<Address> {
+    let sockets = sockets(&socket_directories(state_dir)).into_iter();
+    let lists = sockets.filter_map(|path| {
+        Client::connect(&path)
+            .and_then(|mut client| client.list())
+            .ok()
+    });
+    let addresses = lists.filter_map(|list| list["http"].as_str()?.parse().ok());
+    addresses.collect()
 }
 
 /// Starts one thread per daemon that requests its state in intervals.

@@ -341,7 +341,7 @@ fn source_for_nvcc_and_nvrtc_has_one_kernel_in_both() {
             variable(&ours, name, length)
         );
     }
-    assert!(theirs.contains(".u32 daq_header = 1"));
+    assert!(theirs.contains(".u32 daq_header = 2"));
 }
 
 #[test]

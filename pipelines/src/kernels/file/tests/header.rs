@@ -54,7 +54,7 @@ int main() {
     }
     for (unsigned i = 0; i < 4; i++) assert(from[i] == input + (3 + i) % 5 * 64 && to[i] == output + (1 + i) % 4 * 128);
     assert(daq_param_taps.offset == &Params::taps && daq_param_taps.bytes == 4 && daq_param_taps.count == 4);
-    assert(daq_param_taps.kind == 1 && daq_header == 1);
+    assert(daq_param_taps.kind == 1 && daq_header == 2);
 }
 "#;
 
