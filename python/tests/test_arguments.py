@@ -183,12 +183,28 @@ class ArgumentsTest(unittest.TestCase):
 
     def test_a_run_that_is_stopped_before_its_start_is_no_crash(self) -> None:
         script = self.script("exec sleep 60")
-        with self.assertRaisesRegex(daq.RunError, "stopped before it had started"), daq.run(binary=script):
+        with self.assertRaisesRegex(daq.RunError, "stopped before it had started"), daq.run(binary=script, wait=False):
             pass
-        run = daq.run(binary=script)
+        run = daq.run(binary=script, wait=False)
         run.kill()
         with self.assertRaisesRegex(daq.RunError, "137 .ended by a signal"), run:
             pass
+
+    def test_a_run_is_returned_when_it_is_ready_or_has_ended(self) -> None:
+        # The last argument is the file descriptor.
+        report = 'for n in "$@"; do :; done; echo ready > /proc/self/fd/$n'
+        with daq.run(binary=self.script(f"trap 'exit 0' HUP INT\n{report}\nwhile sleep 0.1; do :; done")) as run:
+            self.assertTrue(run.running)
+            run.wait_ready()
+        self.assertEqual(daq.run(binary=self.script("exit 0")).code, 0)
+        with self.assertRaisesRegex(daq.RunError, "78 .wrong configuration"):
+            daq.run(binary=self.script("exit 78"))
+        run = daq.run(binary=self.script("exec sleep 60"), wait=False)
+        with self.assertRaisesRegex(daq.AttachError, "is not ready after 0.01 s"):
+            run.wait_ready(0.01)
+        run.kill()
+        with self.assertRaisesRegex(daq.RunError, "137 .ended by a signal"):
+            run.wait_ready()
 
     def test_values_of_a_configuration_become_toml(self) -> None:
         script = self.script('for a in "$@"; do echo "$a"; done')

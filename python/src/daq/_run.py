@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,8 @@ _MEANINGS = {
 }
 _POLL_INTERVAL = 0.02
 _LOG_LINES = 20
+#: Time in seconds for a run to stop after an interrupted start.
+_STOP_TIMEOUT = 20.0
 
 
 def run(
@@ -47,8 +50,10 @@ def run(
     env: Mapping[str, str] | None = None,
     log: IO[Any] | None = None,
     binary: str | os.PathLike[str] | None = None,
+    wait: bool = True,
 ) -> Run:
-    """Start `daq run` with these TOML files. The result is a context manager, which stops the run at the end.
+    """Start `daq run` with these TOML files, and wait until all sources have started. The result is a context manager, which
+    stops the run at the end.
 
     ```python
     with daq.run("spectrometer.toml", set={"ring.raw.slots": 128}) as run:
@@ -61,8 +66,9 @@ def run(
     ring; see `daq run --help` for these options, `drain` and `state_dir`. `arguments` are further options.
 
     `log` is the file for the log, such as `sys.stderr`; default: a temporary file, which `Run.log` returns. `binary` is the
-    program; default: `daq` in the search path. Raises RunError if the program cannot be started, and TypeError for a wrong
-    argument.
+    program; default: `daq` in the search path. With `wait=False`, this function returns at once, and `Run.wait_ready` waits for
+    the sources; packets that arrive earlier are lost. Raises RunError if the program cannot be started or ends before it is
+    ready, and TypeError for a wrong argument.
     """
     wanted = os.fspath(_arguments.path("binary", "daq" if binary is None else binary))
     program = shutil.which(wanted, path=(os.environ if env is None else env).get("PATH"))
@@ -84,7 +90,14 @@ def run(
         raise TypeError(f"`arguments` must be a list of texts, not {arguments!r}; write {arguments.split()!r}")
     if log is not None and not hasattr(log, "fileno"):
         raise TypeError(f"`log` must be an open file such as sys.stderr, not {log!r}")
-    return Run([*command, *arguments], state_dir, cwd, env, log)
+    started = Run([*command, *arguments], state_dir, cwd, env, log)
+    if wait:
+        try:
+            started.wait_ready()
+        except BaseException:
+            started.stop(_STOP_TIMEOUT)
+            raise
+    return started
 
 
 class Run:
@@ -103,9 +116,14 @@ class Run:
         self._stop_code: int | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()
         self._log: IO[bytes] | None = tempfile.TemporaryFile() if log is None else None
+        #: The end of the pipe on which the run reports that it is ready; None when it has reported or ended.
+        self._ready: IO[bytes] | None = None
+        ready, report = os.pipe()
+        self._ready = os.fdopen(ready, "rb", buffering=0)
         try:
             self._process = subprocess.Popen(
-                command,
+                [*command, "--ready-fd", str(report)],
+                pass_fds=(report,),
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._log if self._log is not None else log,
@@ -114,6 +132,8 @@ class Run:
             )
         except OSError as error:
             raise RunError(f"cannot start {command[0]}: {error.strerror}: {error.filename}", 127) from error
+        finally:
+            os.close(report)
 
     @property
     def pid(self) -> int:
@@ -144,6 +164,25 @@ class Run:
             report: dict[str, Any] = json.loads(text)
             return report
         return None
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until all sources have started, so that no later packet is missed.
+
+        Returns at once if the run has already ended without an error. Raises RunError if the run fails first, and AttachError
+        after `timeout` seconds.
+        """
+        if self._ready is None:
+            return
+        readable, _, _ = select.select([self._ready], [], [], timeout)
+        if not readable:
+            raise AttachError(f"process {self.pid} is not ready after {timeout} s; {self.log}")
+        is_ready = bool(self._ready.read(1))
+        self._ready.close()
+        self._ready = None
+        if not is_ready:
+            # The process has closed its end, because it ends.
+            self.wait()
+            self._check()
 
     def pipeline(self, timeout: float = 30.0) -> Pipeline:
         """Return the pipeline of this run as soon as its socket answers.
@@ -215,7 +254,7 @@ class Run:
         process = getattr(self, "_process", None)
         if process is not None and process.poll() is None:
             process.send_signal(_stop_signal())
-        for file in (self._output, self._log):
+        for file in (self._output, self._log, self._ready):
             if file is not None:
                 file.close()
 
