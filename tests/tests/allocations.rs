@@ -185,6 +185,7 @@ fn run(text: &str, frames: u64) -> Vec<(String, u64)> {
     let plan = resolve(&config, &Topology::detect(), &around, &mut diagnostics);
     let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)));
     let options = Options {
+        startup: std::sync::Arc::default(),
         profiles: std::collections::BTreeMap::new(),
         directory: dir.path().to_owned(),
         counter_file: CounterFile::in_memory(),

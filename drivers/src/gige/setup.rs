@@ -282,7 +282,7 @@ fn largest<E>(
     };
     loop {
         let next = (good / PACKET_STEP + 1) * PACKET_STEP;
-        let middle = ((good + bad) / 2 / PACKET_STEP * PACKET_STEP).max(next);
+        let middle = (usize::midpoint(good, bad) / PACKET_STEP * PACKET_STEP).max(next);
         if middle >= bad {
             return Ok(Some(good));
         }

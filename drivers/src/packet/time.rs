@@ -328,7 +328,7 @@ mod tests {
         for i in 0..200_u64 {
             let offsets = [0, 26_000, 52_000].map(|offset| {
                 let sensor = 66_000 + i * 500;
-                time(sensor + offset, 1000 + i * 500) as i64 - (sensor * 1000) as i64
+                time(sensor + offset, 1000 + i * 500).cast_signed() - (sensor * 1000).cast_signed()
             });
             assert_eq!(offsets, [0, 26_000_000, 52_000_000 - (65_536_000)], "{i}");
         }

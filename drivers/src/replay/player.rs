@@ -1,7 +1,7 @@
 //! Places the samples of a SigMF recording in the window.
 
 use super::config::ReplayConfig;
-use super::recording::{Recording, Run};
+use super::recording::{Listed, Recording, Run};
 use super::timetable::Timetable;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, KeptFields, Timestamp};
@@ -13,6 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// Replays a recording in pieces of at most one frame.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "two settings and two independent states of the replay"
+)]
 pub(super) struct RecordingPlayer {
     recording: Recording,
     /// The data files, in the order of the recording.
@@ -163,16 +167,17 @@ impl RecordingPlayer {
                 continue;
             }
             let bytes = self.geometry.extent(end - 1).end - start;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "never negative; saturates"
-            )]
             let frame_bytes = self.geometry.frame_bytes as u64;
             let time = match (run.listed(self.done / frame_bytes), time_ns, self.byte_ns) {
-                (Some(listed), ..) if self.done.is_multiple_of(frame_bytes) => listed,
-                (None, Some(ns), Some(byte_ns)) => {
-                    Some(ns.saturating_add((self.done as f64 * byte_ns) as u64))
+                (Listed::Time(listed), ..) if self.done.is_multiple_of(frame_bytes) => listed,
+                (Listed::Predicted, Some(ns), Some(byte_ns)) => {
+                    #[expect(
+                        clippy::cast_possible_truncation,
+                        clippy::cast_sign_loss,
+                        reason = "never negative; saturates"
+                    )]
+                    let since_start = (self.done as f64 * byte_ns) as u64;
+                    Some(ns.saturating_add(since_start))
                 }
                 (_, Some(ns), None) if self.done == 0 => Some(ns),
                 _ => None,

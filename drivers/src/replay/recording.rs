@@ -42,12 +42,22 @@ pub(super) struct Run {
     pub restarts: bool,
 }
 
+/// Whether a recording lists the time of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    /// The time follows from the time of the run and the rate.
+    Predicted,
+    /// The listed time in nanoseconds; `None` if the frame has no time.
+    Time(Option<u64>),
+}
+
 impl Run {
-    /// Returns the listed time of frame `frame` of the run; `None` if its time is not listed.
-    pub(super) fn listed(&self, frame: u64) -> Option<Option<u64>> {
-        let first = self.frames.checked_sub(self.times_ns.len() as u64)?;
-        let index = usize::try_from(frame.checked_sub(first)?).ok()?;
-        self.times_ns.get(index).copied()
+    /// Returns whether the time of frame `frame` of the run is listed.
+    pub(super) fn listed(&self, frame: u64) -> Listed {
+        let first = self.frames.saturating_sub(self.times_ns.len() as u64);
+        let index = frame.checked_sub(first).map(usize::try_from);
+        let time = index.and_then(|index| self.times_ns.get(index.ok()?));
+        time.map_or(Listed::Predicted, |time| Listed::Time(*time))
     }
 }
 

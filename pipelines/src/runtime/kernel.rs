@@ -45,6 +45,10 @@ pub struct Parts {
 
 /// A kernel with its rings. Dropping the runner waits for the device. If the device does not finish, the memory that it
 /// uses is leaked.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "two settings and two independent states of the device"
+)]
 pub struct Runner {
     name: String,
     inline_copy: Option<RingCopy>,

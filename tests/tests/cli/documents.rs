@@ -285,7 +285,10 @@ fn functions_on_the_path_of_a_packet_exist() {
             continue;
         };
         let file = file.trim_matches('`');
-        if !file.ends_with(".rs") {
+        if std::path::Path::new(file)
+            .extension()
+            .is_none_or(|extension| extension != "rs")
+        {
             continue;
         }
         let code = std::fs::read_to_string(repository().join(file)).unwrap();

@@ -404,10 +404,9 @@ fn xdp_damaged_packets_are_rejected() {
     let far = wire!(1, 1500);
     let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&daq);
-    let hex: String = packet(0, PAYLOAD)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let bytes = packet(0, PAYLOAD);
+    let hex: Vec<_> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex.concat();
     far.run(|| python.run(DAMAGED, &[FAR.to_owned(), hex]));
     live.wait_count("sources.adc.rejected", 2);
     let outcome = assert_delivered(live, 1);

@@ -18,7 +18,7 @@ fn ring_larger_than_the_machine_is_refused_before_allocation() {
     }
     let plan = daq.cli_line("plan daq.toml").ok().stdout;
     assert_contains!(plan => "missing  the pipeline needs", "total    memory 610 GiB");
-    daq.cli_line("check --no-hardware daq.toml").ok();
+    let _ = daq.cli_line("check --no-hardware daq.toml").ok();
 }
 
 /// Frames of 8 packets with a header of 16 bytes: number of the frame and of the packet.
@@ -70,14 +70,14 @@ fn ready_is_reported_to_file_descriptor_and_command() {
         .args(["-c", script])
         .arg(daq_testkit::binary());
     let live = daq.spawn_command(shell);
-    daq.cli_line("wait-ready daq").ok();
+    let _ = daq.cli_line("wait-ready daq").ok();
     wait_for("the line", || {
         let text = std::fs::read_to_string(daq.path("ready")).ok()?;
         (text == "ready\n").then_some(())
     });
     // The attach socket accepts as soon as the run is ready.
     assert_contains!(daq.cli_line("ls").ok().stdout => "pipeline daq");
-    live.stop().ok();
+    let _ = live.stop().ok();
     let closed = daq.cli_line("run daq.toml --ready-fd 99");
     assert_eq!(closed.code, 64, "{}", closed.stderr);
 }

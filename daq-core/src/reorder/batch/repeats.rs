@@ -90,11 +90,10 @@ impl Batch<'_> {
         let geometry = &self.shared.geometry;
         let run = self.state.candidate?;
         let distance = geometry.numbering.packets_between(run.unit, id)?;
-        let near = geometry.window as i64 * i64::from(geometry.packets_per_frame);
+        let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
         // Packets of several parts are not in order.
-        let min = if geometry.parts == 1 { 0 } else { -near };
-        (run.is_repeat && run.since == self.seen_horizon() && (min..=near).contains(&distance))
-            .then_some(run)
+        let is_next = distance.unsigned_abs() <= near && (distance >= 0 || geometry.parts > 1);
+        (run.is_repeat && run.since == self.seen_horizon() && is_next).then_some(run)
     }
 
     /// Returns whether `id` confirms that the sender has restarted with the packets of `run`.

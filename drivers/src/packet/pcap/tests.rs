@@ -169,7 +169,7 @@ fn pcap_fragments_are_assembled() {
                     parts = parts
                         .into_iter()
                         .flat_map(|part| [part.clone(), part])
-                        .collect()
+                        .collect();
                 }
                 _ => {}
             }

@@ -108,7 +108,10 @@ mod tests {
             not("pipeline `b` is not ready")
         );
         assert_eq!(state(&[], None), not("no pipeline is ready"));
-        assert_eq!(state(&[a.clone()], Some("c")), not("no pipeline `c` runs"));
+        assert_eq!(
+            state(std::slice::from_ref(&a), Some("c")),
+            not("no pipeline `c` runs")
+        );
         let names = vec!["a".to_owned(), "b".to_owned()];
         assert_eq!(state(&[a, b], None), State::Ambiguous(names));
     }
