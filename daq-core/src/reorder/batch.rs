@@ -570,7 +570,7 @@ impl<'a> Batch<'a> {
             Classification::Undecided => return Found::Undecided,
             Classification::InWindow { frame, index } => return self.enter(id, frame, index),
             Classification::NewEpoch => self.begin_epoch(id),
-            Classification::Gap { frame, index } => self.cross_gap(id, frame, index),
+            Classification::Gap { frame } => self.cross_gap(id, frame),
         };
         // The candidates, or packets of other threads, can advance the window past the packet.
         match (found, size) {
@@ -596,7 +596,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Advances the window over the gap that `id` confirms. The candidates are placed before `id`.
-    fn cross_gap(&mut self, id: PacketId, frame: u64, index: u32) -> Found {
+    fn cross_gap(&mut self, id: PacketId, frame: u64) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
         if self.shared.holds_gaps() && self.open_epoch(first, Opening::Segment) {
             self.place_candidates(false);
@@ -607,7 +607,8 @@ impl<'a> Batch<'a> {
             return Found::Reject;
         }
         self.place_candidates(false);
-        self.enter(id, frame, index)
+        // Another epoch may have been opened meanwhile.
+        self.enter_near(id)
     }
 
     /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
@@ -710,9 +711,10 @@ impl<'a> Batch<'a> {
         let is_stale = || shared.segment.load(Ordering::Acquire) != segment;
         let moved = || shared.closed.load(Ordering::Acquire) != 0 || is_stale();
         self.flush();
-        shared.wanted.fetch_max(frame, Ordering::AcqRel);
+        shared.wanted[writer].store(frame, Ordering::Release);
         shared.unpin(writer);
         wait_until(|| ready(shared) || moved());
+        shared.wanted[writer].store(0, Ordering::Release);
         self.base = shared.pin(writer);
         if is_stale() {
             // The rest of the batch belongs to the new epoch, or is far from it.

@@ -28,7 +28,7 @@ pub(super) enum Classification {
     /// The frame is open, was closed recently, or is so close after the open frames that the window advances to it.
     InWindow { frame: u64, index: u32 },
     /// The frame is after a gap that several packets confirm, so the window advances to it.
-    Gap { frame: u64, index: u32 },
+    Gap { frame: u64 },
     /// Several packets confirm a new epoch.
     NewEpoch,
     /// The packet may be the first sign of a new epoch or of a gap.
@@ -144,11 +144,11 @@ impl WriterState {
                 .parts
                 .agree(geometry.part_of(id), since, base, window)
         };
-        if agreed < geometry.resync_after || !parts_agree() && !shared.is_silent() {
+        if agreed < shared.required() || !parts_agree() && !shared.is_silent() {
             return (Classification::Undecided, candidate);
         }
-        if let Some((frame, index)) = self.locate_beyond_gap(geometry, base, id) {
-            return (Classification::Gap { frame, index }, candidate);
+        if let Some(frame) = self.locate_beyond_gap(geometry, base, id) {
+            return (Classification::Gap { frame }, candidate);
         }
         if horizon != since && !shared.is_exclusive() {
             // Other threads continue in the old numbering, so either this thread lags behind or only its sender has
@@ -173,22 +173,15 @@ impl WriterState {
             })
     }
 
-    /// Returns the position of `id` if the gap before it is not longer than the maximum.
-    fn locate_beyond_gap(
-        &self,
-        geometry: &Geometry,
-        base: u64,
-        id: PacketId,
-    ) -> Option<(u64, u32)> {
+    /// Returns the frame of `id` if the gap before it is not longer than the maximum.
+    fn locate_beyond_gap(&self, geometry: &Geometry, base: u64, id: PacketId) -> Option<u64> {
         let window = geometry.window as u64;
-        let (frame, index) = self.locate(geometry, id)?;
+        let (frame, _) = self.locate(geometry, id)?;
         let gap = geometry
             .max_gap
             .div_ceil(u64::from(geometry.packets_per_frame));
         let reach = base + 2 * window + gap;
-        (base + window..reach)
-            .contains(&frame)
-            .then_some((frame, index))
+        (base + window..reach).contains(&frame).then_some(frame)
     }
 
     /// Returns the frame and the packet index of `id` in the current epoch, or `None` if the epoch has no such packet.

@@ -78,6 +78,8 @@ pub(super) struct Sequencer {
     held: HeldGaps,
     /// The unit number at which the epoch before the current one ended.
     ended: Option<u64>,
+    /// Time of the first tick after the numbers alternated between two senders.
+    alternated: Option<Instant>,
     /// Whether the frames that are closed end before a long gap, so that they are not truncated.
     is_before_gap: bool,
     /// The first frame after the last long gap. It is not truncated either.
@@ -113,6 +115,7 @@ impl Sequencer {
             drops: 0,
             held: HeldGaps::new(),
             ended: None,
+            alternated: None,
             is_before_gap: false,
             after_gap: 0,
             skips: Vec::with_capacity(64),
@@ -220,28 +223,46 @@ impl Sequencer {
         if self.pending_epoch.is_some() {
             self.resolve_epoch_request(shared, writer, epoch, now);
         }
-        let base = shared.base.load(Ordering::Relaxed);
-        let window = shared.geometry.window as u64;
-        let wanted = shared.wanted.load(Ordering::Acquire);
-        if wanted >= base {
-            if wanted >= base + window {
-                self.advance(shared, writer, wanted + 1 - window);
-            }
-            if !self.assign(shared, wanted) {
-                let refused = &shared.record(wanted).state;
-                let _ = refused.compare_exchange(
-                    state::UNASSIGNED,
-                    state::REFUSED,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
-            }
-        }
+        self.serve_writers(shared, writer);
         self.close_complete(shared, writer);
         self.close_stale(shared, writer, now);
         self.tick_held_gaps(shared, now);
+        self.tick_distrust(shared, now);
         if self.gaps.0 > 0 && shared.readings.load(Ordering::Acquire) > self.gaps.1 {
             self.decide(shared);
+        }
+    }
+
+    /// Assigns or refuses a slot to each frame for which a writer waits, from the lowest to the highest.
+    fn serve_writers(&mut self, shared: &Shared, writer: usize) {
+        let wanted = || {
+            shared
+                .wanted
+                .iter()
+                .map(|wanted| wanted.load(Ordering::Acquire))
+        };
+        let mut next = shared.base.load(Ordering::Relaxed);
+        while let Some(frame) = wanted().filter(|frame| *frame >= next).min() {
+            self.serve(shared, writer, frame);
+            next = frame + 1;
+        }
+    }
+
+    /// Opens `frame`, for which a writer waits, and assigns or refuses a slot to it.
+    fn serve(&mut self, shared: &Shared, writer: usize, frame: u64) {
+        let base = shared.base.load(Ordering::Relaxed);
+        let window = shared.geometry.window as u64;
+        if frame >= base + window {
+            self.advance(shared, writer, frame + 1 - window);
+        }
+        if !self.assign(shared, frame) {
+            let refused = &shared.record(frame).state;
+            let _ = refused.compare_exchange(
+                state::UNASSIGNED,
+                state::REFUSED,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
         }
     }
 

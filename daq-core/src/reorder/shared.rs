@@ -17,6 +17,9 @@ pub(super) const IDLE: u64 = u64::MAX;
 /// Value of the position while the sequencer changes more than the position. No writer may pin it.
 pub(super) const BLOCKED: u64 = u64::MAX - 1;
 
+/// Maximum binary logarithm of the factor by which alternating senders increase the number of packets that confirm an epoch.
+const MAX_DISTRUST: u32 = 6;
+
 /// Position, in frames, where the first epoch starts. It leaves room for packets with lower numbers.
 const FIRST: u64 = 1 << 20;
 
@@ -90,8 +93,8 @@ pub(super) struct Shared {
     pub(super) start: AtomicU64,
     /// Number of packets that have arrived in all epochs.
     pub(super) arrived: CachePadded<AtomicU64>,
-    /// The highest frame for which a writer waits for a slot.
-    pub(super) wanted: AtomicU64,
+    /// The frame for which each writer waits for a slot; 0 if it waits for none.
+    pub(super) wanted: Box<[CachePadded<AtomicU64>]>,
     pub(super) pins: Box<[CachePadded<AtomicU64>]>,
     /// Number of the epoch.
     pub(super) epoch_number: AtomicU64,
@@ -113,6 +116,8 @@ pub(super) struct Shared {
     pub(super) requests: Mutex<Requests>,
     /// Number of epochs that continue the numbers of the epoch before the last one.
     pub(super) alternations: AtomicU64,
+    /// The number of recent alternations. While senders alternate, more packets are needed to confirm an epoch.
+    pub(super) distrust: AtomicU32,
     /// Number of refused epoch requests.
     pub(super) refusals: AtomicU64,
     /// Number of polls of each writer.
@@ -151,7 +156,9 @@ impl Shared {
             horizon: CachePadded::new(AtomicU64::new(0)),
             start: AtomicU64::new(0),
             arrived: CachePadded::new(AtomicU64::new(0)),
-            wanted: AtomicU64::new(0),
+            wanted: (0..writers)
+                .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
             pins: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(IDLE)))
                 .collect(),
@@ -170,6 +177,7 @@ impl Shared {
                 firsts: vec![None; writers].into(),
             }),
             alternations: AtomicU64::new(0),
+            distrust: AtomicU32::new(0),
             refusals: AtomicU64::new(0),
             rounds: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
@@ -206,6 +214,21 @@ impl Shared {
     /// Returns whether no packet has arrived since the stream paused, which is earlier than [silence](Self::is_silent).
     pub(super) fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of consistent packets that confirm an epoch or a long gap: `resync_after`, and up to 64 times as many while
+    /// two senders with different numbers alternate.
+    pub(super) fn required(&self) -> u32 {
+        let factor = (self.distrust.load(Ordering::Relaxed) / 4).min(MAX_DISTRUST);
+        self.geometry.resync_after.saturating_mul(1 << factor)
+    }
+
+    /// Counts a change between two senders with different numbers.
+    pub(super) fn note_alternation(&self) {
+        self.alternations.fetch_add(1, Ordering::Relaxed);
+        let distrust = self.distrust.load(Ordering::Relaxed);
+        self.distrust
+            .store(distrust.saturating_add(1), Ordering::Relaxed);
     }
 
     /// Returns whether packet `index` of `frame` is before the current segment, in or after a gap that is not final.

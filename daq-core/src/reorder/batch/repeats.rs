@@ -100,7 +100,7 @@ impl Batch<'_> {
     fn confirms(&self, id: PacketId, run: &Candidate) -> bool {
         let geometry = &self.shared.geometry;
         let parts = &self.shared.parts;
-        run.count + 1 >= geometry.resync_after
+        run.count + 1 >= self.shared.required()
             && (parts.agree(
                 geometry.part_of(id),
                 run.since,

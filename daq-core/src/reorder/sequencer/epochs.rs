@@ -5,7 +5,10 @@ use super::super::{Geometry, PacketId};
 use super::{Closed, POLL_ROUND, PendingEpoch, Sequencer};
 use crate::frame::Flags;
 use crate::sync::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time without alternating numbers after which few packets confirm an epoch again.
+const TRUST_AFTER: Duration = Duration::from_secs(10);
 
 impl Sequencer {
     /// Opens or refuses the epoch that another thread requested, once all threads have polled for packets.
@@ -108,10 +111,10 @@ impl Sequencer {
         let horizon = shared.horizon.load(Ordering::Acquire);
         let position = epoch.locate(&shared.geometry, first);
         if request.opening == Opening::Segment {
-            // Packets of other threads may have filled the gap.
+            // Packets of other threads may have filled the gap, or none has arrived before it.
             let per_frame = u64::from(shared.geometry.packets_per_frame);
-            return position
-                .is_none_or(|position| position / per_frame < horizon.div_ceil(per_frame));
+            let is_filled = |position| position / per_frame < horizon.div_ceil(per_frame);
+            return horizon == 0 || position.is_none_or(is_filled);
         }
         // Other threads continue in the old numbering.
         let lags = |position| {
@@ -154,7 +157,7 @@ impl Sequencer {
                 frame = frame.wrapping_sub(offset);
             }
             if goes_back {
-                shared.alternations.fetch_add(1, Ordering::Relaxed);
+                self.alternate(shared);
                 self.go_back(shared, position);
             } else if is_forward {
                 self.ledger.skipped.add(position - horizon);
@@ -190,10 +193,26 @@ impl Sequencer {
         let distance = |ended| numbering.packets_between(ended, PacketId::of(id.unit));
         let is_near = |distance: i64| distance.unsigned_abs() <= near;
         if self.ended.and_then(distance).is_some_and(is_near) {
-            shared.alternations.fetch_add(1, Ordering::Relaxed);
+            self.alternate(shared);
         }
         let last_packets = horizon.saturating_sub(last.position);
         self.ended = (last.number > 0).then(|| numbering.after(last.unit, last_packets).unit);
+    }
+
+    fn alternate(&mut self, shared: &Shared) {
+        shared.note_alternation();
+        self.alternated = None;
+    }
+
+    /// Trusts the numbers again if they have not alternated for some time.
+    pub(super) fn tick_distrust(&mut self, shared: &Shared, now: Instant) {
+        if shared.distrust.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let since = *self.alternated.get_or_insert(now);
+        if now.saturating_duration_since(since) >= TRUST_AFTER {
+            shared.distrust.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Continues the epoch `last` at `id`, after a long gap. `base` is the oldest open frame.
@@ -229,7 +248,6 @@ impl Sequencer {
         self.closed.resize(shared.records.len(), Closed::default());
         shared.start.store(u64::MAX, Ordering::Relaxed);
         shared.horizon.store(0, Ordering::Relaxed);
-        shared.wanted.store(0, Ordering::Relaxed);
         shared.finalised.store(front, Ordering::Relaxed);
         shared.floor.store(front, Ordering::Relaxed);
         shared.parts.begin(front);

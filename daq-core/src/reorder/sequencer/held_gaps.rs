@@ -92,7 +92,7 @@ impl Sequencer {
 
     /// Returns whether `position` is in a gap that is not final.
     fn holds(&self, shared: &Shared, position: u64) -> bool {
-        let start = shared.start.load(Ordering::Acquire);
+        let start = newest_end(shared);
         let gaps = self.held.gaps.iter();
         let mut gaps = gaps.map(|gap| gap.first..gap.end.unwrap_or(start));
         gaps.any(|gap| gap.contains(&position))
@@ -129,7 +129,7 @@ impl Sequencer {
 
     /// Counts all gaps as lost.
     pub(super) fn count_held_gaps(&mut self, shared: &Shared) {
-        let start = shared.start.load(Ordering::Acquire);
+        let start = newest_end(shared);
         for i in 0..self.held.gaps.len() {
             self.count_gap(shared, self.held.gaps[i], start);
         }
@@ -153,5 +153,15 @@ impl Sequencer {
     pub(super) fn publish_held(&self, shared: &Shared) {
         let first = self.held.gaps.first().map_or(u64::MAX, |gap| gap.first);
         shared.held.store(first, Ordering::Release);
+    }
+}
+
+/// Returns one past the last missing packet of the newest gap. Before the first packet behind the gap is placed, this is the first
+/// packet of its frame.
+fn newest_end(shared: &Shared) -> u64 {
+    let floor = shared.floor.load(Ordering::Acquire);
+    match shared.start.load(Ordering::Acquire) {
+        u64::MAX => floor * u64::from(shared.geometry.packets_per_frame),
+        start => start,
     }
 }
