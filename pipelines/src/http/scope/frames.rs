@@ -112,7 +112,7 @@ mod tests {
         }
         assert_eq!(recent.copies.len(), 2);
         assert!(recent.find(39).is_some() && recent.find(38).is_some());
-        let mut frozen = Recent::of(1);
+        let mut frozen = Recent::of(4);
         for index in 0..40 {
             frozen.keep(copied(index, half), |index| index == 3);
         }
