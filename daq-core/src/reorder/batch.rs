@@ -514,7 +514,7 @@ impl<'a> Batch<'a> {
         position
     }
 
-    /// Forgets the candidate if packet `id`, which continues the old numbering, refutes it.
+    /// Clears the candidate if packet `id`, which continues the old numbering, refutes it.
     #[inline]
     fn refute(&mut self, id: PacketId) {
         if let Some(candidate) = &self.state.candidate

@@ -136,6 +136,9 @@ pub enum HttpError {
 /// Returns advice for an address that cannot be bound.
 fn remedy(listen: SocketAddr, error: &io::Error) -> String {
     let port = listen.port();
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return "raise the limit on open files (ulimit -n, LimitNOFILE=)".to_owned();
+    }
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
             "another program uses this port (`ss -ltnp 'sport = :{port}'` shows which one); stop that program, or set \

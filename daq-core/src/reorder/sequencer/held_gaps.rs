@@ -98,7 +98,7 @@ impl Sequencer {
         gaps.any(|gap| gap.contains(&position))
     }
 
-    /// Forgets the gaps after `position`, to which the window goes back. Packets before it in the same gap are lost.
+    /// Drops the gaps after `position`, to which the window goes back. Packets before it in the same gap are lost.
     pub(super) fn go_back(&mut self, shared: &Shared, position: u64) {
         let gaps = std::mem::replace(&mut self.held, HeldGaps::new()).gaps;
         for gap in gaps.into_iter().filter(|gap| gap.first < position) {

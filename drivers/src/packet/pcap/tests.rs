@@ -230,7 +230,7 @@ fn pcapng_options_without_a_time_never_refuse_packets() {
         let link = [&[101, 0, 0, 0][..], &[0; 4], interface];
         let packet = [&[0; 4][..], &time(seconds), &length, &length, &frame];
         // Comments of packets are not read either.
-        let comment = option(1, b"caf\xe9");
+        let comment = option(1, b"Z\xfcrich");
         let mut body = packet.concat();
         body.resize(body.len().next_multiple_of(4), 0);
         body.extend(comment);
@@ -249,7 +249,7 @@ fn pcapng_options_without_a_time_never_refuse_packets() {
         (option(3, b"Linux"), option(2, b"eth0"), 1000),
         // Not UTF-8.
         (
-            [option(1, b"caf\xe9"), end.clone()].concat(),
+            [option(1, b"Z\xfcrich"), end.clone()].concat(),
             option(2, b"\xf3"),
             1000,
         ),

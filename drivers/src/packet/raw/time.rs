@@ -105,7 +105,7 @@ impl HeaderTime {
         Self { wrap, ..self }
     }
 
-    /// Forgets the times of previous packets.
+    /// Drops the times of previous packets.
     pub(super) fn restart(&mut self) {
         let wrap = self.wrap.take();
         self.wrap = wrap.and_then(|wrap| wrap.restarted(&self.scale));

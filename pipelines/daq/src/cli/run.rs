@@ -103,12 +103,12 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
             return exit::USAGE;
         }
     };
-    console::reserve_stdout();
     log::start();
     let loaded = match Loaded::read(registry, &args.sources, Hardware::Probe) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
+    console::reserve_stdout();
     if let Some((ring, _)) = &args.frames
         && loaded.plan.ring(ring).is_none()
     {
