@@ -109,7 +109,7 @@ pub fn is_journal() -> bool {
     *JOURNAL.get_or_init(|| systemd::is_journal(io::stderr()))
 }
 
-/// Reserves stdout for [`print`]. What libraries write to stdout from now on, such as `printf` of a GPU, goes to stderr. If
+/// Reserves stdout for [`print()`]. What libraries write to stdout from now on, such as `printf` of a GPU, goes to stderr. If
 /// that is not possible, stdout remains as it is.
 pub fn reserve_stdout() {
     if STDOUT.get().is_none()
@@ -120,7 +120,7 @@ pub fn reserve_stdout() {
     }
 }
 
-/// Returns the descriptor to which [`print`] writes.
+/// Returns the descriptor to which [`print()`] writes.
 pub fn stdout() -> BorrowedFd<'static> {
     match STDOUT.get() {
         Some(reserved) => reserved.as_fd(),
