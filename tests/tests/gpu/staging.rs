@@ -256,7 +256,7 @@ fn gpu_memory_too_small_is_reported_with_available_size() {
     let outcome = simulated.on(Daq::new(&text)).run(&[]);
     assert_eq!(outcome.code, 69, "{}", outcome.stderr);
     assert_contains!(outcome.stderr =>
-        "ring `raw`", "CUDA_ERROR_OUT_OF_MEMORY", "16 MiB are free", "lower `slots`"
+        "needs 32 MiB of memory on cuda:0", "the GPU has 16 MiB", "reduce `slots` or `slot`", "`raw`"
     );
     assert_eq!(simulated.leaks(), [""; 0]);
 }

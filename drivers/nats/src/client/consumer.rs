@@ -41,7 +41,7 @@ const REDELIVERY_MARGIN: Duration = Duration::from_millis(250);
 /// Number of progress reports to the server for frames in flight in the time after which it sends them again.
 const PROGRESS_REPORTS: u32 = 4;
 /// Maximum number of times that the client waits for messages that the server has sent, until it receives later ones.
-const MAX_ROUNDS: u32 = 5;
+const MAX_ROUNDS: u32 = 30;
 /// Maximum time for the server's answer about the consumer.
 const INFO_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time after which a gap counts as missing frames although the sender could still publish them. Longer than the longest
