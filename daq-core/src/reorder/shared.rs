@@ -108,7 +108,7 @@ pub(super) struct Shared {
     pub(super) first: AtomicU64,
     /// The first frame of the segment; earlier frames were never expected, or are in a gap.
     pub(super) floor: AtomicU64,
-    /// The position of the first packet of the long gaps that are not final; `u64::MAX` if there is none.
+    /// The position of the first packet of the long gaps that are not final; `u64::MAX` without such gaps.
     pub(super) held: AtomicU64,
     /// The causes of loss of frames before this frame are final.
     pub(super) finalised: AtomicU64,

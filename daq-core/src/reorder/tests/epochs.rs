@@ -4,7 +4,7 @@ use super::*;
 use crate::frame::{Clock, FrameMeta};
 
 /// Returns the metadata of all frames that are ready.
-fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
+pub(super) fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
     let mut metas = Vec::new();
     while let Some(lease) = bench.reader.poll(1) {
         metas.push(*lease.frame(0).meta());

@@ -1,7 +1,7 @@
 //! Tests of consistent packets far ahead of the stream: a long gap, or strays after which the stream continues as before.
 
+use super::epochs::metas;
 use super::*;
-use crate::frame::FrameMeta;
 
 const MAX_GAP: u64 = 10_000;
 
@@ -130,15 +130,6 @@ fn gap_before_the_end_is_counted() {
             (126, 1, true)
         ]
     );
-}
-
-/// Returns the metadata of all frames that are ready.
-fn metas(bench: &mut Bench) -> Vec<FrameMeta> {
-    let mut metas = Vec::new();
-    while let Some(lease) = bench.reader.poll(1) {
-        metas.push(*lease.frame(0).meta());
-    }
-    metas
 }
 
 #[test]
