@@ -5,9 +5,9 @@ use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
 use crate::gpu::{Backend, Writer};
-use crate::layout::Layout;
+use crate::layout::{Layout, Spread};
 use crate::leak::leak;
-use crate::plan::Spread;
+
 use crate::region::{Region, RegionError};
 use crate::ring::{Completion, Lease, Slice, SlotsMut};
 use std::path::PathBuf;

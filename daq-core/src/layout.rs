@@ -1,8 +1,10 @@
 //! The meaning of a frame's bytes: sample type, channels, points and axes.
 
 mod array;
+mod spread;
 
 pub use array::ArrayType;
+pub use spread::Spread;
 
 use crate::config::Problem;
 use schemars::JsonSchema;

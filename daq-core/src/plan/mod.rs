@@ -31,7 +31,7 @@ pub use device_key::DeviceKey;
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;
 pub use resolve::{PlanContext, resolve};
-pub use spread::{PlannedShare, Spread, SpreadKey};
+pub use spread::{PlannedShare, SpreadKey};
 
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;

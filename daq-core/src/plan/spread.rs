@@ -2,7 +2,7 @@
 
 use crate::config::Problem;
 use crate::kernel::FrameShare;
-use crate::layout::{Axis, Layout, Order};
+use crate::layout::{Axis, Layout, Order, Spread};
 use crate::staging::{Matrix, Tile};
 use crate::units::counted;
 use schemars::JsonSchema;
@@ -12,38 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
-
-/// What each GPU of a spread ring holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Spread {
-    /// Whole frames, in turn.
-    Frames,
-    /// Consecutive channels of each frame.
-    Channels,
-    /// Consecutive points of each channel: a part of the time or of the frequencies of each frame.
-    Points,
-    /// A consecutive part of the bytes of each frame, such as the packets of some of its senders.
-    Parts,
-}
-
-impl Spread {
-    /// Returns the name used in configuration and plans.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Frames => "frames",
-            Self::Channels => "channels",
-            Self::Points => "points",
-            Self::Parts => "parts",
-        }
-    }
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// The value of a ring's `spread` key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]

@@ -5,8 +5,8 @@ mod tests;
 
 use super::require;
 use daq_core::config::Problem;
+use daq_core::layout::Spread;
 use daq_core::layout::{Layout, Order, Scalar};
-use daq_core::plan::Spread;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

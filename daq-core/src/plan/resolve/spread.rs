@@ -5,11 +5,11 @@ use super::rings::{Declared, host_name, host_node};
 use crate::config::{Diagnostics, Problem};
 use crate::frame::PacketSizes;
 use crate::kernel::Side;
-use crate::layout::Layout;
+use crate::layout::{Layout, Spread};
 use crate::plan::config::at;
 use crate::plan::spread::divide;
 use crate::plan::{
-    Memory, PlannedGather, PlannedKernel, PlannedRing, PlannedShare, RingSection, Spread, SpreadKey,
+    Memory, PlannedGather, PlannedKernel, PlannedRing, PlannedShare, RingSection, SpreadKey,
 };
 use crate::region::Placement;
 use crate::topology::DataPath;

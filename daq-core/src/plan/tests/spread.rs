@@ -1,7 +1,7 @@
 //! Tests of plans with rings that are spread over several GPUs.
 
 use super::*;
-use crate::plan::Spread;
+use crate::layout::Spread;
 use crate::staging::Tile;
 
 /// Frames of 4 channels are divided, processed on two GPUs, and written to a file.
