@@ -141,6 +141,8 @@ pub struct Raw {
     step: u64,
     /// Set if the number wraps at the end of a range, instead of its bits.
     range: Option<NumberRange>,
+    /// Set if the range is a default: why.
+    range_note: Option<&'static str>,
     time: Option<HeaderTime>,
     /// Set if units are frames.
     frames: Option<Box<FrameNumbers>>,
@@ -161,6 +163,7 @@ impl Raw {
             sequence,
             step: step.max(1),
             range: None,
+            range_note: None,
             time: None,
             frames: None,
             rules: Box::default(),
@@ -428,7 +431,8 @@ impl PacketFormat for Raw {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.order_note().into_iter().collect()
+        let range = self.range_note.map(str::to_owned);
+        self.order_note().into_iter().chain(range).collect()
     }
 
     /// Header bytes that belong to no field are zero.

@@ -85,6 +85,10 @@ fn one() -> u64 {
     1
 }
 
+/// The block identifiers of 16 bits of GigE Vision: 0 is reserved.
+const BLOCK_IDS: [u64; 2] = [1, 65_535];
+const RANGE_NOTE: &str = "the header is that of a GigE Vision stream, whose frame numbers skip 0, so `range` of `frame` is [1, 65535]";
+
 impl RawConfig {
     /// Returns the format, or every problem of the configuration.
     pub fn build(&self) -> Result<Format, Vec<Problem>> {
@@ -111,6 +115,10 @@ impl RawConfig {
         let mut raw = Raw::new(header, payload, trailer, number.field(), number.step);
         raw.frames = frames.map(Box::new);
         raw.range = number.range();
+        if raw.range.is_none() && self.is_gvsp() {
+            raw.range = Some(NumberRange::new(BLOCK_IDS[0], BLOCK_IDS[1]));
+            raw.range_note = Some(RANGE_NOTE);
+        }
         let conditions = self.conditions.iter();
         raw.rules = conditions
             .map(|condition| condition.rule(header, &mut check))
@@ -121,6 +129,22 @@ impl RawConfig {
             .map(|time| time.time(header, &mut check));
         raw.keep = Keep::fields(&mut check, &self.keep, header);
         check.end(Format::Raw(raw))
+    }
+
+    /// Returns whether the keys describe the payload packets of a GigE Vision stream with block identifiers of 16 bits, as in the
+    /// GigE Vision specification 2.0, section 24.
+    fn is_gvsp(&self) -> bool {
+        let is_at = |number: &Option<NumberConfig>, offset, bytes, first| {
+            number.as_ref().is_some_and(|number| {
+                let place = (number.offset, number.bytes, number.first);
+                let is_whole = number.bits.is_none() && number.shift == 0 && number.step == 1;
+                place == (offset, bytes, first) && is_whole && number.endian == Endian::Big
+            })
+        };
+        self.header.0 == 8
+            && is_at(&self.frame, 2, 2, 0)
+            && is_at(&self.packet, 5, 3, 1)
+            && self.conditions.iter().any(MatchConfig::is_gvsp_payload)
     }
 
     /// Returns the number of the unit of a packet: its own, or that of its frame.

@@ -37,6 +37,14 @@ pub(super) enum Rule {
 }
 
 impl MatchConfig {
+    /// Returns whether the condition selects the payload packets of a GigE Vision stream, whose packet format is 3.
+    pub(super) fn is_gvsp_payload(&self) -> bool {
+        let bits = (self.shift, self.bits.unwrap_or(8));
+        (self.offset, self.bytes) == (Some(4), Some(1))
+            && matches!(bits, (0, 4..))
+            && self.values == [3]
+    }
+
     /// Returns the rule. `header` is the size of the header in bytes.
     pub(super) fn rule(&self, header: usize, check: &mut Check) -> Rule {
         let is_field = self.offset.is_some() || self.bytes.is_some() || !self.values.is_empty();

@@ -120,6 +120,45 @@ fn range_is_checked_and_continues_numbers() {
 }
 
 #[test]
+fn block_identifiers_of_gige_vision_skip_zero() {
+    let gvsp = "header = 8\npayload = 8\npackets = 2\nframe = { offset = 2, bytes = 2 }\n\
+                packet = { offset = 5, bytes = 3, first = 1 }\nmatch = [{ offset = 4, bytes = 1, values = [3] }]";
+    let notes = |keys: &str| {
+        toml::from_str::<RawConfig>(keys)
+            .unwrap()
+            .build()
+            .unwrap()
+            .notes()
+            .concat()
+    };
+    assert!(notes(gvsp).contains("`range` of `frame` is [1, 65535]"));
+    let mut format = toml::from_str::<RawConfig>(gvsp).unwrap().build().unwrap();
+    let mut units = Vec::new();
+    for block in [65_534_u16, 65_535, 1, 2] {
+        let [high, low] = block.to_be_bytes();
+        let packet = [0, 0, high, low, 3, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+        let Ok(Parsed::Data(data)) = format.parse(&packet) else {
+            panic!("{block}")
+        };
+        units.push(data.unit);
+    }
+    assert_eq!(units, [65_534, 65_535, 65_536, 65_537]);
+    // Another header, or a range that is set.
+    for (old, new) in [
+        ("values = [3]", "values = [2]"),
+        ("bytes = 3, first = 1", "bytes = 3"),
+        ("header = 8", "header = 9"),
+        (
+            "offset = 2, bytes = 2",
+            "offset = 2, bytes = 2, range = [0, 9]",
+        ),
+    ] {
+        let other = notes(&gvsp.replace(old, new));
+        assert!(!other.contains("range"), "{new}: {other}");
+    }
+}
+
+#[test]
 fn big_endian_numbers_are_noted() {
     let notes = |keys: &str| {
         let config: RawConfig =
