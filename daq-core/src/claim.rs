@@ -1,15 +1,18 @@
 //! Resources that only one component may use.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
 /// A resource that only one component may use.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Claim {
     /// A UDP port on an address, such as `0.0.0.0:4950`.
-    UdpPort(std::net::SocketAddr),
+    UdpPort(SocketAddr),
+    /// Some streams of a UDP port on an address. Other components may receive other streams of the same kind.
+    UdpStreams(SocketAddr, StreamIds),
     /// A TCP port on an address.
-    TcpPort(std::net::SocketAddr),
+    TcpPort(SocketAddr),
     /// A file or directory that the component writes.
     Path(PathBuf),
     /// All files whose path begins with this path and `-`. For example, `out/adc` claims `out/adc-000000`. Other
@@ -17,6 +20,27 @@ pub enum Claim {
     Stem(PathBuf),
     /// A PCI device or another device, by its address.
     Device(String),
+}
+
+/// Identifiers of streams that arrive at the same port.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamIds {
+    /// What the identifiers are, such as `thread`.
+    kind: &'static str,
+    ids: Vec<u32>,
+}
+
+impl StreamIds {
+    /// Returns the streams `ids` of the kind `kind`, such as `thread`.
+    pub fn new(kind: &'static str, ids: impl IntoIterator<Item = u32>) -> Self {
+        let ids = ids.into_iter().collect();
+        Self { kind, ids }
+    }
+
+    /// Returns whether no stream is in both, and both have the same kind.
+    fn are_apart(&self, other: &Self) -> bool {
+        self.kind == other.kind && !self.ids.iter().any(|id| other.ids.contains(id))
+    }
 }
 
 impl Claim {
@@ -40,11 +64,14 @@ impl Claim {
     /// ```
     pub fn conflicts(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::UdpPort(a), Self::UdpPort(b)) | (Self::TcpPort(a), Self::TcpPort(b)) => {
-                a.port() == b.port()
-                    && a.port() != 0
-                    && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+            (Self::UdpStreams(a, ours), Self::UdpStreams(b, theirs)) => {
+                overlap(a, b) && (a != b || !ours.are_apart(theirs))
             }
+            (
+                Self::UdpPort(a) | Self::UdpStreams(a, _),
+                Self::UdpPort(b) | Self::UdpStreams(b, _),
+            )
+            | (Self::TcpPort(a), Self::TcpPort(b)) => overlap(a, b),
             (Self::Path(a), Self::Path(b)) => {
                 let (a, b) = (normal(a), normal(b));
                 contains(&a, &b) || contains(&b, &a)
@@ -73,6 +100,13 @@ impl Claim {
             other => other.clone(),
         }
     }
+}
+
+/// Whether two addresses have the same port, and packets to one may arrive at the other.
+fn overlap(a: &SocketAddr, b: &SocketAddr) -> bool {
+    a.port() == b.port()
+        && a.port() != 0
+        && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
 }
 
 /// Returns `path` without `.` components, and without `..` components that follow a directory name.
@@ -107,6 +141,10 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UdpPort(address) => write!(f, "UDP {address}"),
+            Self::UdpStreams(address, streams) => {
+                let ids: Vec<_> = streams.ids.iter().map(|id| format!("{id:#x}")).collect();
+                write!(f, "UDP {address}, {} {}", streams.kind, ids.join(", "))
+            }
             Self::TcpPort(address) => write!(f, "TCP {address}"),
             Self::Path(path) => write!(f, "path {}", path.display()),
             Self::Stem(stem) => write!(f, "files {}-*", stem.display()),
@@ -123,6 +161,28 @@ mod tests {
         let (a, b) = (Claim::Path(a.into()), Claim::Path(b.into()));
         assert_eq!(a.conflicts(&b), b.conflicts(&a), "{a} and {b}");
         a.conflicts(&b)
+    }
+
+    #[test]
+    fn different_streams_share_a_port() {
+        let claim = |address: &str, kind, ids: &[u32]| {
+            let streams = StreamIds::new(kind, ids.iter().copied());
+            Claim::UdpStreams(address.parse().unwrap(), streams)
+        };
+        let own = claim("127.0.0.1:4950", "thread", &[0, 2]);
+        for (other, conflicts) in [
+            (claim("127.0.0.1:4950", "thread", &[1, 3]), false),
+            (claim("127.0.0.1:4951", "thread", &[0]), false),
+            (claim("127.0.0.1:4950", "thread", &[1, 2]), true),
+            (claim("127.0.0.1:4950", "stream_id", &[1]), true),
+            // Linux prefers the socket with the more specific address.
+            (claim("0.0.0.0:4950", "thread", &[1]), true),
+            (Claim::UdpPort("0.0.0.0:4950".parse().unwrap()), true),
+        ] {
+            assert_eq!(own.conflicts(&other), conflicts, "{other}");
+            assert_eq!(other.conflicts(&own), conflicts, "{other}");
+        }
+        assert_eq!(own.to_string(), "UDP 127.0.0.1:4950, thread 0x0, 0x2");
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub struct SourceContext {
     pub directory: std::path::PathBuf,
     /// The frame geometry that [`SourceSpec::geometry`] returned for the ring's slot size.
     pub geometry: Geometry,
+    /// What the other sources of the pipeline claim ([`SourceSpec::claims`]).
+    pub beside: Vec<Claim>,
     /// The network card that the plan selected for `auto` ([`EngineRequirements::device`]).
     pub nic: Option<String>,
     /// The counters that [`SourceSpec::counts`] declared.

@@ -57,6 +57,11 @@ impl Allowed {
             .collect()
     }
 
+    /// Returns whether this is a single address.
+    pub const fn is_host(&self) -> bool {
+        self.prefix == if self.network.is_ipv4() { 32 } else { 128 }
+    }
+
     /// Returns whether packets from `sender` are accepted.
     pub fn contains(&self, sender: SocketAddr) -> bool {
         let address = sender.ip().to_canonical();

@@ -79,9 +79,9 @@ pub(crate) struct SourceSocket {
 }
 
 impl SourceSocket {
-    pub(crate) fn new(socket: UdpSocket, senders: SenderWatch) -> Self {
+    pub(crate) fn new(socket: Arc<UdpSocket>, senders: SenderWatch) -> Self {
         Self {
-            socket: Arc::new(socket),
+            socket,
             senders,
             drops_read: None,
             dropped_before: 0,

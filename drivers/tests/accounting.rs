@@ -46,13 +46,13 @@ fn faults() -> impl Strategy<Value = Vec<Fault>> {
 }
 
 /// Returns the formats whose packets are never fragments, with the number of their packets per frame.
-fn formats() -> [(Format, u32); 5] {
+fn formats() -> [(Format, u32); 6] {
     let raw = |keys: &str| {
         let config: RawConfig = toml::from_str(keys).unwrap();
         config.build().unwrap()
     };
     let spead: SpeadConfig = toml::from_str("heap = 256\npacket = 64\nfirst = 56").unwrap();
-    let vdif: VdifConfig = toml::from_str("payload = 64").unwrap();
+    let vdif = |keys: &str| toml::from_str::<VdifConfig>(&format!("payload = 64\n{keys}")).unwrap();
     [
         (
             raw("header = 8\npayload = 64\nsequence = { offset = 0, bytes = 8 }"),
@@ -70,7 +70,13 @@ fn formats() -> [(Format, u32); 5] {
             3,
         ),
         (spead.build().unwrap(), 5),
-        (vdif.build().unwrap(), 4),
+        (vdif("").build().unwrap(), 4),
+        (
+            vdif("thread = [1, 0]\npackets = 2\nframes_per_second = 1000")
+                .build()
+                .unwrap(),
+            4,
+        ),
     ]
 }
 
@@ -78,7 +84,8 @@ fn formats() -> [(Format, u32); 5] {
 fn datagram(format: &Format, number: u64, run: u8) -> Vec<u8> {
     let per_unit = u64::from(format.numbering().packets_per_unit);
     let sub = u32::try_from(number % per_unit).unwrap();
-    let payload = vec![run; format.packet_layout().range(sub).len()];
+    let layout = format.packet_layout();
+    let payload = vec![run; layout.range(sub % layout.count()).len()];
     let unit = (number / per_unit) & format.unit_mask();
     let mut bytes = Vec::new();
     format.build(unit, sub, None, &payload, &mut bytes);
@@ -126,7 +133,8 @@ fn receive(format: &Format, packets: u32, datagrams: &[Vec<u8>], batch: usize) -
     let geometry = Geometry {
         numbering,
         first_bytes: layout.first.min(layout.unit_bytes),
-        frame_bytes: layout.unit_bytes * (packets / per_unit) as usize,
+        parts: format.parts(),
+        frame_bytes: layout.unit_bytes * format.parts() as usize * (packets / per_unit) as usize,
         window: 8,
         max_gap: 65_536,
         ..Geometry::new(packets, layout.rest)

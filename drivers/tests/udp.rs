@@ -20,9 +20,9 @@ use daq_testkit::assert_contains;
 use daq_testkit::assert_fields;
 use daq_testkit::loopback::free_address;
 use daq_testkit::loopback::{self, Queue};
-use daq_testkit::source::{SourceFixture, new_fixture};
+use daq_testkit::source::{SourceFixture, new_fixture, new_fixture_beside};
 use proptest::prelude::*;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -647,4 +647,76 @@ fn udp_example_is_valid() {
     assert!(
         schema["properties"]["format"].is_object() && schema["properties"]["listen"].is_object()
     );
+}
+
+/// Returns a VDIF frame of `thread` with the number `n`.
+fn vdif_frame(thread: u32, n: u32) -> Vec<u8> {
+    let words = [
+        n / 250,
+        (46 << 24) | (n % 250),
+        (1 << 29) | ((32 + 1000) / 8),
+        (7 << 26) | (thread << 16),
+    ];
+    let header = words.into_iter().chain([0; 4]).flat_map(u32::to_le_bytes);
+    let payload = payload(u64::from(n + 5000 * thread), 1000);
+    header.chain(payload).collect()
+}
+
+#[test]
+fn sources_of_different_threads_share_a_port() {
+    let address = free_address();
+    let text = |thread: u32| {
+        format!(
+            "[source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"{address}\"\n[source.adc.format]\n\
+             kind = \"vdif\"\npayload = 1000\nthread = {thread}\nframes_per_second = 250\n"
+        )
+    };
+    let threads = [0, 1, 259];
+    let specs = threads.map(|thread| spec(&ENTRY, &text(thread)).unwrap());
+    let claims: Vec<_> = specs.iter().map(|spec| spec.claims()).collect();
+    assert!(!claims[0][0].conflicts(&claims[1][0]));
+    let mut fixtures: Vec<_> = (0..3)
+        .map(|own| {
+            let others = claims.iter().enumerate().filter(|(i, _)| *i != own);
+            let beside = others.flat_map(|(_, claims)| claims.clone()).collect();
+            new_fixture_beside(&*specs[own], 10_000, 64, beside).unwrap()
+        })
+        .collect();
+    // Another process cannot take the port.
+    let alone = spec(&ENTRY, &text(7)).unwrap();
+    assert!(new_fixture(&*alone, 10_000, 64).is_err());
+    loopback::stay();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for n in 0..100 {
+        for thread in [1, 0, 2, 259] {
+            socket.send_to(&vdif_frame(thread, n), address).unwrap();
+        }
+    }
+    let mut last = fixtures.pop().unwrap();
+    for (thread, fixture) in fixtures.iter_mut().enumerate() {
+        let thread = u32::try_from(thread).unwrap();
+        fixture.fill_all();
+        let report = fixture.report();
+        assert_eq!((report.delivered, report.rejected), (100, 0), "{report:?}");
+        fixture.windows[0].finish();
+        let bytes: Vec<u8> = fixture
+            .read()
+            .into_iter()
+            .flat_map(|frame| frame.2)
+            .collect();
+        let wanted: Vec<u8> = (0..100)
+            .flat_map(|n| vdif_frame(thread, n).split_off(32))
+            .collect();
+        assert!(bytes == wanted, "thread {thread}");
+    }
+    // The sockets of sources that have ended stay open, so their packets do not arrive at others.
+    drop(fixtures);
+    for n in 100..120 {
+        for thread in [0, 1, 259] {
+            socket.send_to(&vdif_frame(thread, n), address).unwrap();
+        }
+    }
+    last.fill_all();
+    let report = last.report();
+    assert_eq!((report.delivered, report.rejected), (120, 0), "{report:?}");
 }

@@ -72,6 +72,7 @@ use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 /// Maximum number of packets missing in a row, beyond twice the window. A larger gap begins a new epoch.
 const MAX_GAP: u64 = 1 << 19;
@@ -261,7 +262,7 @@ impl SourceSpec for Gige {
         let placer = Placer::new(&context.name, self.image, window, limits, counts)
             .with_rejections(context.rejections.clone());
         let senders = SenderWatch::new(&context.name, socket.local());
-        let socket = SourceSocket::new(socket, senders);
+        let socket = SourceSocket::new(Arc::new(socket), senders);
         let receiver = Receiver::new(supervisor, socket, placer);
         Ok(Producers::Fillers(vec![
             Box::new(receiver) as Box<dyn Filler>

@@ -17,7 +17,7 @@ use super::gvcp;
 use super::placer::Setup;
 use super::setup::{Session, SetupError, Steps};
 use crate::sender::Allowed;
-use crate::sys::filter;
+use crate::sys::filter::{self, Accepted};
 use daq_core::log_limit::LogLimit;
 use daq_core::source::{Obstacle, SourceError};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -283,7 +283,11 @@ impl Core {
             prefix: 32,
             port: None,
         };
-        let limited = filter::attach(self.parts.stream.as_fd(), &[allowed], true);
+        let accepted = Accepted {
+            from: Some(&[allowed]),
+            streams: None,
+        };
+        let limited = filter::attach(self.parts.stream.as_fd(), accepted, true);
         let started = limited.map_err(SetupError::Filter).and_then(|()| {
             // The receiving thread must know the camera before the first packet arrives.
             self.link.renew(camera, session.setup());

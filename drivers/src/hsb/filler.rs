@@ -86,7 +86,7 @@ impl Receiver {
         supervision: Option<Supervision>,
     ) -> Result<Self, SourceError> {
         let senders = SenderWatch::new(&context.name, socket.local());
-        let socket = SourceSocket::new(socket, senders);
+        let socket = SourceSocket::new(Arc::new(socket), senders);
         let counters = SensorCounts::of(&context.counts);
         let supervisor = supervision
             .map(|supervision| supervision.start(&context.name, &counters))

@@ -1,9 +1,10 @@
 //! What a packet format implements, and the registry of formats.
 
 use super::outgoing::Outgoing;
+use super::parts::Origins;
 use super::{
-    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Split, TimeScale, TimeWrap, raw, spead,
-    vdif, vita49,
+    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Selector, Split, TimeScale, TimeWrap,
+    raw, spead, vdif, vita49,
 };
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
@@ -77,6 +78,18 @@ pub trait PacketFormat: Debug + Send + Sync {
         1
     }
 
+    /// Returns which datagrams belong to the streams of this source, if several sources can receive from one port. Other datagrams are
+    /// then not parsed.
+    fn selector(&self) -> Option<Selector> {
+        None
+    }
+
+    /// Uses the addresses that the source's keys name, if they distinguish the parts and the format does not list them.
+    fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
+        let _ = origins;
+        Ok(())
+    }
+
     /// Returns the names of the parts for messages and metrics, such as the sender's address; by default their indices.
     fn part_names(&self) -> Vec<String> {
         (0..self.parts()).map(|part| part.to_string()).collect()
@@ -133,6 +146,11 @@ pub trait PacketFormat: Debug + Send + Sync {
     fn why_no_time(&self, packet: &[u8]) -> Option<String> {
         let _ = packet;
         None
+    }
+
+    /// Returns whether the timestamp of a packet is that of its frame, wherever the packet is in the frame.
+    fn has_frame_times(&self) -> bool {
+        self.is_unit_frame() && self.time_scale().is_some()
     }
 
     /// Returns the names of the header fields that frames keep, at most

@@ -1,7 +1,7 @@
 //! Assembles packets of a format into frames.
 
 use super::keys::PacketKeys;
-use super::{Format, PacketLayout};
+use super::{Format, Origins, PacketLayout, Selector};
 use daq_core::config::Problem;
 use daq_core::entry::SourceContext;
 use daq_core::layout::{Layout, Order, Samples};
@@ -82,11 +82,19 @@ macro_rules! frame_methods {
 pub(crate) use frame_methods;
 
 impl Frames {
-    /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once.
-    pub(crate) fn new(mut format: Format, keys: &PacketKeys, threads: usize, batch: usize) -> Self {
+    /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once. The keys of
+    /// the source name the addresses `origins`.
+    pub(crate) fn new(
+        mut format: Format,
+        keys: &PacketKeys,
+        origins: &Origins,
+        threads: usize,
+        batch: usize,
+    ) -> Self {
         let samples = keys.samples();
+        let used = format.use_origins(origins);
         Self {
-            problem: format.use_samples(&samples).err(),
+            problem: used.and_then(|()| format.use_samples(&samples)).err(),
             format,
             samples,
             keys: keys.clone(),
@@ -102,6 +110,11 @@ impl Frames {
             threads: self.threads,
             batch: self.batch,
         }
+    }
+
+    /// Returns which datagrams belong to the source, if several sources can receive from one port.
+    pub(crate) fn selector(&self) -> Option<Selector> {
+        self.format.selector()
     }
 
     /// Returns the names of the parts of frames; empty if frames have one part.
@@ -270,7 +283,7 @@ impl Frames {
     /// timestamps.
     fn frame_ns(&self, frame_bytes: usize) -> u64 {
         // The timestamp of a unit that is a frame is that of the frame. In planar order a packet's timestamp is independent of its position.
-        let is_of_frame = self.format.is_unit_frame() && self.format.time_scale().is_some();
+        let is_of_frame = self.format.has_frame_times();
         let is_in_order = self.samples.order == Order::Interleaved;
         match self.samples.rate {
             Some(rate) if is_in_order && !is_of_frame && rate.0 > 0.0 => {
@@ -403,7 +416,7 @@ mod tests {
             resync_after: 4,
             samples: Some(samples.clone()),
         };
-        Frames::new(format.clone(), &keys, 1, 64)
+        Frames::new(format.clone(), &keys, &Origins::default(), 1, 64)
     }
 
     #[test]

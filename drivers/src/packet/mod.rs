@@ -30,6 +30,8 @@ pub(crate) mod keys;
 mod layout;
 mod outgoing;
 mod parts;
+pub(crate) mod selector;
+mod streams;
 mod time;
 
 pub use daq_core::reorder::Numbering;
@@ -39,8 +41,10 @@ pub use format::{
 pub use keep::{KeptFieldConfig, KeptItemConfig};
 pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
-pub use parts::Origin;
+pub use parts::{Origin, Origins};
 pub use raw::{Endian, Field, Raw, RawConfig};
+pub use selector::Selector;
+pub use streams::StreamIds;
 pub use time::{TimeScale, TimeWrap};
 pub use vdif::{Vdif, VdifConfig};
 pub use vita49::{KeptValue, Vita49, Vita49Config};
@@ -273,7 +277,7 @@ pub enum Reject {
     },
     /// The packet belongs to another stream than the configured one.
     #[error(
-        "the packet belongs to {what} {found:#x}, not {expected:#x}: set `{what}` in the format, or receive this stream with another source"
+        "the packet belongs to {what} {found:#x}, not {expected:#x}: list both in `{what}` of the format, set `{what}` to receive only one, or receive this stream with another source on the same port"
     )]
     OtherStream {
         /// The key of the format that selects the stream.

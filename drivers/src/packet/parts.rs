@@ -3,6 +3,8 @@
 use super::raw::{Endian, Field};
 use super::{Flow, Reject};
 use crate::packet::checks::{Check, FIRST_ITEM};
+use crate::sender::Allowed;
+use daq_core::config::Problem;
 use schemars::JsonSchema;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
@@ -24,7 +26,8 @@ pub enum PartsConfig {
     Several(Vec<PartConfig>),
 }
 
-/// One number, port or address that distinguishes parts. Set `from`, `item`, or `offset` and `bytes`. Set `values`, or `count`.
+/// One number, port or address that distinguishes parts. Set `from`, `item`, or `offset` and `bytes`. Set `values`, or `count`, unless
+/// the parts are the ports of `listen` or the addresses of `from` of the source.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartConfig {
@@ -44,13 +47,13 @@ pub struct PartConfig {
     /// Number of lowest bits that are not part of the number.
     #[serde(default)]
     pub shift: u32,
-    /// The ports, addresses or numbers of the parts, in the order of the parts in a frame.
+    /// The ports, addresses or numbers of the parts, in the order of the parts in a frame. The default of ports is those of `listen`,
+    /// that of addresses is `from` of the source.
     pub values: Option<Vec<PartValue>>,
     /// Number of parts, which have consecutive ports or numbers.
     pub count: Option<u32>,
-    /// With `count`: the port or number of the first part.
-    #[serde(default)]
-    pub first: u64,
+    /// With `count`: the port or number of the first part, by default 0. A port must be set.
+    pub first: Option<u64>,
 }
 
 /// What distinguishes parts if it is not in the packet.
@@ -61,6 +64,38 @@ pub enum Origin {
     Port,
     /// The sender's IP address.
     Address,
+}
+
+/// The addresses that the keys of a source name, for parts without `values`.
+#[derive(Clone, Debug, Default)]
+pub struct Origins {
+    /// The ports of `listen`, each once.
+    ports: Vec<PartValue>,
+    /// The addresses of `from`, each once.
+    senders: Vec<PartValue>,
+}
+
+impl Origins {
+    /// Returns the ports of `listen` and the addresses of `from`. A network in `from` does not name addresses, so then there are none.
+    pub(crate) fn new(listen: &[SocketAddr], from: &[Allowed]) -> Self {
+        let mut origins = Self::default();
+        for address in listen {
+            add(&mut origins.ports, PartValue::Number(address.port().into()));
+        }
+        if from.iter().all(Allowed::is_host) {
+            for allowed in from {
+                add(&mut origins.senders, PartValue::Address(allowed.network));
+            }
+        }
+        origins
+    }
+}
+
+/// Adds `value` unless `values` contain it.
+fn add(values: &mut Vec<PartValue>, value: PartValue) {
+    if !values.iter().any(|other| other.key() == value.key()) {
+        values.push(value);
+    }
 }
 
 /// The port, number or IP address of a part.
@@ -128,6 +163,8 @@ struct Dimension {
     /// The values with their indices, in the order of the values.
     known: Box<[(u128, u32)]>,
     names: Vec<String>,
+    /// Whether the values are not known until [`Parts::use_origins`] is called.
+    is_open: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -172,7 +209,10 @@ impl PartsConfig {
             .iter()
             .map(|part| part.dimension(readable, check))
             .collect();
-        let counts = dimensions.iter().map(|dimension| dimension.known.len());
+        let counts = dimensions
+            .iter()
+            .filter(|dimension| !dimension.is_open)
+            .map(|dimension| dimension.known.len());
         let count = counts.fold(1, usize::saturating_mul);
         for origin in [Origin::Port, Origin::Address] {
             let uses = tables
@@ -213,8 +253,9 @@ impl PartConfig {
                 format!("list {wanted}"),
             )
         });
-        let mut known: Vec<_> = values.iter().map(PartValue::key).zip(0..).collect();
-        known.sort_unstable();
+        let is_open = self.is_open();
+        let dimension = Dimension::new(source, &values, is_open);
+        let known = &dimension.known;
         let is_unique = known.windows(2).all(|pair| pair[0].0 != pair[1].0);
         check.must(is_unique, "part.values", || {
             (
@@ -222,11 +263,12 @@ impl PartConfig {
                 "list each part once".to_owned(),
             )
         });
-        Dimension {
-            source,
-            known: known.into(),
-            names: values.iter().map(PartValue::name).collect(),
-        }
+        dimension
+    }
+
+    /// Returns whether the values are those of the source's keys.
+    const fn is_open(&self) -> bool {
+        self.from.is_some() && self.values.is_none() && self.count.is_none()
     }
 
     fn source(&self, readable: Readable, check: &mut Check) -> Source {
@@ -277,7 +319,8 @@ impl PartConfig {
 
     fn values(&self, check: &mut Check) -> Vec<PartValue> {
         let is_counted = self.count.is_some();
-        check.must(self.values.is_some() != is_counted, "part", || {
+        let has_values = self.values.is_some() != is_counted || self.is_open();
+        check.must(has_values, "part", || {
             let message = "`part` needs either `values` or `count`".to_owned();
             (
                 message,
@@ -285,7 +328,7 @@ impl PartConfig {
                     .to_owned(),
             )
         });
-        check.must(is_counted || self.first == 0, "part.first", || {
+        check.must(is_counted || self.first.is_none(), "part.first", || {
             (
                 "`first` is the first value of `count` parts".to_owned(),
                 "remove `first`, or set `count` instead of `values`".to_owned(),
@@ -303,9 +346,20 @@ impl PartConfig {
                 )
             },
         );
+        let is_port = self.from == Some(Origin::Port) && is_counted;
+        check.must(!is_port || self.first.is_some(), "part.count", || {
+            (
+                "the first of the consecutive ports is unknown".to_owned(),
+                "set `first`, or remove `count` to use the ports of `listen`".to_owned(),
+            )
+        });
+        if self.is_open() {
+            return Vec::new();
+        }
+        let first = self.first.unwrap_or(0);
         // One more than the maximum is enough to report an error.
         let count = u64::from(self.count.unwrap_or(1)).min(u64::from(MAX_PARTS) + 1);
-        let counted = || (0..count).map(|i| PartValue::Number(self.first.saturating_add(i)));
+        let counted = || (0..count).map(|i| PartValue::Number(first.saturating_add(i)));
         let values = self.values.clone().unwrap_or_else(|| counted().collect());
         let is_port = |value: &PartValue| matches!(value, PartValue::Number(..=65_535));
         let are_ports = values.iter().all(is_port);
@@ -320,6 +374,47 @@ impl PartConfig {
 }
 
 impl Parts {
+    /// Uses the addresses of a source as the values of parts without `values`. Fails if the source names none, or too many.
+    pub(crate) fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
+        let problem = |message: String, help: &str| {
+            Err(Problem::at("format.part", message).help(help.to_owned()))
+        };
+        for dimension in self
+            .dimensions
+            .iter_mut()
+            .filter(|dimension| dimension.is_open)
+        {
+            let (values, what) = match dimension.origin() {
+                Some(Origin::Address) => (&origins.senders, "the addresses of the senders"),
+                _ => (&origins.ports, "the ports"),
+            };
+            if values.is_empty() {
+                return problem(
+                    format!("{what} that distinguish the parts are unknown"),
+                    "list them in `values`: only the ports of `listen` and the single addresses of `from` are known without it",
+                );
+            }
+            *dimension = Dimension::new(dimension.source.clone(), values, false);
+        }
+        if self.count() > MAX_PARTS {
+            let message = format!(
+                "a frame can have 1 to {MAX_PARTS} parts, not {}",
+                self.count()
+            );
+            return problem(message, "list the parts in `values`");
+        }
+        Ok(())
+    }
+
+    /// Returns the highest possible number of parts.
+    pub(super) fn most(&self) -> u32 {
+        if self.dimensions.iter().any(|dimension| dimension.is_open) {
+            MAX_PARTS
+        } else {
+            self.count()
+        }
+    }
+
     /// Returns the number of parts, at least 1.
     pub(crate) fn count(&self) -> u32 {
         let counts = self.dimensions.iter().map(Dimension::count);
@@ -453,6 +548,17 @@ impl Parts {
 }
 
 impl Dimension {
+    fn new(source: Source, values: &[PartValue], is_open: bool) -> Self {
+        let mut known: Vec<_> = values.iter().map(PartValue::key).zip(0..).collect();
+        known.sort_unstable();
+        Self {
+            source,
+            known: known.into(),
+            names: values.iter().map(PartValue::name).collect(),
+            is_open,
+        }
+    }
+
     /// Returns the number of values, at least 1.
     fn count(&self) -> u32 {
         u32::try_from(self.known.len()).unwrap_or(u32::MAX).max(1)
@@ -588,10 +694,48 @@ mod tests {
     }
 
     #[test]
+    fn parts_without_values_are_ports_or_senders_of_source() {
+        let listen: Vec<SocketAddr> = ["0.0.0.0:50001", "0.0.0.0:50000", "[::]:50001"]
+            .map(|address| address.parse().unwrap())
+            .into();
+        let from = |text: &[&str]| -> Vec<Allowed> {
+            text.iter()
+                .map(|allowed| allowed.parse().unwrap())
+                .collect()
+        };
+        let origins = Origins::new(&listen, &from(&["10.0.0.7", "10.0.0.5:4000"]));
+        let mut ports = parts("from = \"port\"").unwrap();
+        assert_eq!((ports.count(), ports.most()), (1, MAX_PARTS));
+        ports.use_origins(&origins).unwrap();
+        assert_eq!(ports.names(), ["50001", "50000"]);
+        ports.use_flow(&flow("10.0.0.1:9", "10.0.0.2:50000"));
+        assert_eq!(ports.part(|_| None), Ok(Some(1)));
+        let mut senders = parts("from = \"address\"").unwrap();
+        senders.use_origins(&origins).unwrap();
+        assert_eq!(senders.names(), ["10.0.0.7", "10.0.0.5"]);
+        let network = Origins::new(&listen, &from(&["10.0.0.7", "10.1.0.0/16"]));
+        let mut unknown = parts("from = \"address\"").unwrap();
+        let problem = unknown.use_origins(&network).unwrap_err();
+        assert!(
+            problem.message.contains("addresses of the senders"),
+            "{problem}"
+        );
+        // Parts with values do not need them.
+        parts("from = \"port\"\nvalues = [1]")
+            .unwrap()
+            .use_origins(&Origins::default())
+            .unwrap();
+    }
+
+    #[test]
     fn contradictory_parts_are_refused() {
         for (text, wanted) in [
             ("count = 2", "either `from`"),
-            ("from = \"port\"", "either `values`"),
+            (
+                "from = \"port\"\ncount = 2",
+                "first of the consecutive ports",
+            ),
+            ("from = \"port\"\nfirst = 2", "first value of `count`"),
             (
                 "from = \"port\"\noffset = 1\nbytes = 1\ncount = 2",
                 "either `from`",

@@ -14,10 +14,11 @@ mod time;
 
 use super::keep::Keep;
 use super::{
-    Control, Flow, FormatEntry, Numbering, Origin, Packet, PacketFormat, PacketLayout, Parsed,
-    Reject, Split, TimeScale, TimeWrap, section,
+    Control, Flow, FormatEntry, Numbering, Origin, Origins, Packet, PacketFormat, PacketLayout,
+    Parsed, Reject, Split, TimeScale, TimeWrap, section,
 };
 pub use config::RawConfig;
+use daq_core::config::Problem;
 use daq_core::frame::KeptFields;
 use daq_core::ledger::Counts;
 use daq_core::reorder::PacketId;
@@ -381,6 +382,13 @@ impl PacketFormat for Raw {
         self.frames
             .as_ref()
             .map_or_else(Vec::new, |frames| frames.parts.names())
+    }
+
+    fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
+        match &mut self.frames {
+            Some(frames) => frames.parts.use_origins(origins),
+            None => Ok(()),
+        }
     }
 
     fn part_origin(&self) -> Option<Origin> {

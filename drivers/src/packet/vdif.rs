@@ -11,22 +11,28 @@
 //! is the seconds since 2000 × frames per second + the number in the second. With VTP, the packet begins with another number of 8
 //! bytes, which is not used: it does not state the time.
 //!
+//! Several threads are the parts of frames, see `streams.rs`.
+//!
 //! # Counts
 //! | event | counted as |
 //! |---|---|
 //! | a frame that the sender has marked as invalid; it is rejected | `invalid` |
-//! | a frame of another thread than the configured one | `other_thread` |
+//! | a frame of another thread than those of the configuration | `other_thread` |
 
 use super::checks::{Check, LARGEST_PACKET};
+use super::selector::{Condition, Selector};
+use super::streams::StreamFrames;
 use super::{
     Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
     TimeScale, section,
 };
+use daq_core::claim::StreamIds;
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::layout::Samples;
 use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
+use daq_core::reorder::PacketId;
 use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -37,8 +43,9 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
     summary: "VDIF frames of radio telescopes, numbered by second and frame number",
     example: r#"kind    = "vdif"
 payload = "8000 B"       # of each VDIF frame, without its header
-thread  = 0              # accept only this thread
+thread  = 0              # accept only this thread, or several: [0, 1]
 frames_per_second = 4000 # of one thread; by default from `rate` of `samples`
+# packets = 400          # VDIF frames of each thread in a frame
 # station = 0x5066       # accept only this station
 # vtp     = true         # each packet begins with an 8-byte number (VTP)
 "#,
@@ -79,16 +86,20 @@ counts! {
     }
 }
 
-/// `kind = "vdif"`: VDIF frames of one thread, one frame per packet. Their number is the time in seconds × frames per second +
-/// the frame's number in its second. Timestamps are UTC.
+/// `kind = "vdif"`: VDIF frames of one thread or several, one VDIF frame per packet. Their number is the time in seconds × frames
+/// per second + the number in its second. Timestamps are UTC.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VdifConfig {
     /// Number of bytes in each VDIF frame after its header, a multiple of 8.
     pub payload: ByteSize,
-    /// Thread identifier of the frames, 0 to 1023. Frames of other threads are rejected.
-    #[serde(default)]
-    pub thread: u32,
+    /// Thread identifier of the frames, 0 to 1023, or several: `[0, 1]`. The threads are the parts of a frame, in this order, so each
+    /// is a channel with `order = "planar"`. VDIF frames of other threads are rejected.
+    #[serde(default = "first_thread")]
+    pub thread: super::StreamIds,
+    /// Number of VDIF frames of each thread in a frame. With several threads, the default divides `frames_per_second`, so that each
+    /// second begins with a frame, and a frame has up to 1 MiB. With one thread, a frame contains as many as fit into a slot.
+    pub packets: Option<u32>,
     /// Station identifier of the frames, such as `0x5066`. Frames of other stations are rejected. By default any station.
     pub station: Option<u16>,
     /// Number of frames of the thread per second, 1 to 16777216. By default it follows from `rate` of `samples`.
@@ -96,6 +107,10 @@ pub struct VdifConfig {
     /// Whether each packet begins with a number of 8 bytes before the header (VDIF Transport Protocol).
     #[serde(default)]
     pub vtp: bool,
+}
+
+fn first_thread() -> super::StreamIds {
+    super::StreamIds(vec![0])
 }
 
 impl VdifConfig {
@@ -109,12 +124,9 @@ impl VdifConfig {
                 "set the size that the sender uses, without the header".to_owned(),
             )
         });
-        check.must(self.thread < 1 << THREAD_BITS, "thread", || {
-            (
-                format!("{} is not a thread identifier", self.thread),
-                "set a number from 0 to 1023".to_owned(),
-            )
-        });
+        self.thread
+            .check("thread", (1 << THREAD_BITS) - 1, &mut check);
+        let grouped = StreamFrames::new(self.thread.0.len(), self.packets, &mut check);
         let frames = self.frames_per_second.map(u64::from);
         let is_valid = frames.is_none_or(|frames| (1..=1 << FRAME_BITS).contains(&frames));
         check.must(is_valid, "frames_per_second", || {
@@ -123,21 +135,26 @@ impl VdifConfig {
                 "set the number of frames that one thread sends per second".to_owned(),
             )
         });
-        check.end(Format::Vdif(Vdif::new(
+        let mut vdif = Vdif::new(
             payload,
-            self.thread,
+            self.thread.0.clone().into(),
             self.station,
             frames,
             self.vtp,
-        )))
+        );
+        vdif.grouped = grouped;
+        check.end(Format::Vdif(vdif))
     }
 }
 
-/// VDIF frames of one thread.
+/// VDIF frames of one thread or several.
 #[derive(Clone, Debug)]
 pub struct Vdif {
     payload: usize,
-    thread: u32,
+    /// The threads in the order of the parts, at least one.
+    threads: Box<[u32]>,
+    /// Set if a unit is a frame of the ring.
+    grouped: Option<StreamFrames>,
     station: Option<u16>,
     /// 0 if unknown.
     frames_per_second: u64,
@@ -248,7 +265,7 @@ impl Vdif {
     /// Returns the format of frames with `payload` bytes after the header.
     fn new(
         payload: usize,
-        thread: u32,
+        threads: Box<[u32]>,
         station: Option<u16>,
         frames_per_second: Option<u64>,
         vtp: bool,
@@ -256,7 +273,8 @@ impl Vdif {
         let before = if vtp { VTP } else { 0 };
         Self {
             payload,
-            thread,
+            threads,
+            grouped: None,
             station,
             frames_per_second: frames_per_second.unwrap_or(0),
             before,
@@ -310,7 +328,7 @@ impl Vdif {
                 got: stated - header,
             });
         }
-        self.check_stream(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
+        let part = self.part(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
         // The other fields of an invalid frame need not be valid.
         if time >> 31 == 1 {
             self.counts.invalid.add_shared(1);
@@ -338,37 +356,109 @@ impl Vdif {
             self.log_frames_per_second(frames);
         }
         let epoch = &self.epochs[(number >> 24 & 0x3f) as usize];
-        let scale = TimeScale {
-            nanoseconds: 1_000_000_000,
-            ticks: self.frames_per_second,
-            origin_ns: None,
+        let number = epoch.elapsed(seconds) * self.frames_per_second + frame;
+        let time = |frame| {
+            let scale = TimeScale {
+                nanoseconds: 1_000_000_000,
+                ticks: self.frames_per_second,
+                origin_ns: None,
+            };
+            scale.ns_after(epoch.utc(seconds), frame)
+        };
+        let (id, timestamp) = match &self.grouped {
+            None => (PacketId::of(number), time(frame)),
+            Some(grouped) => {
+                let id = grouped.place(part, number);
+                let after = number - grouped.number(id.unit, 0).0;
+                // A frame may begin in the second before.
+                let early = after.saturating_sub(frame) * 1_000_000_000 / self.frames_per_second;
+                (id, time(frame.saturating_sub(after)).saturating_sub(early))
+            }
         };
         Ok(Split::Whole(Parsed::Data(Packet {
-            unit: epoch.elapsed(seconds) * self.frames_per_second + frame,
-            sub: 0,
+            unit: id.unit,
+            sub: id.sub,
             payload: header..length,
-            timestamp: Some(scale.ns_after(epoch.utc(seconds), frame)),
+            timestamp: Some(timestamp),
         })))
     }
 
+    /// Returns the part of a frame of `thread` and `station`.
     #[inline]
-    fn check_stream(&self, thread: u32, station: u16) -> Result<(), Reject> {
-        if thread != self.thread {
+    fn part(&self, thread: u32, station: u16) -> Result<u32, Reject> {
+        let part = match &*self.threads {
+            [only] => (*only == thread).then_some(0),
+            threads => (0..)
+                .zip(threads)
+                .find_map(|(part, other)| (*other == thread).then_some(part)),
+        };
+        let Some(part) = part else {
             self.counts.other_thread.add_shared(1);
             return Err(Reject::OtherStream {
                 what: "thread",
                 found: thread,
-                expected: self.thread,
+                expected: self.threads.first().copied().unwrap_or(0),
             });
-        }
+        };
         match self.station {
             Some(expected) if expected != station => Err(Reject::OtherStream {
                 what: "station",
                 found: u32::from(station),
                 expected: u32::from(expected),
             }),
-            _ => Ok(()),
+            _ => Ok(part),
         }
+    }
+
+    /// Uses the samples of each packet.
+    fn use_packet_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
+        let layout = samples.layout(self.payload);
+        if let Ok(layout) = &layout {
+            let numbers =
+                layout.points * layout.channels as usize * if layout.complex { 2 } else { 1 };
+            self.expected = Some(SampleType {
+                bits: u32::try_from(self.payload * 8 / numbers.max(1)).unwrap_or(0),
+                is_complex: layout.complex,
+                channels: layout.channels,
+            });
+        }
+        if self.frames_per_second > 0 {
+            return Ok(());
+        }
+        let problem = |message: String, help: &str| {
+            Err(Problem::at("format.frames_per_second", message).help(help))
+        };
+        let Some(rate) = samples.rate else {
+            return problem(
+                NO_RATE.to_owned(),
+                "set `frames_per_second`, or `rate` of `samples`",
+            );
+        };
+        let Ok(layout) = layout else {
+            return problem(
+                format!("{NO_RATE}: a frame does not contain a whole number of samples"),
+                "set `frames_per_second`, or correct `samples` or `payload`",
+            );
+        };
+        let frames = rate.0 / layout.points as f64;
+        if !(1.0..=f64::from(1 << FRAME_BITS)).contains(&frames) || frames.fract() != 0.0 {
+            return problem(
+                format!(
+                    "`rate` of `samples` is {rate} and a frame contains {} samples per channel, which are {frames} frames per \
+                     second: this is not a whole number from 1 to 16777216",
+                    layout.points
+                ),
+                "correct `rate` or `payload`, or set `frames_per_second`",
+            );
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the range is checked above"
+        )]
+        let frames = frames as u64;
+        self.frames_per_second = frames;
+        Ok(())
     }
 
     /// Logs once that each second has `frames` frames, fewer than configured.
@@ -425,15 +515,73 @@ impl PacketFormat for Vdif {
     }
 
     fn numbering(&self) -> Numbering {
-        Numbering::PLAIN
+        Numbering {
+            packets_per_unit: self
+                .grouped
+                .as_ref()
+                .map_or(1, StreamFrames::packets_per_frame),
+            ..Numbering::PLAIN
+        }
     }
 
     fn packet_layout(&self) -> PacketLayout {
-        PacketLayout::single(self.payload)
+        PacketLayout {
+            unit_bytes: self
+                .grouped
+                .as_ref()
+                .map_or(self.payload, |grouped| grouped.part_bytes(self.payload)),
+            first: self.payload,
+            rest: self.payload,
+        }
+    }
+
+    /// The bytes 12 and 13 of a header are the station, 14 and the lower bits of 15 are the thread.
+    fn selector(&self) -> Option<Selector> {
+        let at = |offset: usize| u32::try_from(self.before + offset).unwrap_or(u32::MAX);
+        let mut conditions = vec![Condition {
+            offset: at(14),
+            bytes: 2,
+            mask: 0xff03,
+            values: self
+                .threads
+                .iter()
+                .map(|thread| (thread & 0xff) << 8 | thread >> 8)
+                .collect(),
+        }];
+        conditions.extend(self.station.map(|station| Condition {
+            offset: at(12),
+            bytes: 2,
+            mask: 0xffff,
+            values: vec![station.swap_bytes().into()],
+        }));
+        let streams = match self.station {
+            None => StreamIds::new("thread", self.threads.iter().copied()),
+            Some(station) => {
+                let id = |thread: &u32| thread << 16 | u32::from(station);
+                StreamIds::new("thread and station", self.threads.iter().map(id))
+            }
+        };
+        Selector::new(conditions, streams)
+    }
+
+    fn parts(&self) -> u32 {
+        self.grouped.as_ref().map_or(1, StreamFrames::streams)
+    }
+
+    fn part_names(&self) -> Vec<String> {
+        self.threads.iter().map(u32::to_string).collect()
+    }
+
+    fn is_unit_frame(&self) -> bool {
+        self.grouped.is_some()
     }
 
     fn unit_key(&self) -> &'static str {
-        "payload"
+        if self.grouped.is_some() {
+            "frame"
+        } else {
+            "payload"
+        }
     }
 
     /// Timestamps are UTC in nanoseconds.
@@ -447,52 +595,14 @@ impl PacketFormat for Vdif {
     }
 
     fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
-        let layout = samples.layout(self.payload);
-        if let Ok(layout) = &layout {
-            let numbers =
-                layout.points * layout.channels as usize * if layout.complex { 2 } else { 1 };
-            self.expected = Some(SampleType {
-                bits: u32::try_from(self.payload * 8 / numbers.max(1)).unwrap_or(0),
-                is_complex: layout.complex,
-                channels: layout.channels,
-            });
-        }
-        if self.frames_per_second > 0 {
-            return Ok(());
-        }
-        let problem = |message: String, help: &str| {
-            Err(Problem::at("format.frames_per_second", message).help(help))
+        let samples = match &self.grouped {
+            Some(grouped) => grouped.packet_samples(samples)?,
+            None => samples.clone(),
         };
-        let Some(rate) = samples.rate else {
-            return problem(
-                NO_RATE.to_owned(),
-                "set `frames_per_second`, or `rate` of `samples`",
-            );
-        };
-        let Ok(layout) = layout else {
-            return problem(
-                format!("{NO_RATE}: a frame does not contain a whole number of samples"),
-                "set `frames_per_second`, or correct `samples` or `payload`",
-            );
-        };
-        let frames = rate.0 / layout.points as f64;
-        if !(1.0..=f64::from(1 << FRAME_BITS)).contains(&frames) || frames.fract() != 0.0 {
-            return problem(
-                format!(
-                    "`rate` of `samples` is {rate} and a frame contains {} samples per channel, which are {frames} frames per \
-                     second: this is not a whole number from 1 to 16777216",
-                    layout.points
-                ),
-                "correct `rate` or `payload`, or set `frames_per_second`",
-            );
+        self.use_packet_samples(&samples)?;
+        if let Some(grouped) = &mut self.grouped {
+            grouped.settle(self.payload, self.frames_per_second);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "the range is checked above"
-        )]
-        let frames = frames as u64;
-        self.frames_per_second = frames;
         Ok(())
     }
 
@@ -506,11 +616,16 @@ impl PacketFormat for Vdif {
     }
 
     /// The header has the first reference epoch, in 2000. Fields about the samples are zero.
-    fn build_header(&self, unit: u64, _: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
+    fn build_header(&self, unit: u64, sub: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
         let frames = self.frames_per_second.max(1);
-        let (seconds, frame) = (unit / frames, unit % frames);
+        let (number, part) = match &self.grouped {
+            Some(grouped) => grouped.number(unit, sub),
+            None => (unit, 0),
+        };
+        let thread = self.threads.get(part as usize).copied().unwrap_or(0);
+        let (seconds, frame) = (number / frames, number % frames);
         if self.before > 0 {
-            out.extend(unit.to_le_bytes());
+            out.extend(number.to_le_bytes());
         }
         #[expect(
             clippy::cast_possible_truncation,
@@ -520,7 +635,7 @@ impl PacketFormat for Vdif {
             seconds as u32 & 0x3fff_ffff,
             frame as u32 & 0xff_ffff,
             ((HEADER + payload) / 8) as u32 & 0xff_ffff,
-            self.thread << 16 | u32::from(self.station.unwrap_or(0)),
+            thread << 16 | u32::from(self.station.unwrap_or(0)),
             0,
             0,
             0,

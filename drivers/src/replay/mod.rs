@@ -29,6 +29,7 @@ mod timetable;
 
 use config::ReplayConfig;
 
+use crate::packet::Origins;
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
 use capture::CapturePlayer;
@@ -114,7 +115,13 @@ fn parse(
     };
     let config: ReplayConfig = section.finish_checked(&["format"], diagnostics, problems)?;
     if config.is_capture(has_format) {
-        let frames = Frames::new(format??, &config.packet_keys, 1, RECORDED_BATCH);
+        let frames = Frames::new(
+            format??,
+            &config.packet_keys,
+            &Origins::default(),
+            1,
+            RECORDED_BATCH,
+        );
         return Some(Box::new(CaptureReplay { config, frames }));
     }
     let known = OnceLock::new();

@@ -3,7 +3,8 @@
 //! Optional settings (buffer size, coalescing, timestamps, busy polling) are requested, and the granted values are
 //! logged. Mandatory settings (address, group, interface) cause an error that names the fix.
 
-use super::filter;
+use super::filter::{self, Accepted};
+use crate::packet::Selector;
 use crate::sender::Allowed;
 pub use daq_net::interface::{Interface, SocketError};
 use daq_net::interface::{interface_index, scoped};
@@ -55,6 +56,8 @@ pub struct Options {
     pub groups: Vec<IpAddr>,
     /// Senders whose packets are accepted; empty for every sender. Linux drops packets from other senders.
     pub from: Vec<Allowed>,
+    /// The streams whose packets are accepted; `None` for every stream. Linux drops other packets.
+    pub streams: Option<Selector>,
     /// Drop all packets until `accept_packets` is called, or another filter of senders is attached. Packets are not
     /// coalesced until [`UdpSocket::coalesce`] is called.
     pub closed: bool,
@@ -128,6 +131,7 @@ pub struct UdpSocket {
     local: SocketAddr,
     granted: Granted,
     coalesces: bool,
+    streams: Option<Selector>,
 }
 
 impl UdpSocket {
@@ -182,15 +186,18 @@ impl UdpSocket {
             let _ = set_int(fd.as_fd(), libc::SOL_SOCKET, libc::SO_BUSY_POLL, busy);
         }
         only_joined(fd.as_fd(), address);
-        if options.closed || !options.from.is_empty() {
-            let from = if options.closed {
-                &[]
-            } else {
-                &options.from[..]
-            };
-            // Before bind, so that no packet of another sender can arrive before the filter is active.
-            filter::attach(fd.as_fd(), from, address.is_ipv4())
-                .map_err(io_call("attach the sender filter (`from`)"))?;
+        let accepted = Accepted {
+            from: match (options.closed, &options.from[..]) {
+                (true, _) => Some(&[]),
+                (false, []) => None,
+                (false, from) => Some(from),
+            },
+            streams: options.streams.as_ref(),
+        };
+        if accepted.from.is_some() || accepted.streams.is_some() {
+            // Before bind, so that no other packet can arrive before the filter is active.
+            filter::attach(fd.as_fd(), accepted, address.is_ipv4())
+                .map_err(io_call("attach the filter of senders and streams"))?;
         }
         rustix::net::bind(&fd, &address).map_err(|source| match source {
             Errno::ADDRINUSE => SocketError::InUse { address },
@@ -219,23 +226,38 @@ impl UdpSocket {
             local,
             granted,
             coalesces,
+            streams: options.streams.clone(),
         })
     }
 
     /// Accepts packets of the senders `allowed`, or of every sender if there are none. Returns the number of packets that the
     /// socket has dropped before. For a socket that was opened [`closed`](Options::closed).
     pub(crate) fn accept_packets(&self, allowed: &[Allowed]) -> io::Result<u32> {
-        if allowed.is_empty() {
+        let accepted = Accepted {
+            from: (!allowed.is_empty()).then_some(allowed),
+            streams: self.streams.as_ref(),
+        };
+        if accepted.from.is_none() && accepted.streams.is_none() {
             filter::detach(self.fd.as_fd())?;
         } else {
-            filter::attach(self.fd.as_fd(), allowed, self.local.is_ipv4())?;
+            filter::attach(self.fd.as_fd(), accepted, self.local.is_ipv4())?;
         }
         Ok(self.mem_info()?.drops)
     }
 
     /// Drops the packets that arrive from now on.
     pub(crate) fn drop_packets(&self) -> io::Result<()> {
-        filter::attach(self.fd.as_fd(), &[], self.local.is_ipv4())
+        let none = Accepted {
+            from: Some(&[]),
+            streams: None,
+        };
+        filter::attach(self.fd.as_fd(), none, self.local.is_ipv4())
+    }
+
+    /// Makes Linux deliver the datagrams to the port of this socket, which several sockets share, to the sockets of `selectors`, which
+    /// are in the order in which the sockets were opened.
+    pub(crate) fn select(&self, selectors: &[&Selector]) -> io::Result<()> {
+        filter::select(self.fd.as_fd(), selectors)
     }
 
     /// Allows Linux to return several packets as one message if it supports that.
@@ -244,6 +266,11 @@ impl UdpSocket {
             coalesce(self.fd.as_fd(), true)?;
         }
         Ok(())
+    }
+
+    /// Returns the streams whose packets are accepted; `None` for every stream.
+    pub(crate) const fn streams(&self) -> Option<&Selector> {
+        self.streams.as_ref()
     }
 
     /// Returns the bound address.

@@ -7,6 +7,7 @@
 //! about as long as copying 4 KiB.)
 
 use super::group::SocketGroup;
+use super::shared::SharedPort;
 use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::{Flow, Format, Origin, Parsed, Split};
 use crate::sender::message_of;
@@ -57,6 +58,8 @@ pub(super) struct Receiver {
     is_prepared: bool,
     /// The sockets of all threads, if there are several.
     group: Option<Arc<SocketGroup>>,
+    /// The port of the socket, if other sources share it: its sockets stay open until the last source ends.
+    _port: Option<Arc<SharedPort>>,
 }
 
 /// A message, or its last part, in the bounce buffer.
@@ -117,6 +120,7 @@ impl Receiver {
             exclusive,
             is_prepared: false,
             group: None,
+            _port: None,
         };
         receiver.depacketizer.use_flow(Flow {
             source: None,
@@ -124,6 +128,14 @@ impl Receiver {
         });
         receiver.prepare();
         receiver
+    }
+
+    /// Keeps the sockets of other sources open that share `port`.
+    pub(super) fn sharing(self, port: Option<Arc<SharedPort>>) -> Self {
+        Self {
+            _port: port,
+            ..self
+        }
     }
 
     pub(super) const fn socket(&self) -> &Arc<UdpSocket> {

@@ -22,12 +22,14 @@
 mod config;
 mod filler;
 mod group;
+mod shared;
 mod timestamps;
 
 use config::UdpConfig;
 
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
+use crate::packet::{Origins, Selector};
 use crate::sender::SenderWatch;
 use crate::silence;
 use crate::socket::{RECEIVE_BUFFER, SourceSocket};
@@ -38,7 +40,9 @@ use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
 use group::SocketGroup;
+use shared::SharedPort;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use timestamps::TimestampSource;
 
 /// The registry entry of the source.
@@ -55,7 +59,8 @@ pub const ENTRY: SourceEntry = SourceEntry {
         let (format, config) = section::read(section, registry, diagnostics, UdpConfig::problems)?;
         let threads = config.threads();
         let batch = filler::batch(format.packet_layout().rest, threads);
-        let frames = Frames::new(format, &config.packet_keys, threads, batch);
+        let origins = Origins::new(&config.listen.0, config.socket_keys.from());
+        let frames = Frames::new(format, &config.packet_keys, &origins, threads, batch);
         Some(Box::new(Udp { config, frames }))
     },
 };
@@ -84,6 +89,9 @@ struct Udp {
     frames: Frames,
 }
 
+/// The sockets of one address, and their port if other sources share it.
+type Opened = (Vec<Arc<UdpSocket>>, Option<Arc<SharedPort>>);
+
 impl Udp {
     fn options(&self, reuse_port: bool) -> Options {
         Options {
@@ -106,13 +114,31 @@ impl Udp {
             .fault(&self.config.listen.0, interface)
     }
 
-    /// Opens the sockets of one address.
-    fn open(&self, address: SocketAddr) -> Result<Vec<UdpSocket>, SocketError> {
+    /// Returns which datagrams are accepted at `address`, if other sources receive from it too.
+    fn shared_streams(&self, address: SocketAddr, beside: &[Claim]) -> Option<Selector> {
+        let is_here =
+            |claim: &Claim| matches!(claim, Claim::UdpStreams(other, _) if *other == address);
+        let is_shared = address.port() != 0 && beside.iter().any(is_here);
+        self.selector().filter(|_| is_shared)
+    }
+
+    /// Returns which datagrams belong to this source, if other sources can receive from its ports.
+    fn selector(&self) -> Option<Selector> {
+        let selector = self.frames.selector();
+        selector.filter(|_| self.config.sockets == 1)
+    }
+
+    /// Opens the sockets of one address. Also returns the port if other sources of the pipeline, which claim `beside`, share it.
+    fn open(&self, address: SocketAddr, beside: &[Claim]) -> Result<Opened, SocketError> {
         let count = self.config.sockets;
         let mut options = self.options(count > 1);
         options
             .groups
             .retain(|group| group.is_ipv4() == address.is_ipv4());
+        if let Some(streams) = self.shared_streams(address, beside) {
+            let (socket, port) = SharedPort::open(address, &streams, &options)?;
+            return Ok((vec![socket], Some(port)));
+        }
         if count > 1 {
             // Joining a group succeeds even if another process uses the port. Only a socket without port sharing
             // detects that.
@@ -125,23 +151,23 @@ impl Udp {
         }
         let first = UdpSocket::open(address, &options)?;
         let address = first.local();
-        let mut sockets = vec![first];
+        let mut sockets = vec![Arc::new(first)];
         while sockets.len() < count {
-            sockets.push(UdpSocket::open(address, &options)?);
+            sockets.push(Arc::new(UdpSocket::open(address, &options)?));
         }
-        Ok(sockets)
+        Ok((sockets, None))
     }
 }
 
 impl SourceSpec for Udp {
     fn claims(&self) -> Vec<Claim> {
-        self.config
-            .listen
-            .0
-            .iter()
-            .copied()
-            .map(Claim::UdpPort)
-            .collect()
+        let listen = self.config.listen.0.iter().copied();
+        match self.selector() {
+            Some(selector) => listen
+                .map(|address| Claim::UdpStreams(address, selector.streams.clone()))
+                .collect(),
+            None => listen.map(Claim::UdpPort).collect(),
+        }
     }
 
     fn origins(&self) -> Vec<String> {
@@ -230,8 +256,8 @@ impl SourceSpec for Udp {
         let mut is_logged = false;
         let mut senders = None::<SenderWatch>;
         for address in &self.config.listen.0 {
-            let sockets = self
-                .open(*address)
+            let (sockets, port) = self
+                .open(*address, &context.beside)
                 .map_err(|why| SourceError::new(format!("UDP {address}"), why.to_string()))?;
             for socket in sockets {
                 let granted = socket.granted();
@@ -239,7 +265,7 @@ impl SourceSpec for Udp {
                     is_logged = true;
                     tracing::warn!("source {}: {granted}", context.name);
                 }
-                if !socket.coalesces() {
+                if !socket.coalesces() && port.is_none() {
                     tracing::debug!(
                         "source {}: this Linux version does not coalesce packets (UDP_GRO)",
                         context.name
@@ -249,12 +275,9 @@ impl SourceSpec for Udp {
                 let watch = senders
                     .get_or_insert_with(|| SenderWatch::new(&context.name, local))
                     .another(local);
-                receivers.push(Receiver::new(
-                    context,
-                    SourceSocket::new(socket, watch),
-                    format.clone(),
-                    exclusive,
-                ));
+                let socket = SourceSocket::new(socket, watch);
+                let receiver = Receiver::new(context, socket, format.clone(), exclusive);
+                receivers.push(receiver.sharing(port.clone()));
             }
         }
         if !exclusive {

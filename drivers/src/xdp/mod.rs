@@ -51,6 +51,7 @@ mod program;
 
 use config::XdpConfig;
 
+use crate::packet::Origins;
 use crate::packet::frames::{Frames, frame_methods};
 use crate::packet::section;
 use crate::sender::SenderWatch;
@@ -81,7 +82,8 @@ pub const ENTRY: SourceEntry = SourceEntry {
     parse: |section, registry, diagnostics| {
         let (format, config) = section::read(section, registry, diagnostics, XdpConfig::problems)?;
         let threads = config.queues.0.len();
-        let frames = Frames::new(format, &config.packet_keys, threads, link::BATCH);
+        let origins = Origins::new(&config.listen.0, config.socket_keys.from());
+        let frames = Frames::new(format, &config.packet_keys, &origins, threads, link::BATCH);
         Some(Box::new(Xdp { config, frames }))
     },
 };

@@ -12,10 +12,16 @@ const VDIF_SECOND: u64 = 10_000_000;
 
 /// Returns the header of a DIFI packet of `words` words: type, packet class, count, UTC seconds and picoseconds.
 fn difi(kind: u64, class: u64, n: u64, words: u64, seconds: u64, picoseconds: u64) -> Vec<u8> {
+    of_stream(0x2a, [kind, class, n, words, seconds, picoseconds])
+}
+
+/// Returns the header of a DIFI packet of the stream `stream`, with the numbers of [`difi`].
+fn of_stream(stream: u64, numbers: [u64; 6]) -> Vec<u8> {
+    let [kind, class, n, words, seconds, picoseconds] = numbers;
     let first = kind << 28 | 1 << 27 | u64::from(kind == 4) << 24 | 1 << 22 | 2 << 20;
     let numbers = [
         (0, 4, first | ((n % 16) << 16) | words),
-        (4, 4, 0x2a),
+        (4, 4, stream),
         (8, 4, 0x6a_621e),
         (12, 4, class),
         (16, 4, seconds),
@@ -24,7 +30,7 @@ fn difi(kind: u64, class: u64, n: u64, words: u64, seconds: u64, picoseconds: u6
     big(28, &numbers)
 }
 
-/// Returns a radio and a telescope.
+/// Returns radios and telescopes.
 pub(super) fn instruments() -> Vec<Instrument> {
     vec![
         Instrument {
@@ -79,6 +85,45 @@ pub(super) fn instruments() -> Vec<Instrument> {
             port: |_| 0,
             control: no_control,
         },
+        Instrument {
+            name: "radio with two channels: streams whose packet counts differ",
+            keys: samples("Radio with two channels"),
+            first: START * 32_000 / 8,
+            format: documented("Radio with two channels"),
+            parts: 2,
+            packets: 8,
+            payload: |_| 1024,
+            packet: |frame, part, place, payload| {
+                let n = frame * 8 + place as u64;
+                let (stream, count) = (0x2a + part as u64, n + 5 * part as u64);
+                let picoseconds = n % 32_000 * 31_250_000;
+                let numbers = [1, 0, count, 7 + 256, START + n / 32_000, picoseconds];
+                [of_stream(stream, numbers), payload.to_vec()].concat()
+            },
+            port: |_| 0,
+            control: no_control,
+        },
+        Instrument {
+            name: "two polarisations: threads of VDIF",
+            keys: samples("Two polarisations"),
+            first: ((23 * 365 + 6) * 86_400 + 5 + VDIF_SECOND) * 16_000 / 16,
+            format: documented("Two polarisations"),
+            parts: 2,
+            packets: 16,
+            payload: |_| 1000,
+            packet: |frame, part, place, payload| {
+                let n = frame * 16 + place as u64;
+                let numbers = [
+                    (0, 4, VDIF_SECOND + n / 16_000),
+                    (4, 4, (46 << 24) | (n % 16_000)),
+                    (8, 4, (1 << 29) | ((32 + 1000) / 8)),
+                    (12, 4, 7 << 26 | (part as u64) << 16 | 0x4f4e),
+                ];
+                [little(32, &numbers), payload.to_vec()].concat()
+            },
+            port: |_| 0,
+            control: no_control,
+        },
     ]
 }
 
@@ -87,9 +132,11 @@ fn time_of_instruments_is_that_of_their_first_packet() {
     let radio = |frame: u64| START * 1_000_000_000 + frame * 8 * 31_250;
     let telescope = |frame| (1_672_531_200 + VDIF_SECOND) * 1_000_000_000 + frame * 1_000_000;
     let lidar = |frame| (LIDAR_START_US + frame * 100_000) * 1000;
-    let wanted: [(&str, &dyn Fn(u64) -> u64); 3] = [
+    let wanted: [(&str, &dyn Fn(u64) -> u64); 5] = [
         ("DIFI radio", &radio),
+        ("radio with two channels", &radio),
         ("VLBI telescope", &telescope),
+        ("two polarisations", &telescope),
         ("lidar", &lidar),
     ];
     for (name, time) in wanted {

@@ -83,7 +83,10 @@ impl Parts<'_> {
         planned: &PlannedSource,
         ledgers: &crate::runtime::Ledgers,
     ) -> SourceContext {
+        let others = self.config.sources.iter();
+        let others = others.filter(|source| source.name() != planned.name);
         SourceContext {
+            beside: others.flat_map(|source| source.spec.claims()).collect(),
             name: planned.name.clone(),
             directory: self.options.directory.clone(),
             geometry: planned.geometry,

@@ -2,6 +2,7 @@
 
 use crate::loopback;
 use crate::ring::RingFixture;
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
 use daq_core::ledger::{
@@ -59,6 +60,7 @@ pub fn context(geometry: Geometry) -> SourceContext {
         name: "adc".to_owned(),
         directory: ".".into(),
         geometry,
+        beside: Vec::new(),
         nic: None,
         counts: Counts::default(),
         rejections: Rejections::default(),
@@ -94,11 +96,24 @@ pub fn new_fixture(
     slot: usize,
     slots: usize,
 ) -> Result<SourceFixture, SourceError> {
+    new_fixture_beside(spec, slot, slots, Vec::new())
+}
+
+/// As [`new_fixture`], beside sources that claim `beside`.
+pub fn new_fixture_beside(
+    spec: &dyn SourceSpec,
+    slot: usize,
+    slots: usize,
+    beside: Vec<Claim>,
+) -> Result<SourceFixture, SourceError> {
     let mut geometry = spec
         .geometry(slot)
         .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
     geometry.window = geometry.window.min(slots - 1);
-    let context = context(geometry);
+    let context = SourceContext {
+        beside,
+        ..context(geometry)
+    };
     let (rejections, playback) = (context.rejections.clone(), context.playback.clone());
     let Producers::Fillers(fillers) = spec.build(&context)? else {
         panic!("an engine")

@@ -243,7 +243,7 @@ impl RawConfig {
         let parts = part.map_or_else(Parts::default, |part| {
             part.parts(Readable::Fields(header), check)
         });
-        let in_frame = u64::from(packets) * u64::from(parts.count());
+        let in_frame = u64::from(packets) * u64::from(parts.most());
         check.must(in_frame < u64::from(u32::MAX), "packets", || {
             (
                 format!(

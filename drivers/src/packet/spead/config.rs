@@ -119,13 +119,13 @@ impl SpeadConfig {
         let numbers = self.numbers(address_bits, &mut check);
         let parts = numbers
             .as_ref()
-            .map_or(1, |numbers| numbers.parts.count() as usize);
+            .map_or(1, |numbers| numbers.parts.most() as usize);
         let step = self
             .frame
             .as_ref()
             .map_or(self.heap_step, |frame| Some(frame.step));
         check.must(parts == 1 || heap.is_some(), "heap", || {
-            let message = format!("the size of a frame of {parts} heaps is unknown");
+            let message = "the size of a frame of several heaps is unknown".to_owned();
             (message, "set `heap` to the number of bytes of samples in one heap; the other sizes are detected".to_owned())
         });
         let heap = heap.or(max_heap);

@@ -25,7 +25,7 @@ pub use items::{Item, build_packet, item};
 use super::keep::Keep;
 use super::parts::UNKNOWN_FLOW;
 use super::{
-    Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Packet, PacketFormat,
+    Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Origins, Packet, PacketFormat,
     PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, TimeWrap, UnknownSizes, section,
 };
 use daq_core::config::Problem;
@@ -505,6 +505,13 @@ impl PacketFormat for Spead {
         self.numbers
             .as_ref()
             .map_or_else(Vec::new, |numbers| numbers.parts.names())
+    }
+
+    fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
+        match &mut self.numbers {
+            Some(numbers) => numbers.use_origins(origins),
+            None => Ok(()),
+        }
     }
 
     fn part_origin(&self) -> Option<Origin> {

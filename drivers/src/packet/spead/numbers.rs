@@ -7,9 +7,10 @@
 //! A packet that repeats the items is placed by its own items.
 
 use super::items::{Item, find_item};
-use crate::packet::Origin;
 use crate::packet::parts::{MAX_PARTS, Parts, Position, UNKNOWN_FLOW};
 use crate::packet::{Flow, MissingItems, Reject};
+use crate::packet::{Origin, Origins};
+use daq_core::config::Problem;
 use std::net::{IpAddr, SocketAddr};
 
 /// Number of heaps for each part whose numbers are stored, and minimum number of heaps for each flow. The numbers of a heap are
@@ -60,6 +61,13 @@ impl HeapNumbers {
             stored: 0,
             sender: 0,
         }
+    }
+
+    /// Uses the addresses of a source as the values of parts without `values`.
+    pub(super) fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
+        self.parts.use_origins(origins)?;
+        *self = Self::new(self.frame, std::mem::take(&mut self.parts));
+        Ok(())
     }
 
     /// Returns which address of packets is needed to place them.

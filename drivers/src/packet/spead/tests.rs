@@ -1,6 +1,6 @@
 use super::*;
-use crate::packet::PacketKeys;
 use crate::packet::frames::Frames;
+use crate::packet::{Origins, PacketKeys};
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
 use proptest::prelude::*;
@@ -577,7 +577,7 @@ fn configured_heap_is_one_frame() {
         resync_after: 4,
         samples: Some(Samples::default()),
     };
-    let frames = Frames::new(format, &keys, 1, 64);
+    let frames = Frames::new(format, &keys, &Origins::default(), 1, 64);
     let geometry = frames.geometry(8192).unwrap();
     assert_eq!(
         (geometry.packets_per_frame, geometry.frame_bytes),

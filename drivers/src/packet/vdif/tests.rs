@@ -4,6 +4,7 @@
 )]
 
 use super::*;
+use daq_core::layout::Order;
 use daq_core::ledger::CounterFile;
 use daq_core::units::{Frequency, UtcTime};
 
@@ -310,4 +311,81 @@ fn vdif_is_not_sent() {
     };
     let problem = format("").for_sending(&frames).unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("format.kind"));
+}
+
+#[test]
+fn threads_are_parts_of_frames() {
+    let keys = "payload = 64\nthread = [7, 3]\nframes_per_second = 1000";
+    let config: VdifConfig = toml::from_str(keys).unwrap();
+    let mut format = config.build().unwrap();
+    let samples = |channels, order| Samples {
+        channels,
+        order,
+        rate: Some(Frequency(64e3)),
+        ..Samples::default()
+    };
+    for wrong in [samples(2, Order::Interleaved), samples(3, Order::Planar)] {
+        let problem = format.use_samples(&wrong).unwrap_err();
+        assert!(problem.message.contains("2 streams"), "{problem}");
+    }
+    format.use_samples(&samples(2, Order::Planar)).unwrap();
+    assert_eq!(
+        (format.parts(), format.part_names()),
+        (2, vec!["7".to_owned(), "3".to_owned()])
+    );
+    // 1000 frames of 64 bytes and two threads have less than 1 MiB, and a second has 1000.
+    let numbering = format.numbering();
+    assert_eq!(numbering.packets_per_unit, 2000);
+    let sent = |thread, seconds, frame| Sent {
+        seconds,
+        frame,
+        thread,
+        ..SENT
+    };
+    let place = |format: &mut Format, sent: Sent| {
+        let packet = data(format, &sent.bytes());
+        (packet.unit, packet.sub, packet.timestamp.unwrap())
+    };
+    let (unit, sub, time) = place(&mut format, sent(7, 5, 0));
+    assert_eq!((sub, time % 1_000_000_000), (0, 0));
+    assert_eq!(place(&mut format, sent(3, 5, 999)), (unit, 1999, time));
+    assert_eq!(
+        place(&mut format, sent(7, 6, 1)),
+        (unit + 1, 1, time + 1_000_000_000)
+    );
+    let other = format.parse(&sent(4, 5, 0).bytes());
+    assert!(
+        matches!(other, Err(Reject::OtherStream { found: 4, .. })),
+        "{other:?}"
+    );
+}
+
+#[test]
+fn frame_that_begins_in_the_second_before_has_its_time() {
+    let keys = "payload = 64\nthread = 3\npackets = 7\nframes_per_second = 1000";
+    let config: VdifConfig = toml::from_str(keys).unwrap();
+    let mut format = config.build().unwrap();
+    format.use_samples(&Samples::default()).unwrap();
+    let mut units = std::collections::BTreeMap::<_, Vec<_>>::new();
+    for n in 0..2000_u32 {
+        let (seconds, frame) = (n / 1000, n % 1000);
+        let packet = data(
+            &mut format,
+            &Sent {
+                seconds,
+                frame,
+                ..SENT
+            }
+            .bytes(),
+        );
+        units
+            .entry(packet.unit)
+            .or_default()
+            .push(packet.timestamp.unwrap());
+    }
+    let first = *units.values().next().unwrap().first().unwrap();
+    for (i, times) in units.values().enumerate() {
+        assert!(times.iter().all(|time| *time == times[0]), "{times:?}");
+        assert_eq!(times[0], first + i as u64 * 7_000_000);
+    }
 }

@@ -3,6 +3,7 @@
 use super::Vita49;
 use crate::packet::Format;
 use crate::packet::checks::{Check, LARGEST_PACKET};
+use crate::packet::streams::{StreamFrames, StreamIds};
 use daq_core::config::Problem;
 use daq_core::units::{ByteSize, Period};
 use schemars::JsonSchema;
@@ -19,9 +20,13 @@ const LEAP_SECONDS: u32 = 18;
 pub struct Vita49Config {
     /// Number of payload bytes in each packet, without header and trailer.
     pub payload: ByteSize,
-    /// Stream identifier of the packets, such as `0x2a`. Packets of other streams are rejected. By default the stream of
-    /// the first packet.
-    pub stream_id: Option<u32>,
+    /// Stream identifier of the packets, such as `0x2a`, or several: `[0x2a, 0x2b]`. The streams are the parts of a frame, in this
+    /// order, so each is a channel with `order = "planar"`. Packets of other streams are rejected. By default the stream of the first
+    /// packet.
+    pub stream_id: Option<StreamIds>,
+    /// Number of packets of each stream in a frame; needs `rate` of `samples`. With several streams, the default is the number with
+    /// which a frame has up to 1 MiB. With one stream, a frame contains as many packets as fit into a slot.
+    pub packets: Option<u32>,
     /// Maximum difference between a timestamp and the time that follows from `rate`, such as `"10 ns"`; by default half a
     /// sample for timestamps in picoseconds, and none for timestamps in samples. Must be shorter than half a packet. A
     /// packet with another timestamp is rejected, unless several packets in a row are consistent with each other.
@@ -29,7 +34,7 @@ pub struct Vita49Config {
     /// Number of leap seconds between GPS time and UTC, for packets with GPS timestamps.
     #[serde(default = "leap_seconds")]
     pub leap_seconds: u32,
-    /// Values of context packets that frames keep, in Hz, such as `["rf_frequency", "sample_rate"]`. A frame keeps the value that
+    /// Values of context packets of the first stream that frames keep, in Hz, such as `["rf_frequency", "sample_rate"]`. A frame keeps the value that
     /// is valid when its first packet arrives; before the first context packet, it keeps none.
     #[serde(default)]
     pub keep: Vec<KeptValue>,
@@ -90,8 +95,14 @@ impl Vita49Config {
                 },
             );
         }
-        let vita49 = Vita49::new(payload, self.stream_id, self.tolerance, self.leap_seconds)
-            .keeping(self.keep.clone());
+        let ids = self.stream_id.as_ref().map_or(&[][..], |ids| &ids.0);
+        if let Some(ids) = &self.stream_id {
+            ids.check("stream_id", u32::MAX, &mut check);
+        }
+        let grouped = StreamFrames::new(ids.len(), self.packets, &mut check);
+        let vita49 = Vita49::new(payload, ids.into(), self.tolerance, self.leap_seconds)
+            .keeping(self.keep.clone())
+            .grouped(grouped);
         check.end(Format::Vita49(vita49))
     }
 }

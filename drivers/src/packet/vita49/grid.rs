@@ -169,6 +169,14 @@ impl Grid {
         }
         number
     }
+
+    /// Returns the number of the first packet of another thread or stream, whose packet count may differ.
+    fn join(&mut self, place: Place, stamp: &Stamp, count: u8) -> u64 {
+        // Only the lowest bits of the number matter.
+        let packets = place.packets.to_le_bytes()[0];
+        self.count = count.wrapping_sub(packets) & 0xf;
+        self.follow(place, stamp, count)
+    }
 }
 
 /// Returns the signed distance from `from` to `to` in units of `axis`.
@@ -200,7 +208,7 @@ pub(super) struct Numbered {
     pub(super) is_off_grid: bool,
 }
 
-/// The grids of a stream, for one thread.
+/// The grids of a stream, for one thread. Clones for other threads, and for other streams with equal times, number packets alike.
 #[derive(Clone, Debug)]
 pub(super) struct Grids {
     samples: Samples,
@@ -210,10 +218,12 @@ pub(super) struct Grids {
     shared: Arc<Mutex<Known>>,
 }
 
-/// What the threads of a source share. It is locked only for packets off the grid.
+/// What the threads and the streams of a source share. It is locked only for packets off the grid.
 #[derive(Debug, Default)]
 struct Known {
     current: Option<Grid>,
+    /// The last grid that began.
+    latest: Option<Grid>,
     /// Number of grids so far.
     grids: u64,
 }
@@ -282,18 +292,25 @@ impl Grids {
         // The anchors that the threads share are old, so they are not used for the grids of this thread.
         let own = [self.current, self.other.map(|(grid, _)| grid)];
         let is_own = |grid: &Grid| own.iter().flatten().any(|own| own.index == grid.index);
-        if let Some(mut grid) = known.current
-            && !is_own(&grid)
+        if let Some(mut grid) = known.current.filter(|grid| !is_own(grid))
             && let Some(place) = grid.place(stamp, count)
         {
-            // Another thread received this grid first.
-            let number = grid.follow(place, stamp, count);
+            // Another thread or stream received this grid first.
+            let number = grid.join(place, stamp, count);
             drop(known);
             self.other = self.current.replace(grid).map(|grid| (grid, 0));
             return on_grid(number, true);
         }
+        if let Some(mut grid) = known.latest.filter(|grid| !is_own(grid))
+            && let Some(place) = grid.place(stamp, count)
+        {
+            let number = grid.join(place, stamp, count);
+            drop(known);
+            self.other = Some((grid, 1));
+            return on_grid(number, true);
+        }
         // The bits above the packet number repeat after 256 grids.
-        let used = [own[0], own[1], known.current];
+        let used = [own[0], own[1], known.current, known.latest];
         let is_used = |index: u64| {
             let same = |grid: &Grid| grid.index << GRID_BITS == index << GRID_BITS;
             used.iter().flatten().any(same)
@@ -303,6 +320,7 @@ impl Grids {
         }
         let grid = Grid::new(axis, *stamp, count, known.grids);
         known.grids += 1;
+        known.latest = Some(grid);
         if known.current.is_none() {
             known.current = Some(grid);
         }

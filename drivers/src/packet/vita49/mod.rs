@@ -4,7 +4,8 @@
 //!   | prologue: type, count, size, stream identifier, class, timestamp | payload | trailer |
 //! ```
 //! One packet is one unit. The 4-bit packet count cannot show a loss of 16 packets, so the number of a packet follows from
-//! its timestamp, see `grid.rs`. If the sample rate is unknown, the number is the packet count.
+//! its timestamp, see `grid.rs`. If the sample rate is unknown, the number is the packet count. Several streams are the parts of
+//! frames, see `streams.rs`.
 //!
 //! # Counts
 //! | event | counted as |
@@ -22,28 +23,32 @@ mod grid;
 mod prologue;
 mod rate;
 mod sending;
+mod stream;
 
 pub use config::{KeptValue, Vita49Config};
 
+use super::selector::{Condition, Selector};
+use super::streams::StreamFrames;
 use super::{
     Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject,
     Split, TimeScale, section,
 };
 use context::{Context, SAMPLE_RATE};
+use daq_core::claim::StreamIds;
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::frame::KeptFields;
 use daq_core::layout::{Layout, Order, Samples};
 use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
+use daq_core::reorder::PacketId;
 use daq_core::units::{Frequency, Period};
-use grid::Grids;
 use prologue::{Fraction, Kind, MAX_PROLOGUE, Prologue, SIGNAL_DATA, Seconds, Stamp, WORD};
-use rate::RateWatch;
 use schemars::JsonSchema;
 use sending::Sending;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use stream::Stream;
 
 /// The registry entry of this format.
 pub(super) const ENTRY: FormatEntry = FormatEntry {
@@ -51,7 +56,8 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
     summary: "Signal data packets of VITA 49.0 and 49.2 (VRT, DIFI), numbered by their timestamps",
     example: r#"kind      = "vita49"
 payload   = "4 KiB"       # of each packet, without header and trailer
-# stream_id = 0x2a        # accept only this stream; by default the stream of the first packet
+# stream_id = 0x2a        # accept only this stream, or several: [0x2a, 0x2b]; by default the stream of the first packet
+# packets   = 256         # packets of each stream in a frame
 # tolerance = "10 ns"     # maximum error of the sender's timestamps; by default half a sample
 # leap_seconds = 18       # GPS time minus UTC, for GPS timestamps
 # keep = ["rf_frequency"] # values of context packets that frames keep
@@ -111,24 +117,23 @@ const UNKNOWN: Reject = Reject::Other {
 #[derive(Clone, Debug)]
 pub struct Vita49 {
     payload: usize,
-    stream_id: Option<u32>,
+    /// The streams in the order of the parts; empty for the stream of the first packet.
+    ids: Box<[u32]>,
+    /// Set if a unit is a frame of the ring.
+    grouped: Option<StreamFrames>,
     /// The stream of the first packet, for all threads.
     first_stream: Arc<OnceLock<u32>>,
     tolerance: Option<Period>,
     leap_seconds: u32,
     /// Number of samples in 1,000,000 s, if the sample rate is known.
     rate: Option<u64>,
-    /// The numbering by timestamps, if the sample rate is known.
-    grids: Option<Box<Grids>>,
-    /// Detects another sample rate, if the sample rate is known.
-    watch: Option<Box<RateWatch>>,
+    /// What is known about each stream, at least one.
+    streams: Box<[Stream]>,
     layout: Option<Layout>,
     /// Reference of the last packet's time, if it had one.
     reference: Option<Seconds>,
     /// Size of the last packet's prologue in bytes.
     prologue: usize,
-    /// Number of the last packet.
-    last: Option<u64>,
     /// The values of context packets that frames keep.
     keep: Vec<KeptValue>,
     /// The times of packets that are sent.
@@ -141,9 +146,6 @@ pub struct Vita49 {
 struct Notes {
     source: String,
     counts: StreamCounts,
-    context: Context,
-    /// The values that were logged last, and when.
-    logged: Option<(Context, Instant)>,
     is_contradiction_logged: bool,
     is_off_grid_logged: bool,
     is_untimed_logged: bool,
@@ -152,25 +154,19 @@ struct Notes {
 impl Vita49 {
     /// Returns the format of packets with `payload` bytes of payload. Until [`PacketFormat::use_samples`] is called with a
     /// sample rate, packets are numbered by their 4-bit count.
-    fn new(
-        payload: usize,
-        stream_id: Option<u32>,
-        tolerance: Option<Period>,
-        leap_seconds: u32,
-    ) -> Self {
+    fn new(payload: usize, ids: Box<[u32]>, tolerance: Option<Period>, leap_seconds: u32) -> Self {
         Self {
             payload,
-            stream_id,
+            streams: vec![Stream::default(); ids.len().max(1)].into(),
+            ids,
+            grouped: None,
             first_stream: Arc::default(),
             tolerance,
             leap_seconds,
             rate: None,
-            grids: None,
-            watch: None,
             layout: None,
             reference: None,
             prologue: MAX_PROLOGUE,
-            last: None,
             keep: Vec::new(),
             sending: None,
             notes: Box::default(),
@@ -180,6 +176,11 @@ impl Vita49 {
     /// Lets frames keep the values `keep` of context packets.
     fn keeping(self, keep: Vec<KeptValue>) -> Self {
         Self { keep, ..self }
+    }
+
+    /// Lets a unit be a frame of packets of all streams.
+    fn grouped(self, grouped: Option<StreamFrames>) -> Self {
+        Self { grouped, ..self }
     }
 
     #[inline]
@@ -236,124 +237,100 @@ impl Vita49 {
                 got: payload.len(),
             });
         }
-        self.check_stream(prologue.stream)?;
+        let part = self.part(prologue.stream)?;
         let stamp = &prologue.stamp;
         if stamp.unit == Fraction::Picoseconds && stamp.fraction >= SECOND {
             return Err(PICOSECONDS);
         }
-        if self.is_other_rate(stamp, prologue.count) {
+        let stream = &mut self.streams[part as usize];
+        if stream.is_other_rate(stamp, prologue.count) {
             return Err(OTHER_RATE);
         }
         self.prologue = bytes;
         let timestamp = nanoseconds(stamp, self.rate);
         self.reference = timestamp.map(|_| stamp.reference);
-        let unit = self.number(stamp, prologue.count);
-        if self.watch.as_ref().is_some_and(|watch| watch.is_other()) {
+        let number = stream.number(stamp, prologue.count, &mut self.notes);
+        if stream.has_other_rate() {
             return Err(OTHER_RATE);
         }
-        if prologue.trailer > 0 && self.last != Some(unit) {
+        if prologue.trailer > 0 && stream.last != Some(number) {
             self.notes.count_trailer(header, packet - WORD);
         }
-        self.last = Some(unit);
+        stream.last = Some(number);
+        let (id, timestamp) = self.placed(part, number, timestamp);
         Ok(Split::Whole(Parsed::Data(Packet {
-            unit,
-            sub: 0,
+            unit: id.unit,
+            sub: id.sub,
             payload,
             timestamp,
         })))
     }
 
-    /// Rejects packets of another stream than the configured one, or than the first one.
+    /// Returns the place of packet `number` of part `part`, and the time of its unit.
     #[inline]
-    fn check_stream(&self, stream: Option<u32>) -> Result<(), Reject> {
-        let expected = match (self.stream_id, stream) {
-            (None, None) => return Ok(()),
-            (None, Some(found)) => *self.first_stream.get_or_init(|| found),
-            (Some(_), None) => {
+    fn placed(&self, part: u32, number: u64, timestamp: Option<u64>) -> (PacketId, Option<u64>) {
+        let Some(grouped) = &self.grouped else {
+            return (PacketId::of(number), timestamp);
+        };
+        let id = grouped.place(part, number);
+        let after = u128::from(number - grouped.number(id.unit, 0).0);
+        let points = self.layout.as_ref().map_or(0, |layout| layout.points) as u128;
+        let rate = u128::from(self.rate.unwrap_or(1));
+        let early = after * points * 1_000_000_000_000_000 / rate;
+        let early = u64::try_from(early).unwrap_or(u64::MAX);
+        (id, timestamp.map(|time| time.saturating_sub(early)))
+    }
+
+    /// Returns the part of a frame that `stream` sends. Rejects packets of another stream than those of the configuration, or than
+    /// the first one.
+    #[inline]
+    fn part(&self, stream: Option<u32>) -> Result<u32, Reject> {
+        let first = match (&*self.ids, stream) {
+            ([], None) => return Ok(0),
+            ([], Some(found)) => *self.first_stream.get_or_init(|| found),
+            (_, None) => {
                 return Err(Reject::MissingItem {
                     item: "stream identifier: remove `stream_id` to receive such packets",
                 });
             }
-            (Some(expected), Some(_)) => expected,
+            ([first, ..], Some(_)) => *first,
         };
-        match stream {
-            Some(found) if found != expected => Err(Reject::OtherStream {
-                what: "stream_id",
-                found,
-                expected,
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns whether the packet continues a stream of another sample rate.
-    #[inline]
-    fn is_other_rate(&mut self, stamp: &Stamp, count: u8) -> bool {
-        let Some(watch) = self.watch.as_mut().filter(|watch| watch.is_other()) else {
-            return false;
+        let Some(found) = stream.filter(|found| *found != first) else {
+            return Ok(0);
         };
-        watch.observe(stamp, count);
-        watch.is_other()
-    }
-
-    /// Returns the number of the packet with `stamp` and `count`.
-    #[inline]
-    fn number(&mut self, stamp: &Stamp, count: u8) -> u64 {
-        let Some(grids) = &mut self.grids else {
-            return u64::from(count);
-        };
-        let Some(numbered) = grids.number(stamp, count) else {
-            return self.number_by_count(count);
-        };
-        if (!numbered.agrees || numbered.is_off_grid)
-            && let Some(watch) = &mut self.watch
-        {
-            watch.observe(stamp, count);
-        }
-        if !numbered.agrees {
-            self.notes.counts.count_mismatch.add_shared(1);
-        }
-        if numbered.is_off_grid {
-            self.notes.count_off_grid(stamp);
-        }
-        numbered.number
-    }
-
-    /// Returns the number with `count` that is nearest to the last number, because the packet has no usable timestamp.
-    #[cold]
-    fn number_by_count(&mut self, count: u8) -> u64 {
-        let last = self.last.unwrap_or(u64::from(count));
-        let ahead = u64::from(count).wrapping_sub(last) & 0xf;
-        let number = last.wrapping_add(ahead);
-        let number = if ahead < 8 {
-            number
-        } else {
-            number.wrapping_sub(16)
-        };
-        if self.last != Some(number) {
-            self.notes.count_untimed();
-        }
-        number
+        let others = (0..).zip(&self.ids).skip(1);
+        let part = others.into_iter().find(|(_, other)| **other == found);
+        part.map(|(part, _)| part).ok_or(Reject::OtherStream {
+            what: "stream_id",
+            found,
+            expected: first,
+        })
     }
 
     /// Keeps the values of a context packet, logs changes, and compares them with the configuration.
     #[cold]
     fn read_context(&mut self, prologue: &Prologue, packet: &[u8]) {
-        let expected = self.stream_id.or(self.first_stream.get().copied());
-        if expected.is_some_and(|expected| prologue.stream != Some(expected)) {
-            return;
-        }
-        let notes = &mut self.notes;
-        notes.counts.context.add_shared(1);
-        let before = notes.context.value(SAMPLE_RATE);
-        notes.context.read(packet, prologue.bytes);
-        if let Some(watch) = &self.watch {
-            watch.state(before, notes.context.value(SAMPLE_RATE));
-        }
-        notes.log_context(prologue.stream);
+        let known = self.ids.first().or(self.first_stream.get());
+        let part = match (known, prologue.stream) {
+            (None, _) => 0,
+            (Some(_), None) => return,
+            (Some(_), stream) => match self.part(stream) {
+                Ok(part) => part,
+                Err(_) => return,
+            },
+        };
+        self.notes.counts.context.add_shared(1);
+        let stream = &mut self.streams[part as usize];
+        stream.read_context(packet, prologue, &self.notes.source);
         if let Some(layout) = &self.layout {
-            notes.log_contradiction(layout, self.payload, self.rate);
+            self.notes
+                .log_contradiction(&stream.context, layout, self.payload, self.rate);
         }
+    }
+
+    /// Returns whether packets are numbered by their times.
+    fn is_timed(&self) -> bool {
+        self.rate.is_some()
     }
 
     /// Returns the time scale of packets with timestamps since `reference`.
@@ -437,35 +414,20 @@ impl Notes {
         }
     }
 
-    /// Logs values that have changed, at most once per second.
-    fn log_context(&mut self, stream: Option<u32>) {
-        let now = Instant::now();
-        let unknown = Context::default();
-        let before = match &self.logged {
-            Some((before, _)) if *before == self.context => return,
-            Some((_, when)) if now.saturating_duration_since(*when) < LOG_PERIOD => return,
-            Some((before, _)) => before,
-            None => &unknown,
-        };
-        let changes = self.context.changes(before);
-        if !changes.is_empty() {
-            let stream = stream.unwrap_or(0);
-            tracing::info!(
-                "source {}: context of stream {stream:#x}: {changes}",
-                self.source
-            );
-            self.logged = Some((self.context.clone(), now));
-        }
-    }
-
     /// Logs once if the sender's description of its samples differs from the configuration.
-    fn log_contradiction(&mut self, layout: &Layout, payload: usize, rate: Option<u64>) {
+    fn log_contradiction(
+        &mut self,
+        context: &Context,
+        layout: &Layout,
+        payload: usize,
+        rate: Option<u64>,
+    ) {
         if self.is_contradiction_logged {
             return;
         }
         let numbers = layout.points * layout.channels as usize * if layout.complex { 2 } else { 1 };
         let bits = payload * 8 / numbers.max(1);
-        if let Some(format) = self.context.payload_format()
+        if let Some(format) = context.payload_format()
             && !format.agrees(layout, bits)
         {
             self.is_contradiction_logged = true;
@@ -477,7 +439,7 @@ impl Notes {
                 format.toml(),
             );
         }
-        if let (Some(stated), Some(rate)) = (self.context.value(SAMPLE_RATE), rate) {
+        if let (Some(stated), Some(rate)) = (context.value(SAMPLE_RATE), rate) {
             let declared = rate as f64 / 1e6;
             // The fields of context packets have a resolution of about 1 µHz.
             if (stated - declared).abs() > 1e-5_f64.max(declared * 1e-12) {
@@ -510,17 +472,66 @@ impl PacketFormat for Vita49 {
     /// Numbers from timestamps have 64 bits, the packet count has 4.
     fn numbering(&self) -> Numbering {
         Numbering {
-            width: if self.grids.is_some() { 64 } else { COUNT_BITS },
+            width: if self.is_timed() { 64 } else { COUNT_BITS },
+            packets_per_unit: self
+                .grouped
+                .as_ref()
+                .map_or(1, StreamFrames::packets_per_frame),
             ..Numbering::PLAIN
         }
     }
 
     fn packet_layout(&self) -> PacketLayout {
-        PacketLayout::single(self.payload)
+        PacketLayout {
+            unit_bytes: self
+                .grouped
+                .as_ref()
+                .map_or(self.payload, |grouped| grouped.part_bytes(self.payload)),
+            first: self.payload,
+            rest: self.payload,
+        }
+    }
+
+    /// Packets of the types 0 and 2 have no stream identifier.
+    fn selector(&self) -> Option<Selector> {
+        let kinds = Condition {
+            offset: 0,
+            bytes: 1,
+            mask: 0xf0,
+            values: [1, 3, 4, 5, 6, 7].map(|kind| kind << 4).into(),
+        };
+        let ids = Condition {
+            offset: 4,
+            bytes: 4,
+            mask: u32::MAX,
+            values: self.ids.to_vec(),
+        };
+        let streams = StreamIds::new("stream_id", self.ids.iter().copied());
+        Selector::new(vec![kinds, ids], streams)
+    }
+
+    fn parts(&self) -> u32 {
+        self.grouped.as_ref().map_or(1, StreamFrames::streams)
+    }
+
+    fn part_names(&self) -> Vec<String> {
+        self.ids.iter().map(|id| format!("{id:#x}")).collect()
+    }
+
+    fn is_unit_frame(&self) -> bool {
+        self.grouped.is_some()
+    }
+
+    fn has_frame_times(&self) -> bool {
+        self.grouped.is_some()
     }
 
     fn unit_key(&self) -> &'static str {
-        "payload"
+        if self.grouped.is_some() {
+            "frame"
+        } else {
+            "payload"
+        }
     }
 
     /// The scale of the last packet: only packets state the reference of their timestamps.
@@ -534,11 +545,11 @@ impl PacketFormat for Vita49 {
         names.collect()
     }
 
-    /// Negative frequencies are absent.
+    /// The values are those of the first stream. Negative frequencies are absent.
     fn read_kept(&self, _: &[u8]) -> KeptFields {
         let mut kept = KeptFields::default();
         for (i, value) in self.keep.iter().enumerate() {
-            if let Some(hz) = self.notes.context.value(value.field().1)
+            if let Some(hz) = self.streams[0].context.value(value.field().1)
                 && hz >= 0.0
             {
                 #[expect(
@@ -554,10 +565,21 @@ impl PacketFormat for Vita49 {
     }
 
     fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
+        let samples = match &self.grouped {
+            Some(grouped) => grouped.packet_samples(samples)?,
+            None => samples.clone(),
+        };
         let layout = samples.layout(self.payload);
         let rate = samples.rate.map(|rate| rate.0).filter(|rate| *rate > 0.0);
         self.layout = layout.as_ref().ok().cloned();
-        let Some(rate) = rate else { return Ok(()) };
+        let Some(rate) = rate else {
+            if self.grouped.is_none() {
+                return Ok(());
+            }
+            let message = "the packets of several streams, or of frames of a fixed number of packets, are numbered by their times, \
+                           but the sample rate is unknown";
+            return Err(Problem::at("samples", message).help("set `rate` in `samples`"));
+        };
         let layout = layout.map_err(|rest| {
             let message = format!(
                 "a packet of {} bytes does not contain a whole number of samples of all channels: {rest} bytes are left over",
@@ -590,15 +612,17 @@ impl PacketFormat for Vita49 {
             per_million_seconds,
             tolerance: self.tolerance.map(|tolerance| tolerance.0),
         };
-        self.grids = Some(Box::new(Grids::new(samples)));
-        self.watch = Some(Box::new(RateWatch::new(samples)));
+        Stream::number_by_time(&mut self.streams, samples);
+        if let Some(grouped) = &mut self.grouped {
+            grouped.settle(self.payload, 0);
+        }
         Ok(())
     }
 
     fn notes(&self) -> Vec<String> {
         let without_rate = "`rate` of `samples` is not set, so packets are numbered by their 4-bit count and not by their \
              timestamps: a loss of 16 packets in a row is not counted";
-        let note = self.grids.is_none().then(|| without_rate.to_owned());
+        let note = (!self.is_timed()).then(|| without_rate.to_owned());
         note.into_iter().collect()
     }
 
@@ -608,6 +632,9 @@ impl PacketFormat for Vita49 {
 
     fn start(&mut self, name: &str, counts: &Counts) {
         self.first_stream = Arc::default();
+        for stream in &mut self.streams {
+            stream.forget_context();
+        }
         *self.notes = Notes {
             source: name.to_owned(),
             counts: StreamCounts::of(counts),
@@ -620,22 +647,26 @@ impl PacketFormat for Vita49 {
     fn build_header(
         &self,
         unit: u64,
-        _: u32,
+        sub: u32,
         timestamp: Option<u64>,
         payload: usize,
         out: &mut Vec<u8>,
     ) {
+        let (unit, part) = match &self.grouped {
+            Some(grouped) => grouped.number(unit, sub),
+            None => (unit, 0),
+        };
         let sending = self.sending.as_ref();
         let stamp = match (sending, &self.layout) {
             (Some(sending), _) => sending.stamp(unit, timestamp),
-            (None, Some(layout)) if self.grids.is_some() => Stamp {
+            (None, Some(layout)) if self.is_timed() => Stamp {
                 unit: Fraction::FreeRunning,
                 fraction: unit.wrapping_mul(layout.points as u64),
                 ..Stamp::default()
             },
             _ => Stamp::default(),
         };
-        let stream = self.stream_id.unwrap_or(0);
+        let stream = self.ids.get(part as usize).copied().unwrap_or(0);
         let class = sending.and_then(|sending| sending.class);
         #[expect(clippy::cast_possible_truncation, reason = "4 bits are used")]
         let count = unit as u8 & 0xf;
@@ -652,7 +683,7 @@ impl PacketFormat for Vita49 {
     ) {
         if let Some(sending) = &self.sending {
             let stamp = sending.stamp(unit, timestamp);
-            sending.describe(self.stream_id.unwrap_or(0), &stamp, packets);
+            sending.describe(self.ids.first().copied().unwrap_or(0), &stamp, packets);
         }
     }
 

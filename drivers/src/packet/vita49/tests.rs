@@ -354,7 +354,7 @@ fn context_is_read_and_its_changes_are_named() {
     let Format::Vita49(vita49) = &format else {
         unreachable!()
     };
-    let context = &vita49.notes.context;
+    let context = &vita49.streams[0].context;
     let text = context.changes(&Context::default());
     let mhz = 1_420_405_751.768_f64;
     let [first, rf, rest] = [0, 1, 2].map(|i| text.splitn(3, ", ").nth(i).unwrap().to_owned());
@@ -400,7 +400,7 @@ fn context_of_another_stream_is_ignored() {
     let Format::Vita49(vita49) = &format else {
         unreachable!()
     };
-    assert_eq!(vita49.notes.context, Context::default());
+    assert_eq!(vita49.streams[0].context, Context::default());
 }
 
 #[test]

@@ -77,7 +77,10 @@ fn claims(config: &Config) -> Vec<String> {
     let all = config.claims().flat_map(|(section, claims)| {
         claims.into_iter().filter_map(move |claim| {
             let what = match &claim {
-                Claim::UdpPort(_) | Claim::TcpPort(_) => format!("whether {claim} is free"),
+                Claim::UdpPort(address) | Claim::UdpStreams(address, _) => {
+                    format!("whether UDP {address} is free")
+                }
+                Claim::TcpPort(_) => format!("whether {claim} is free"),
                 Claim::Device(device) => format!("whether {device} responds"),
                 Claim::Path(_) | Claim::Stem(_) => return None,
             };
