@@ -6,7 +6,7 @@
 need() {
     folder=$(mktemp -d)
     trap 'stop_nats; rm -rf "$folder"' EXIT
-    cd "$folder"
+    cd "$folder" || exit
     { python3 -m venv venv && venv/bin/pip install --quiet --disable-pip-version-check "$@"; } >install.log 2>&1 || {
         tail -n 1 install.log
         echo "cannot run: $* is not available"
