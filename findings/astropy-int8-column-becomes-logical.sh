@@ -6,7 +6,7 @@
 # Instead: BinTableHDU and Table.write map int8 to the logical type L. The values -128, 0, 5, 127 are stored as the bytes
 #          T, F, T, T, and read as True, False, True, True. No warning. The uint16 column beside it is right. An int8 image
 #          with the same values is right, and fitsio 1.4.2 writes the same table with TZERO=-128.
-# Matters: int8 is the usual type of voltages of telescopes and radios. The samples are lost when the table is written.
+# Matters: int8 is a usual type for voltages of telescopes and radios. The samples are lost when the table is written.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need astropy==8.0.2 fitsio==1.4.2 numpy==2.4.6

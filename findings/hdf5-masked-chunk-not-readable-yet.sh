@@ -5,8 +5,8 @@
 # Instead: HDF5 remembers the place of the last chunk, without its mask, and applies the filter when it reads it. With gzip
 #          the read fails ("filter returned failure during read"), also after flush and refresh. With scaleoffset the read
 #          succeeds, and returns zeros instead of 1 to 4. All other chunks are right, and so is a file that is opened
-#          again. To read the first of two chunks before the last one makes the last one readable with gzip; with
-#          scaleoffset the zeros of an earlier read stay in the cache.
+#          again. With gzip, the chunk is readable after a read of another chunk; with scaleoffset the zeros of the first
+#          read stay in the cache.
 # Matters: a program stores chunks that compression would not make smaller with a mask, and shows the newest frame from the
 #          same file. It sees zeros or an error for a frame that is stored correctly.
 set -euo pipefail

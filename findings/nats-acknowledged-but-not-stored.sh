@@ -27,7 +27,8 @@ async def main():
     before = (await js.stream_info("OLD")).state.messages
     acknowledged = [(await js.publish("old", bytes(131072))).seq for _ in range(3)]
     state = (await js.stream_info("OLD")).state
-    print("discard old: acknowledged", acknowledged, "messages", before, "->", state.messages, "first", state.first_seq, "last", state.last_seq)
+    print("discard old: acknowledged", acknowledged, "messages", before, "then", state.messages)
+    print("first", state.first_seq, "last", state.last_seq)
     assert acknowledged == [2, 3, 4]
     assert (before, state.messages, state.first_seq, state.last_seq) == (1, 0, 5, 4)
 

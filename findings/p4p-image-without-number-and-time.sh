@@ -27,7 +27,10 @@ def image(value, shape=(4, 4)):
 
 
 camera = SharedPV(nt=NTNDArray(), initial=image(0))
-with Server(providers=[{"camera": camera}], isolate=True) as server, Context("pva", conf=server.conf(), useenv=False) as client:
+with (
+    Server(providers=[{"camera": camera}], isolate=True) as server,
+    Context("pva", conf=server.conf(), useenv=False) as client,
+):
     def times(**options):
         camera.post(image(1), **options)
         return client.get("camera").timestamp

@@ -5,8 +5,8 @@
 # Instead: all three support the resolutions 10^-9 and 2^-32. With if_tsoffset 1700000000, a packet of half a second after
 #          the offset is read at 1700000000.5 by dpkt, and at 0.5 (in 1970) by scapy and python-pcapng. With an offset of
 #          -3600 both are one hour late, which is easily taken for a time zone.
-# Matters: capture hardware that counts ticks since its start writes the start as the offset. All intervals are right, so
-#          only a comparison with other instruments shows the error.
+# Matters: with the option, a capture program can write ticks since its own start. All intervals are right, so only a
+#          comparison with other instruments shows the error.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need scapy==2.8.0 python-pcapng==2.1.1 dpkt==1.9.8

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # npTDMS 1.13.0: TdmsWriter stores the bytes of a big-endian array unchanged and declares them little-endian
 #
-# Guess:   TdmsWriter converts the byte order of a NumPy array, as h5py and astropy do, or refuses it.
+# Guess:   TdmsWriter stores the values of a big-endian array, as h5py and astropy do, or refuses the array.
 # Instead: 0, 1, 2 of type >i2 are read back as 0, 256, 512, and 1.5 of type >f8 as 3.13984e-319. Float16 is refused with
 #          a KeyError, so types are checked, but byte orders are not.
 # Matters: np.frombuffer(packet, ">i2") is the direct way from a network packet to an array. 256 times the value looks

@@ -3,9 +3,9 @@
 #
 # Guess:   zarr-python refuses a NaN attribute, or writes it as the string "NaN", as it does for the fill value of a float.
 # Instead: it writes the bare word NaN into zarr.json, which is not JSON. tensorstore then cannot open the array at all
-#          ("Invalid JSON"), although it ignores attributes. The pipeline of zarrs warns that the array is unsupported,
-#          and the array is read by the slower pipeline. zarr-python reads the attribute back, so its own tests pass.
-#          A fill value of NaN in the same array is fine.
+#          ("Invalid JSON"), although it does not interpret attributes. The pipeline of zarrs warns that the array is
+#          unsupported, and leaves the array to the pipeline of zarr-python. zarr-python reads the attribute back, so a test
+#          with it alone passes. A fill value of NaN in the same array is fine.
 # Matters: "not measured" is often NaN: a temperature, an offset, a calibration. One such attribute makes the samples
 #          unreadable for other implementations, and the recording program does not notice.
 set -euo pipefail
@@ -34,7 +34,9 @@ def read_elsewhere(path):
 
 
 for name, value in ("number", 1.5), ("nan", math.nan), ("inf", math.inf):
-    array = zarr.create_array(f"{name}.zarr", shape=4, chunks=4, dtype="f4", fill_value=math.nan, attributes={"offset": value})
+    array = zarr.create_array(
+        f"{name}.zarr", shape=4, chunks=4, dtype="f4", fill_value=math.nan, attributes={"offset": value}
+    )
     array[:] = 1
     errors = []
     for reader in (lambda: strict(f"{name}.zarr/zarr.json"), lambda: read_elsewhere(f"{name}.zarr")):
@@ -42,7 +44,10 @@ for name, value in ("number", 1.5), ("nan", math.nan), ("inf", math.inf):
             reader()
         except ValueError as error:
             errors.append(str(error))
-    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}), warnings.catch_warnings(record=True) as caught:
+    with (
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         read = zarr.open_array(f"{name}.zarr")
         values, offset = read[:], read.attrs["offset"]
