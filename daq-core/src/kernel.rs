@@ -263,7 +263,8 @@ pub trait Kernel: Send {
 
     /// Launches the code of a GPU kernel without work on the stream `on`, so that the driver allocates the local memory, the
     /// buffer of `printf` and the heap that the code needs. Beside a persistent kernel, the driver would wait for its end.
-    /// Called once, before a persistent kernel starts on the GPU.
+    /// Called once, before a persistent kernel starts on the GPU. A persistent kernel uses a stream of its own, and has ended when
+    /// this returns.
     fn launch_empty(&mut self, _on: Stream<'_>) -> Result<(), KernelError> {
         Ok(())
     }

@@ -171,13 +171,16 @@ impl Runner {
         }
     }
 
-    /// Launches the code of a kernel with dispatch `launch` once without work, and waits for the end.
+    /// Launches the code of a GPU kernel once without work, and waits for the end.
     pub fn launch_empty(&mut self) -> Result<(), KernelError> {
-        if let (Some(kernel), Some(stream)) = (&mut self.kernel, &self.stream) {
-            kernel.launch_empty(Stream::Cuda(stream))?;
-            stream.synchronize()?;
-        }
-        Ok(())
+        let Some(kernel) = &mut self.kernel else {
+            return Ok(());
+        };
+        let Some(stream) = &self.stream else {
+            return kernel.launch_empty(Stream::Host);
+        };
+        kernel.launch_empty(Stream::Cuda(stream))?;
+        Ok(stream.synchronize()?)
     }
 
     /// Starts a persistent kernel.

@@ -201,6 +201,36 @@ impl PersistentKernel {
         })
     }
 
+    /// Launches the kernel on its stream.
+    fn launch(&self) -> Result<(), CudaError> {
+        let Code { input, output, .. } = &self.code;
+        let rung = self.rung.as_ref();
+        let rung = rung.map_or(0, |rung| rung.region().address().as_ptr().addr());
+        let arguments = [
+            self.bell.address(),
+            rung as u64,
+            self.credits.address(),
+            self.input.base,
+            self.input.stride as u64,
+            self.input.slots as u64,
+            self.output.base,
+            self.output.stride as u64,
+            self.output.slots as u64,
+            self.board.address() + RECORDS as u64,
+            self.records.words as u64,
+            self.records.count as u64,
+            input.bytes as u64,
+            input.channels_word(),
+            input.points as u64,
+            output.bytes as u64,
+            output.channels.into(),
+            output.points as u64,
+        ];
+        let arguments = arguments.map(Argument::U64);
+        let function = &self.code.function;
+        function.launch(&self.stream, &self.grid(), &arguments)
+    }
+
     /// Returns the launch grid, which contains all blocks of the persistent kernel.
     fn grid(&self) -> Grid {
         let Grid { blocks, .. } = self.code.grid;
@@ -382,6 +412,17 @@ impl Kernel for PersistentKernel {
         Some(self.code.occupancy)
     }
 
+    fn launch_empty(&mut self, _on: Stream<'_>) -> Result<(), KernelError> {
+        self.share()?;
+        // The kernel ends at once.
+        self.bell.ring(STOP).map_err(lost)?;
+        self.launch()?;
+        self.stream.synchronize()?;
+        self.bell
+            .ring(word(self.posted, self.generation))
+            .map_err(lost)
+    }
+
     fn start(&mut self) -> Result<(), KernelError> {
         let share = self.share()?;
         let device = self.code.device;
@@ -402,32 +443,7 @@ impl Kernel for PersistentKernel {
             );
         }
         self.prepublish_first()?;
-        let Code { input, output, .. } = &self.code;
-        let rung = self.rung.as_ref();
-        let rung = rung.map_or(0, |rung| rung.region().address().as_ptr().addr());
-        let arguments = [
-            self.bell.address(),
-            rung as u64,
-            self.credits.address(),
-            self.input.base,
-            self.input.stride as u64,
-            self.input.slots as u64,
-            self.output.base,
-            self.output.stride as u64,
-            self.output.slots as u64,
-            self.board.address() + RECORDS as u64,
-            self.records.words as u64,
-            self.records.count as u64,
-            input.bytes as u64,
-            input.channels_word(),
-            input.points as u64,
-            output.bytes as u64,
-            output.channels.into(),
-            output.points as u64,
-        ];
-        let arguments = arguments.map(Argument::U64);
-        let function = &self.code.function;
-        function.launch(&self.stream, &self.grid(), &arguments)?;
+        self.launch()?;
         match self.stream.record_event() {
             Ok(end) => {
                 self.running = Some(Running { end, _stay: stay });
