@@ -232,11 +232,6 @@ pub trait SourceSpec: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the width of a frame in pixels if frames are images whose rows follow each other.
-    fn image_width(&self) -> Option<usize> {
-        None
-    }
-
     /// Returns the reason why this machine cannot run the source, as far as this can be determined without opening the
     /// device. Not called if the plan is made for another machine.
     fn unavailable(&self) -> Option<String> {

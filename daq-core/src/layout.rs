@@ -1,9 +1,13 @@
 //! The meaning of a frame's bytes: sample type, channels, points and axes.
 
 mod array;
+mod axis;
+mod image;
 mod spread;
 
 pub use array::ArrayType;
+pub use axis::Axis;
+pub use image::{Image, Module};
 pub use spread::Spread;
 
 use crate::config::Problem;
@@ -293,25 +297,6 @@ pub enum Order {
     Planar,
 }
 
-/// The physical axis of the points of a channel.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Axis {
-    /// A time axis.
-    Time {
-        /// Points per second and channel; `None` if unknown.
-        rate: Option<f64>,
-    },
-    /// A frequency axis: point `i` is at `start + i * step`.
-    Frequency {
-        /// Frequency of point 0 in Hz; `None` if the sample rate of the input is unknown.
-        start: Option<f64>,
-        /// Distance between two points in Hz; `None` if the sample rate of the input is unknown.
-        step: Option<f64>,
-    },
-    /// Named values: point `i` is the value with name `i`.
-    Fields(Vec<String>),
-}
-
 /// The meaning of a frame's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
@@ -372,6 +357,14 @@ impl Layout {
             || bytes == self.frame_bytes()
     }
 
+    /// Returns the image whose pixels are the points.
+    pub const fn image(&self) -> Option<&Image> {
+        match &self.axis {
+            Axis::Pixels(image) => Some(image),
+            _ => None,
+        }
+    }
+
     /// Returns the number of points per second and channel, if the axis is time and the rate is known.
     pub const fn sample_rate(&self) -> Option<f64> {
         match self.axis {
@@ -400,6 +393,13 @@ impl fmt::Display for Layout {
             Axis::Time { rate: None } => f.write_str("samples"),
             Axis::Frequency { .. } => f.write_str("bins"),
             Axis::Fields(_) => f.write_str("values"),
+            Axis::Pixels(image) => {
+                write!(f, "pixels, {} × {}", image.width, image.height)?;
+                match image.modules.len() {
+                    0 => Ok(()),
+                    modules => write!(f, " in {}", crate::units::counted(modules, "module")),
+                }
+            }
         }
     }
 }
@@ -421,6 +421,16 @@ pub struct Samples {
     pub order: Order,
     /// Samples per second and channel, such as `"1 MHz"`.
     pub rate: Option<crate::units::Frequency>,
+    /// Number of columns of an image, if frames are images: their pixels follow each other row by row. Needs `height`. Files, Zarr
+    /// stores, Python and the page then have rows and columns. A colour image has `channels = 3`.
+    pub width: Option<u32>,
+    /// Number of rows of an image.
+    pub height: Option<u32>,
+    /// Colour filter of the pixels of an image in the notation of GenICam, such as `"BayerRG"`. It is only written to metadata.
+    pub colors: Option<String>,
+    /// The places of detector modules in an image, if a frame contains several modules one after the other. `width` and `height`
+    /// are then the size of a module.
+    pub modules: Vec<Module>,
 }
 
 impl Default for Samples {
@@ -431,6 +441,10 @@ impl Default for Samples {
             channels: 1,
             order: Order::Interleaved,
             rate: None,
+            width: None,
+            height: None,
+            colors: None,
+            modules: Vec::new(),
         }
     }
 }
@@ -447,6 +461,57 @@ impl Samples {
     pub const fn point_bits(&self) -> usize {
         let channels = if self.channels == 0 { 1 } else { self.channels };
         self.scalar.bits() * if self.complex { 2 } else { 1 } * channels as usize
+    }
+
+    /// Returns the layout of frames with the points of `layout`, which are the pixels of an image if `width` and `height` are set.
+    /// Fails if the points are not those of an image.
+    pub fn shaped(&self, layout: Layout) -> Result<Layout, Problem> {
+        let problem = |message: String, help: &str| {
+            Err(Problem::at("samples", message).help(help.to_owned()))
+        };
+        let (Some(width @ 1..), Some(height @ 1..)) = (self.width, self.height) else {
+            let is_plain = (self.width, self.height) == (None, None);
+            if is_plain && self.colors.is_none() && self.modules.is_empty() {
+                return Ok(layout);
+            }
+            return problem(
+                "the size of the images is unknown".to_owned(),
+                "set `width` and `height` to the number of columns and rows, at least 1",
+            );
+        };
+        let wrong = |module: &&Module| !matches!(module.rotate, 0 | 90 | 180 | 270);
+        if let Some(module) = self.modules.iter().find(wrong) {
+            return problem(
+                format!("a module cannot be rotated by {} degrees", module.rotate),
+                "set `rotate` to 0, 90, 180 or 270",
+            );
+        }
+        let image = Image {
+            width,
+            height,
+            colors: self.colors.clone(),
+            modules: self.modules.clone(),
+        };
+        if image.pixels() == layout.points {
+            return Ok(Layout {
+                axis: Axis::Pixels(image),
+                ..layout
+            });
+        }
+        let (modules, pixels) = (
+            crate::units::counted(image.count(), "module"),
+            image.pixels(),
+        );
+        let bytes = (pixels * self.point_bits()).div_ceil(8);
+        problem(
+            format!(
+                "a frame contains {} pixels, but {modules} of {width} × {height} pixels are {pixels} pixels",
+                layout.points
+            ),
+            &format!(
+                "correct `width`, `height` or `modules`, or make frames of {bytes} bytes with `slot` of the ring"
+            ),
+        )
     }
 
     /// Returns the layout of frames of `frame_bytes` bytes. If these are not a whole number of points, or end inside a

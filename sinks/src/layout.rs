@@ -1,8 +1,7 @@
 //! Describes layouts in the metadata of sinks, and rejects unsupported layouts.
 
 use daq_core::config::Problem;
-use daq_core::layout::{Axis, Layout, Order, Scalar};
-use serde_json::{Value, json};
+use daq_core::layout::{Layout, Order, Scalar};
 
 /// Rejects layouts without samples, and sample types for which `name` returns no name in the files of `sink`.
 pub(crate) fn check_layout<T>(
@@ -28,31 +27,4 @@ pub(crate) const fn order(order: Order) -> &'static str {
         Order::Interleaved => "interleaved",
         Order::Planar => "planar",
     }
-}
-
-/// Describes an axis in the metadata: its `kind`, and its known values in Hz.
-pub(crate) fn axis(axis: &Axis) -> Value {
-    let mut known = serde_json::Map::new();
-    let mut insert = |key: &str, value: &Option<f64>| {
-        if let Some(value) = value {
-            known.insert(key.to_owned(), json!(value));
-        }
-    };
-    let kind = match axis {
-        Axis::Time { rate } => {
-            insert("rate", rate);
-            "time"
-        }
-        Axis::Frequency { start, step } => {
-            insert("start", start);
-            insert("step", step);
-            "frequency"
-        }
-        Axis::Fields(names) => {
-            known.insert("names".to_owned(), json!(names));
-            "fields"
-        }
-    };
-    known.insert("kind".to_owned(), json!(kind));
-    Value::Object(known)
 }

@@ -16,7 +16,7 @@ pub struct ArrayType {
     pub dtype: &'static str,
     /// The number of elements in each dimension.
     pub shape: Vec<usize>,
-    /// The name of each dimension: `time`, `frequency`, `value`, `channel`, `part`, `number` or `byte`.
+    /// The name of each dimension: `time`, `frequency`, `value`, `module`, `y`, `x`, `channel`, `part`, `number` or `byte`.
     pub axes: Vec<&'static str>,
 }
 
@@ -47,8 +47,8 @@ const fn element(scalar: Scalar, complex: bool) -> Option<(&'static str, bool)> 
 }
 
 impl ArrayType {
-    /// Returns the type of a whole frame: `[points, channels]` or, if planar, `[channels, points]`. Pairs of integers have
-    /// a last dimension of 2. A frame of a packed type is an array of bytes.
+    /// Returns the type of a whole frame: `[points, channels]` or, if planar, `[channels, points]`. Images have `[y, x]` instead of
+    /// points, or `[module, y, x]`, and no dimension for a single channel. Pairs of integers have a last dimension of 2. A frame of a packed type is an array of bytes.
     ///
     /// ```
     /// use daq_core::layout::{ArrayType, Samples, Scalar};
@@ -61,14 +61,19 @@ impl ArrayType {
         let Some((dtype, has_parts)) = element(layout.scalar, layout.complex) else {
             return Self::of_bytes(layout.frame_bytes());
         };
-        let points = match layout.axis {
-            Axis::Time { .. } => "time",
-            Axis::Frequency { .. } => "frequency",
-            Axis::Fields(_) => "value",
+        let mut dimensions = match &layout.axis {
+            Axis::Time { .. } => vec![(layout.points, "time")],
+            Axis::Frequency { .. } => vec![(layout.points, "frequency")],
+            Axis::Fields(_) => vec![(layout.points, "value")],
+            Axis::Pixels(image) => {
+                let modules = (!image.modules.is_empty()).then(|| (image.count(), "module"));
+                let size = [(image.height as usize, "y"), (image.width as usize, "x")];
+                modules.into_iter().chain(size).collect()
+            }
         };
-        let mut dimensions = vec![(layout.points, points)];
         let channels = (layout.channels as usize, "channel");
         match layout.order {
+            _ if layout.image().is_some() && layout.channels <= 1 => {}
             Order::Interleaved => dimensions.push(channels),
             Order::Planar => dimensions.insert(0, channels),
         }
@@ -96,7 +101,8 @@ impl ArrayType {
             return (array, bytes);
         }
         let row = array.element_bytes() * array.shape.iter().skip(1).product::<usize>();
-        if array.shape.len() == 1 || layout.order == Order::Interleaved {
+        let has_channels_first = layout.order == Order::Planar && array.axes[0] == "channel";
+        if array.shape.len() == 1 || !has_channels_first {
             array.shape[0] = bytes / row.max(1);
             let bytes = array.shape[0] * row;
             return (array, bytes);
@@ -157,9 +163,56 @@ mod tests {
             complex,
             channels: 3,
             order,
-            rate: None,
+            ..Samples::default()
         };
         samples.layout(samples.point_bytes() * 40).unwrap()
+    }
+
+    #[test]
+    fn images_have_rows_and_columns() {
+        use crate::layout::{Module, Samples};
+        let samples = |channels, order, modules| Samples {
+            scalar: Scalar::Uint16,
+            channels,
+            order,
+            width: Some(5),
+            height: Some(4),
+            modules,
+            ..Samples::default()
+        };
+        let two = || vec![Module::default(); 2];
+        for (samples, shape, axes) in [
+            (
+                samples(1, Order::Interleaved, vec![]),
+                vec![4, 5],
+                vec!["y", "x"],
+            ),
+            (
+                samples(1, Order::Planar, two()),
+                vec![2, 4, 5],
+                vec!["module", "y", "x"],
+            ),
+            (
+                samples(3, Order::Interleaved, vec![]),
+                vec![4, 5, 3],
+                vec!["y", "x", "channel"],
+            ),
+            (
+                samples(3, Order::Planar, vec![]),
+                vec![3, 4, 5],
+                vec!["channel", "y", "x"],
+            ),
+        ] {
+            let bytes = 2 * shape.iter().product::<usize>();
+            let layout = samples.shaped(samples.layout(bytes).unwrap()).unwrap();
+            let array = ArrayType::of(&layout);
+            assert_eq!((array.shape, array.axes), (shape, axes));
+            assert!(samples.shaped(samples.layout(bytes + 6).unwrap()).is_err());
+        }
+        let samples = samples(1, Order::Interleaved, vec![]);
+        let layout = samples.shaped(samples.layout(40).unwrap()).unwrap();
+        // A frame that ends inside the third row.
+        assert_eq!(ArrayType::of_frame(&layout, 26).0.shape, [2, 5]);
     }
 
     #[test]

@@ -90,9 +90,6 @@ pub struct PlannedSource {
     /// Names of the parts of its frames; empty if frames have one part.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
-    /// Width of its frames in pixels; `None` if frames are not images.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image_width: Option<usize>,
     /// Assumed defaults and detected limits.
     pub notes: Vec<String>,
 }

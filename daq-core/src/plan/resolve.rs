@@ -210,7 +210,6 @@ impl Resolver<'_> {
                 nic: None,
                 counts: source.spec.counts(),
                 parts: source.spec.parts(),
-                image_width: source.spec.image_width(),
                 notes,
             });
         }

@@ -231,6 +231,8 @@ fn shifted(axis: &Axis, first: usize, points: usize) -> Axis {
         Axis::Fields(names) => {
             Axis::Fields(names.iter().skip(first).take(points).cloned().collect())
         }
+        Axis::Pixels(image) if points == image.pixels() => axis.clone(),
+        Axis::Pixels(_) => Axis::Time { rate: None },
     }
 }
 

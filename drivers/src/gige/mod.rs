@@ -182,7 +182,12 @@ impl SourceSpec for Gige {
             channels: format.channels,
             points: width as usize * height as usize,
             order: Order::Interleaved,
-            axis: Axis::Time { rate: None },
+            axis: Axis::Pixels(daq_core::layout::Image {
+                width,
+                height,
+                colors: format.colors().map(str::to_owned),
+                modules: Vec::new(),
+            }),
             frame_rate: None,
         })
     }
@@ -201,10 +206,6 @@ impl SourceSpec for Gige {
 
     fn cores(&self) -> Vec<usize> {
         self.config.core.into_iter().collect()
-    }
-
-    fn image_width(&self) -> Option<usize> {
-        Some(self.image.width as usize)
     }
 
     fn notes(&self) -> Vec<String> {

@@ -28,6 +28,17 @@ const fn format(name: &'static str, code: u32, scalar: Scalar, channels: u32) ->
     }
 }
 
+impl PixelFormat {
+    /// Returns the colour filter or the order of the colours, such as `BayerRG` or `RGB`; `None` if pixels have no colour.
+    pub fn colors(&self) -> Option<&'static str> {
+        let letters = self
+            .name
+            .split(|letter: char| letter.is_ascii_digit())
+            .next()?;
+        (letters != "Mono").then_some(letters)
+    }
+}
+
 /// All pixel formats that daq can store. In unpacked formats of 10 to 14 bits, the upper bits are 0.
 pub const FORMATS: &[PixelFormat] = &[
     format("Mono8", 0x0108_0001, Scalar::Uint8, 1),

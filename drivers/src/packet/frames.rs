@@ -350,7 +350,7 @@ pub(crate) fn sample_layout(
     bytes: usize,
     help: &str,
 ) -> Result<Layout, Problem> {
-    samples.layout(bytes).map_err(|rest| {
+    let layout = samples.layout(bytes).map_err(|rest| {
         let point = samples.point_bytes();
         let message = match samples.scalar.packing() {
             None => format!(
@@ -366,7 +366,8 @@ pub(crate) fn sample_layout(
             }
         };
         Problem::at("samples", message).help(help)
-    })
+    })?;
+    samples.shaped(layout)
 }
 
 /// Returns the layout with the smallest packets that a detected format may use in a frame of `bytes` bytes.

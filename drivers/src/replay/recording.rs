@@ -8,6 +8,7 @@ use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::sigmf::{Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
+use serde::Deserialize as _;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -159,6 +160,7 @@ impl Recording {
                 channels: meta.global.channels,
                 order: Order::Interleaved,
                 rate: meta.global.sample_rate.map(Frequency),
+                ..Samples::default()
             },
             stream,
             longest_gap: 0,
@@ -582,27 +584,10 @@ fn stem(path: &Path) -> String {
     stem.unwrap_or(&name).to_owned()
 }
 
+/// Returns the axis that the metadata describe.
 fn axis(value: Option<&Value>) -> Axis {
-    let number = |key: &str| value.and_then(|axis| axis.get(key)).and_then(Value::as_f64);
-    match value
-        .and_then(|axis| axis.get("kind"))
-        .and_then(Value::as_str)
-    {
-        Some("frequency") => Axis::Frequency {
-            start: number("start"),
-            step: number("step"),
-        },
-        Some("fields") => {
-            let names = value
-                .and_then(|axis| axis.get("names"))
-                .and_then(Value::as_array);
-            let text = |name: &Value| name.as_str().unwrap_or_default().to_owned();
-            Axis::Fields(names.map_or_else(Vec::new, |names| names.iter().map(text).collect()))
-        }
-        _ => Axis::Time {
-            rate: number("rate"),
-        },
-    }
+    let axis = value.and_then(|value| Axis::deserialize(value).ok());
+    axis.unwrap_or(Axis::Time { rate: None })
 }
 
 const fn gcd(mut a: u64, mut b: u64) -> u64 {

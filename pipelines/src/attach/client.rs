@@ -175,7 +175,7 @@ pub struct Tapped {
     pub index: u64,
     /// The description of the frame.
     pub properties: Map<String, Value>,
-    /// The layout of a whole frame. The axis has no scale.
+    /// The layout of a whole frame.
     pub layout: Layout,
     /// The bytes of the frame, in a sealed file. All clients share its position, so read it with `pread`.
     pub file: File,

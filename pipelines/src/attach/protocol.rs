@@ -134,7 +134,7 @@ pub(super) fn layout(layout: &Layout, is_maximum: bool) -> Value {
         "dtype": array.dtype,
         "shape": array.shape,
         "axes": array.axes,
-        "axis": axis(&layout.axis),
+        "axis": layout.axis,
         "frame_bytes": layout.frame_bytes(),
         "maximum": is_maximum,
     });
@@ -144,7 +144,7 @@ pub(super) fn layout(layout: &Layout, is_maximum: bool) -> Value {
     described
 }
 
-/// Returns the layout that a daemon has described, without the scale of its axis; `None` if it is unknown.
+/// Returns the layout that a daemon has described; `None` if it is unknown.
 pub(super) fn received_layout(described: &Value) -> Option<Layout> {
     #[derive(Deserialize)]
     struct Described {
@@ -153,6 +153,8 @@ pub(super) fn received_layout(described: &Value) -> Option<Layout> {
         channels: u32,
         points: usize,
         order: Order,
+        axis: Axis,
+        frame_rate: Option<f64>,
     }
     let described = Described::deserialize(described).ok()?;
     Some(Layout {
@@ -161,27 +163,9 @@ pub(super) fn received_layout(described: &Value) -> Option<Layout> {
         channels: described.channels,
         points: described.points,
         order: described.order,
-        axis: Axis::Time { rate: None },
-        frame_rate: None,
+        axis: described.axis,
+        frame_rate: described.frame_rate,
     })
-}
-
-fn axis(axis: &Axis) -> Value {
-    let known = |kind: &str, values: &[(&str, Option<f64>)]| {
-        let values = values.iter();
-        let values =
-            values.filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.into())));
-        let mut members: Map<String, Value> = values.collect();
-        members.insert("kind".to_owned(), kind.into());
-        Value::Object(members)
-    };
-    match axis {
-        Axis::Time { rate } => known("time", &[("rate", *rate)]),
-        Axis::Frequency { start, step } => {
-            known("frequency", &[("start", *start), ("step", *step)])
-        }
-        Axis::Fields(names) => json!({ "kind": "fields", "names": names }),
-    }
 }
 
 /// Describes a frame of a ring. `kept` are the names of the ring's kept fields.

@@ -270,7 +270,6 @@ fn with_ring() -> (Server, RingFixture) {
         ring: fixture.ring.clone(),
         layout,
         parts: Vec::new(),
-        row: None,
     };
     let state = HttpState {
         rings: BTreeMap::from([("raw@host".to_owned(), ring)]),

@@ -363,7 +363,8 @@ impl PowerSpectrum {
         common_type(input, "power-spectrum")?;
         self.check()?;
         require(
-            matches!(input.axis, Axis::Time { .. }),
+            // The samples of a camera's lines may be transformed like samples over time.
+            matches!(input.axis, Axis::Time { .. } | Axis::Pixels(_)),
             "input",
             format!("the input's frames ({input}) are not samples over time"),
             "use a ring that a source or a `convert` kernel fills",

@@ -453,6 +453,10 @@ fn axis(input: &Axis, points: &Places) -> Axis {
                 .zip(step)
                 .map(|(between, step)| between * step as f64),
         },
+        // The selected pixels are not an image.
+        Axis::Pixels(_) if step != Some(1) || points.at(0) != 0 => Axis::Time { rate: None },
+        Axis::Pixels(image) if points.count() == image.pixels() => input.clone(),
+        Axis::Pixels(_) => Axis::Time { rate: None },
         Axis::Fields(names) => Axis::Fields(
             (0..points.count())
                 .filter_map(|i| names.get(points.at(i)).cloned())

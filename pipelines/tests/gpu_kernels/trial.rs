@@ -288,6 +288,7 @@ pub fn every_type(scalars: &[Scalar], channels: &[u32]) -> Vec<Samples> {
                         channels,
                         order,
                         rate: Some(daq_core::units::Frequency(48_000.0)),
+                        ..Samples::default()
                     });
                 }
             }

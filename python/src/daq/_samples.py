@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ def widen_bfloat16(bits: Array) -> Array:
 class Layout:
     """The meaning of a frame's bytes.
 
-    Interleaved frames have the shape `(points, channels)`, planar frames `(channels, points)`. Pairs of float32 and float64
+    Interleaved frames have the shape `(points, channels)`, planar frames `(channels, points)`. Images have `(y, x)` instead of
+    points, or `(module, y, x)`, and no dimension for a single channel. Pairs of float32 and float64
     are complex numbers. Pairs of other types have a last dimension of 2: real and imaginary part. Packed types stay bytes;
     `values` unpacks them.
     """
@@ -124,7 +126,7 @@ class Layout:
     points: int = 0
     #: `interleaved` or `planar`.
     order: str = "interleaved"
-    #: The physical axis of the points: `kind` is `time`, `frequency` or `fields`.
+    #: The physical axis of the points: `kind` is `time`, `frequency`, `fields` or `pixels`.
     axis: Mapping[str, Any] = field(default_factory=dict)
     #: Points per second and channel; None if unknown, or if the axis is not time.
     sample_rate: float | None = None
@@ -158,8 +160,21 @@ class Layout:
     @property
     def dimensions(self) -> tuple[str, ...]:
         """Names of the dimensions of `values`."""
-        names = ("channel", "point") if self.order == "planar" else ("point", "channel")
-        return names
+        points = ("point",)
+        if self._image:
+            points = ("module", "y", "x") if len(self._image) > 2 else ("y", "x")
+            if self.channels == 1:
+                return points
+        return ("channel", *points) if self.order == "planar" else (*points, "channel")
+
+    @property
+    def _image(self) -> tuple[int, ...]:
+        """Numbers of modules, rows and columns of an image, or of rows and columns; empty if frames are not images."""
+        if self.axis.get("kind") != "pixels":
+            return ()
+        modules = len(self.axis.get("module_x", ()))
+        size = (int(self.axis["height"]), int(self.axis["width"]))
+        return (modules, *size) if modules else size
 
     def shape(self, length: int | None = None) -> tuple[int, ...]:
         """Return the shape of the array of a frame of `length` bytes; default: of a whole frame."""
@@ -175,6 +190,12 @@ class Layout:
         return self.is_complex and self.sample_type not in _COMPLEX
 
     def _point_shape(self, points: int) -> tuple[int, ...]:
+        image = self._image
+        if image and self.channels == 1:
+            # A shorter frame has fewer rows, or fewer modules.
+            return (points // math.prod(image[1:]), *image[1:])
+        if image and points == self.points:
+            return (self.channels, *image) if self.order == "planar" else (*image, self.channels)
         return (self.channels, points) if self.order == "planar" else (points, self.channels)
 
     def __repr__(self) -> str:
@@ -187,6 +208,33 @@ class Layout:
         shape = self.shape(raw.size)
         used = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         return raw[:used].view(self.dtype).reshape(shape)
+
+    def assemble(self, images: npt.ArrayLike, fill: float = 0) -> Array:
+        """Return whole images, in which each module is at its place and rotated.
+
+        `images` have the shape of `values`, with any dimensions before it, such as one for frames. Pixels between the modules are
+        `fill`. Raises ValueError if frames have no modules, or if the shape is another one.
+        """
+        given, wanted = np.asarray(images), self._image
+        if len(wanted) < 3:
+            raise ValueError("the frames of this layout are not images of several modules")
+        before = given.ndim - 3 - (self.channels > 1)
+        planar = self.channels > 1 and self.order == "planar"
+        first = before + planar
+        if before < 0 or given.shape[first : first + 3] != wanted:
+            raise ValueError(f"the modules have the shape {wanted}, but the array has {given.shape}")
+        modules = np.moveaxis(given, first, 0)
+        turned = [
+            np.rot90(module, -int(rotate) // 90, axes=(first, first + 1))
+            for module, rotate in zip(modules, self.axis["module_rotate"])
+        ]
+        places = list(zip(self.axis["module_y"], self.axis["module_x"]))
+        ends = [(y + module.shape[first], x + module.shape[first + 1]) for module, (y, x) in zip(turned, places)]
+        size = tuple(max(end) for end in zip(*ends))
+        whole = np.full((*given.shape[:first], *size, *given.shape[first + 3 :]), fill, given.dtype)
+        for module, (y, x), (bottom, right) in zip(turned, places, ends):
+            whole[(*[slice(None)] * first, slice(y, bottom), slice(x, right))] = module
+        return whole
 
     def values(self, array: Array) -> Array:
         """Return the numbers of `array` in a type that NumPy calculates with.

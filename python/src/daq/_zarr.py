@@ -7,6 +7,7 @@ The chunks are memory-mapped, and no Zarr library is needed. Other libraries rea
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class _Column:
         shape = [int(size) for size in meta["shape"]]
         self.rows = shape[0] if rows is None else rows
         self.shape = tuple(shape[1:])
+        self.names = [str(name) for name in meta.get("dimension_names", ())]
         self.dtype = np.dtype(meta["data_type"]).newbyteorder(">" if endian == "big" else "<")
         self.chunk_rows = int(meta["chunk_grid"]["configuration"]["chunk_shape"][0])
 
@@ -105,9 +107,14 @@ def _read(path: Path) -> Segment:
 def _layout(frames: _Column) -> Layout:
     about = frames.attributes
     order = str(about.get("order", "interleaved"))
-    first, second = frames.shape[:2]
-    channels, points = (first, second) if order == "planar" else (second, first)
     axis = {key.removeprefix("axis_"): value for key, value in about.items() if key.startswith("axis_")}
+    if about.get("axis") == "pixels":
+        points = axis["width"] * axis["height"] * max(1, len(axis.get("module_x", ())))
+        pairs = 2 if frames.names[-1] == "part" else 1
+        channels = math.prod(frames.shape) // (points * pairs)
+    else:
+        first, second = frames.shape[:2]
+        channels, points = (first, second) if order == "planar" else (second, first)
     return Layout(
         str(about["type"]),
         bool(about["complex"]),

@@ -1,6 +1,6 @@
 //! Describes a layout with the terms of SigMF.
 
-use crate::layout::{axis, order};
+use crate::layout::order;
 use crate::sigmf::{Recording, Table};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::sigmf::{Datatype, Number};
@@ -49,7 +49,7 @@ fn table(layout: &Layout) -> Option<Table> {
         channels: layout.channels,
         points: layout.points as u64,
         order: order(layout.order),
-        axis: axis(&layout.axis),
+        axis: serde_json::to_value(&layout.axis).unwrap_or_default(),
         frame_rate: layout.frame_rate,
     })
 }

@@ -1,6 +1,6 @@
 //! Passes frames to the client's window.
 
-use crate::layout::{axis, order};
+use crate::layout::order;
 use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::notify::Wait;
@@ -21,7 +21,7 @@ pub(super) fn layout_header(layout: &Layout) -> String {
         "channels": layout.channels,
         "points": layout.points,
         "order": order(layout.order),
-        "axis": axis(&layout.axis),
+        "axis": layout.axis,
     });
     if let Some(rate) = layout.frame_rate {
         described["frame_rate"] = rate.into();

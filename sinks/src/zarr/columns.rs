@@ -1,8 +1,8 @@
 //! The arrays of a store, with their content, type and number of rows per chunk.
 
-use crate::layout::{axis, order};
+use crate::layout::order;
 use daq_core::frame::{Clock, Flags, MAX_KEPT_FIELDS};
-use daq_core::layout::{Layout, Order, Scalar};
+use daq_core::layout::{ArrayType, Layout, Order, Scalar};
 use daq_core::sink::{SinkContext, SinkError};
 use daq_core::units::ByteSize;
 use serde_json::{Value, json};
@@ -150,6 +150,7 @@ fn elements(layout: &Layout) -> (&'static str, Vec<u64>, Vec<&'static str>) {
         (u64::from(layout.channels), "channel"),
     );
     let mut dims = match layout.order {
+        _ if layout.image().is_some() => of_image(layout),
         Order::Interleaved => vec![points, channels],
         Order::Planar => vec![channels, points],
     };
@@ -165,6 +166,14 @@ fn elements(layout: &Layout) -> (&'static str, Vec<u64>, Vec<&'static str>) {
     };
     let (sizes, names) = dims.into_iter().unzip();
     (kind, sizes, names)
+}
+
+/// Returns the dimensions of an image, without that of pairs of numbers.
+fn of_image(layout: &Layout) -> Vec<(u64, &'static str)> {
+    let array = ArrayType::of(layout);
+    let dims = array.shape.into_iter().zip(array.axes);
+    let dims = dims.filter(|(_, name)| *name != "part");
+    dims.map(|(size, name)| (size as u64, name)).collect()
 }
 
 /// Returns the Zarr type of a real number; `None` if the core of the Zarr specification has no such type.
@@ -190,7 +199,7 @@ fn frame_attributes(layout: &Layout) -> Value {
         "type": layout.scalar.name(),
         "complex": u8::from(layout.complex),
     });
-    if let Value::Object(known) = axis(&layout.axis) {
+    if let Ok(Value::Object(known)) = serde_json::to_value(&layout.axis) {
         for (key, value) in known {
             let name = match key.as_str() {
                 "kind" => "axis".to_owned(),
@@ -257,7 +266,31 @@ fn column(
 mod tests {
     use super::*;
     use daq_core::frame::is_metadata_name;
+    use daq_core::layout::{Axis, Image, Module};
     use daq_testkit::sink::{context, layout};
+
+    #[test]
+    fn images_have_rows_columns_and_modules() {
+        let pixels = layout(Scalar::Int16, true, 1, 24);
+        let image = Image {
+            width: 4,
+            height: 3,
+            colors: None,
+            modules: vec![Module::default(); 2],
+        };
+        let pixels = Layout {
+            axis: Axis::Pixels(image),
+            ..pixels
+        };
+        let context = context(std::path::Path::new("."), "raw", pixels, 4, 0);
+        let frames = &columns(&context, 1).unwrap()[0];
+        let names = json!(["frame", "module", "y", "x", "part"]);
+        assert_eq!(frames.metadata["dimension_names"], names);
+        assert_eq!(frames.metadata["shape"], json!([0, 2, 3, 4, 2]));
+        let attributes = &frames.metadata["attributes"];
+        assert_eq!(attributes["axis"], "pixels");
+        assert_eq!(attributes["axis_module_x"], json!([0, 0]));
+    }
 
     /// Otherwise the array of a kept field could replace another array.
     #[test]

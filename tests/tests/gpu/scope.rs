@@ -28,7 +28,6 @@ fn hung_gpu_blocks_neither_the_http_server_nor_its_stop() {
             ring: fixture.ring.clone(),
             layout: Samples::default().layout(64).unwrap(),
             parts: Vec::new(),
-            row: None,
         };
         let state = HttpState {
             name: "hung".to_owned(),

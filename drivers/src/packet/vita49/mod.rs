@@ -719,6 +719,7 @@ impl PacketFormat for Vita49 {
             channels: layout.channels,
             order: layout.order,
             rate: Some(Frequency(rate)),
+            ..Samples::default()
         })?;
         if let (Some(layout), Some(rate)) = (&format.layout, format.rate) {
             format.sending = Some(Arc::new(Sending::new(layout, rate)));

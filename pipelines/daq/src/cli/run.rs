@@ -270,7 +270,6 @@ fn scoped(plan: &Plan, pipeline: &Pipeline) -> BTreeMap<String, ScopedRing> {
             ring: pipeline.rings().get(&ring.name)?.clone(),
             layout: ring.layout.clone(),
             parts: source.map_or_else(Vec::new, |source| source.parts.clone()),
-            row: source.and_then(|source| source.image_width),
         };
         Some((ring.name.clone(), scoped))
     };

@@ -319,6 +319,17 @@ export class Histogram {
 /** Space between the border of a figure and its canvas, in CSS pixels, as in the style sheet. */
 const PADDING = 13;
 
+/** Writes red, green and blue values between `low` and `high` as pixels; pixels without values are grey. */
+const paintColours = (values, low, high, bytes) => {
+  const scale = 255 / (high - low || 1);
+  for (let pixel = 0; pixel * 3 < values.length; pixel += 1) {
+    const colour = values.subarray(pixel * 3, pixel * 3 + 3);
+    const missing = colour.some(Number.isNaN);
+    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colour[i] - low) * scale;
+    bytes[pixel * 4 + 3] = 255;
+  }
+};
+
 /** A frame as an image: its rows are lines or channels. */
 export class Picture {
   constructor(figure) {
@@ -336,11 +347,12 @@ export class Picture {
     const low = finite[0] ?? 0, high = finite.at(-1) ?? 1;
     [this.pixels.width, this.pixels.height] = [columns, rows];
     const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
-    paint(values, low, high, pixels.data);
+    if (image.shape.length === 3) paintColours(values, low, high, pixels.data);
+    else paint(values, low, high, pixels.data);
     this.pixels.getContext("2d").putImageData(pixels, 0, 0);
     const natural = frame.image?.pixels ?? [rows, columns];
     // Lines of an image keep their proportions; channels become rows of a readable height.
-    const isImage = frame.image?.kind === "rows";
+    const isImage = frame.image !== null && frame.image?.kind !== "channels";
     const space = this.canvas.parentElement.clientWidth - 2 * PADDING;
     const tall = isImage ? Math.min(640, space * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6));
     this.canvas.style.height = `${tall}px`;

@@ -250,8 +250,8 @@ const fields = (frame) => {
   show(channel, frame.channels > 1);
   show(part, frame.parts.length > 1);
   show(size, isTime && frame.frame_points >= SIZES[0]);
-  show(fullScale, isTime && !frame.type.startsWith("float"));
-  show(row, isTime && frame.frame_points > 1);
+  show(fullScale, (isTime || frame.axis.kind === "pixels") && !frame.type.startsWith("float"));
+  show(row, (isTime || frame.axis.kind === "pixels") && frame.frame_points > 1);
   if (part.options.length !== frame.parts.length + 1) {
     const chosen = part.value;
     part.replaceChildren(new Option("all", ""), ...frame.parts.map((name, i) => new Option(name, String(i))));

@@ -430,7 +430,6 @@ mod tests {
                 ring: fixture.ring.clone(),
                 layout: daq_core::layout::Samples::default().layout(8).unwrap(),
                 parts: Vec::new(),
-                row: None,
             },
             state: Mutex::new(State::of(1)),
         };

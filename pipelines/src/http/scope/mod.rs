@@ -53,8 +53,6 @@ pub struct ScopedRing {
     pub layout: Layout,
     /// Names of the parts of frames; empty if frames have one part.
     pub parts: Vec<String>,
-    /// Number of points of one row, if frames are images.
-    pub row: Option<usize>,
 }
 
 impl ScopedRing {

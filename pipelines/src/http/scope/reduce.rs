@@ -10,7 +10,7 @@ use super::view::View;
 use super::{ScopedRing, column};
 use axum::body::Bytes;
 use daq_core::frame::Flags;
-use daq_core::layout::{Axis, Scalar};
+use daq_core::layout::{Axis, Image, Scalar};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -19,6 +19,8 @@ use std::ops::Range;
 const MAX_GAPS: usize = 256;
 /// Maximum number of values of a histogram.
 const HISTOGRAM: usize = 256;
+/// Number of channels of a colour image: red, green and blue.
+const COLOURS: usize = 3;
 /// Maximum number of rows and columns of an image.
 const IMAGE: (usize, usize) = (384, 512);
 /// Maximum number of columns of a waterfall over the bins of a frame.
@@ -183,6 +185,14 @@ impl Reducer {
                 header.histogram = self.histogram(layout.scalar, full_scale, masked, &mut arrays);
                 header.image = self.image(ring, channel, range, samples, is_wanted, &mut arrays);
             }
+            Axis::Pixels(image) => {
+                let masked = gaps.iter().map(Range::len).sum();
+                header.histogram = self.histogram(layout.scalar, full_scale, masked, &mut arrays);
+                header.image = match self.view.row {
+                    Some(_) => self.image(ring, channel, range, samples, is_wanted, &mut arrays),
+                    None => self.pixels(image, samples, is_wanted, &mut arrays),
+                };
+            }
             Axis::Frequency { .. } => {
                 self.square();
                 let columns = self.re.len().min(BINS);
@@ -305,6 +315,51 @@ impl Reducer {
         }))
     }
 
+    /// Adds the image that the modules of a frame form: of the requested channel, or of three colours. Returns its kind and size in
+    /// pixels. Places without a module have no values.
+    fn pixels(
+        &mut self,
+        image: &Image,
+        samples: &Samples<'_>,
+        is_wanted: &dyn Fn() -> bool,
+        arrays: &mut Arrays,
+    ) -> Option<Value> {
+        let (width, height) = image.size();
+        let (rows, columns) = (height.min(IMAGE.0), width.min(IMAGE.1));
+        let points = image.pixels().min(self.re.len());
+        let is_colour = samples.channels == COLOURS;
+        let channels = if is_colour { COLOURS } else { 1 };
+        let mut sums = vec![(0.0_f32, 0_u32); rows * columns * channels];
+        for channel in 0..channels {
+            if !is_wanted() {
+                return None;
+            }
+            if is_colour {
+                let missing = samples.missing(channel);
+                samples.read(channel, 0..points, &missing, &mut self.re, &mut self.im);
+            }
+            self.square();
+            for (point, value) in self.re.iter().take(points).enumerate() {
+                if value.is_nan() {
+                    continue;
+                }
+                let (x, y) = image.place(point);
+                let cell = y * rows / height * columns + x * columns / width;
+                let (sum, count) = &mut sums[cell * channels + channel];
+                (*sum, *count) = (*sum + value, *count + 1);
+            }
+        }
+        let means = sums.iter().map(|(sum, count)| match count {
+            0 => f32::NAN,
+            count => sum / *count as f32,
+        });
+        let shape = [rows, columns, COLOURS];
+        arrays.push("image", &shape[..if is_colour { 3 } else { 2 }], means);
+        let kind = if is_colour { "colours" } else { "pixels" };
+        let channel = (!is_colour).then_some(self.view.channel);
+        Some(json!({ "kind": kind, "pixels": [height, width], "channel": channel }))
+    }
+
     /// Adds an image: the rows of the frame, if `row` is set, or its channels. Returns its kind and size in pixels.
     fn image(
         &mut self,
@@ -316,7 +371,7 @@ impl Reducer {
         arrays: &mut Arrays,
     ) -> Option<Value> {
         let is_time = matches!(ring.layout.axis, Axis::Time { .. });
-        let row = self.view.row.or(ring.row).filter(|_| is_time);
+        let row = self.view.row;
         if let Some(row) = row.filter(|row| *row > 1 && *row <= range.len()) {
             self.square();
             let pixels = (range.len() / row, row);
@@ -418,15 +473,11 @@ fn bins(is_float: bool, min: f64, max: f64) -> (f64, f64, usize) {
 }
 
 fn axis(axis: &Axis) -> Value {
-    match axis {
-        Axis::Time { rate } => json!({ "kind": "time", "rate": rate }),
-        Axis::Frequency { start, step } => {
-            json!({ "kind": "frequency", "start": start, "step": step })
-        }
-        Axis::Fields(names) => {
-            json!({ "kind": "fields", "names": names.get(..MAX_VALUES).unwrap_or(names) })
-        }
-    }
+    let shown = match axis {
+        Axis::Fields(names) => &Axis::Fields(names.iter().take(MAX_VALUES).cloned().collect()),
+        _ => axis,
+    };
+    serde_json::to_value(shown).unwrap_or_default()
 }
 
 fn encode(header: &impl Serialize, data: &[u8]) -> Bytes {

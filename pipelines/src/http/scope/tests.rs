@@ -5,7 +5,7 @@ use super::reduce::Reducer;
 use super::threads::Threads;
 use super::*;
 use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Present, Timestamp};
-use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
+use daq_core::layout::{Axis, Image, Module, Order, Samples as SampleKeys, Scalar};
 use daq_core::ring::RingOptions;
 use daq_core::units::Frequency;
 use daq_testkit::ring::RingFixture;
@@ -25,7 +25,6 @@ fn scoped(samples: &SampleKeys, bytes: usize, packets: u32) -> (RingFixture, Sco
         ring: fixture.ring.clone(),
         layout: samples.layout(bytes).unwrap(),
         parts: Vec::new(),
-        row: None,
     };
     (fixture, ring)
 }
@@ -299,11 +298,48 @@ fn images_keep_their_rows_and_channels() {
         pixels().into_iter().map(f32::from).collect::<Vec<_>>()
     );
     assert_eq!(message.header["histogram"]["low_limit"], Value::Null);
-    ring.row = Some(12);
+    // Two modules of two rows and six columns, the second one upside down below the first one.
+    let turned = Module {
+        x: 0,
+        y: 3,
+        rotate: 180,
+    };
+    let image = Image {
+        width: 6,
+        height: 2,
+        colors: None,
+        modules: vec![Module::default(), turned],
+    };
+    ring.layout.axis = Axis::Pixels(image.clone());
     let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
+    assert_eq!(message.header["image"]["pixels"], serde_json::json!([5, 6]));
+    let shown = &message.data["image"];
+    let expected: Vec<f32> = (0_u8..12).chain((12..24).rev()).map(f32::from).collect();
+    assert_eq!([&shown[..12], &shown[18..]].concat(), expected);
+    assert!(shown[12..18].iter().all(|value| value.is_nan()));
+    // A row in the address shows the rows as they are stored.
+    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "row=12");
     assert_eq!(
         message.header["image"]["pixels"],
         serde_json::json!([2, 12])
+    );
+    // Four pixels of three colours.
+    let colours = Layout {
+        channels: 3,
+        points: 8,
+        axis: Axis::Pixels(Image {
+            width: 4,
+            modules: Vec::new(),
+            ..image
+        }),
+        ..ring.layout.clone()
+    };
+    ring.layout = colours;
+    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
+    assert_eq!(message.header["image"]["kind"], "colours");
+    assert_eq!(
+        message.data["image"],
+        pixels().into_iter().map(f32::from).collect::<Vec<_>>()
     );
     // Three spectra of eight bins.
     ring.layout = Layout {

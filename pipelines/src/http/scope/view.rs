@@ -123,6 +123,7 @@ impl View {
         }
         within("part", self.part, 0..=parts.len().saturating_sub(1), "")?;
         let is_time = matches!(layout.axis, Axis::Time { .. });
+        let is_image = layout.image().is_some();
         let first = (self.first > 0).then_some(self.first);
         for (key, value) in [
             ("size", self.size),
@@ -130,7 +131,7 @@ impl View {
             ("points", self.points),
             ("row", self.row),
         ] {
-            if value.is_some() && !is_time {
+            if value.is_some() && !is_time && !(is_image && key == "row") {
                 let text = format!(
                     "`{key}` must be left out, because the frames of ring `{name}` are not samples over time"
                 );

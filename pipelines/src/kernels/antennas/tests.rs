@@ -20,6 +20,7 @@ fn voltages(order: Order) -> Layout {
         channels: 12,
         rate: None,
         order,
+        ..Samples::default()
     };
     layout(&samples, 10)
 }

@@ -13,6 +13,7 @@ fn voltages(scalar: Scalar, channels: u32, times: usize) -> Layout {
         channels,
         rate: Some(Frequency(1000.0)),
         order: Order::Planar,
+        ..Samples::default()
     };
     layout(&samples, times)
 }

@@ -174,7 +174,10 @@ impl FrameKeys {
             )
             .help("set the names of the output's points in `fields`, or the axis of these points in `axis`")),
             (None, Axis::Fields(names)) => Ok(Axis::Fields(names.clone())),
-            (None, axis @ Axis::Frequency { .. }) if points == input.points => Ok(axis.clone()),
+            (None, axis @ (Axis::Frequency { .. } | Axis::Pixels(_))) if points == input.points => {
+                Ok(axis.clone())
+            }
+            (None, Axis::Pixels(_)) => Ok(Axis::Time { rate: None }),
             // The frequencies of the new points are unknown.
             (Some(AxisKey::Frequency), _) | (None, Axis::Frequency { .. }) => Ok(Axis::Frequency {
                 start: self.start.map(|start| start.0),

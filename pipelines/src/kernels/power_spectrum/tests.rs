@@ -177,6 +177,7 @@ fn spectrum_equals_definition_for_every_type_order_and_window() {
                             channels,
                             order,
                             rate: None,
+                            ..Samples::default()
                         };
                         let spec = PowerSpectrum {
                             size: Some(size),
@@ -208,7 +209,7 @@ proptest! {
     ) {
         let order = if planar { Order::Planar } else { Order::Interleaved };
         let rate = Some(Frequency(48_000.0));
-        let samples = Samples { scalar: Scalar::Int16, complex, channels, order, rate };
+        let samples = Samples { scalar: Scalar::Int16, complex, channels, order, rate, ..Samples::default() };
         let (window, terms) = WINDOWS[window];
         let spec = PowerSpectrum { size: Some(size), window: window.into(), overlap, scaling, ..PowerSpectrum::default() };
         compare(&samples, size + more, &spec, terms, seed);

@@ -115,7 +115,7 @@ proptest! {
         seed: u64,
     ) {
         let order = if planar { Order::Planar } else { Order::Interleaved };
-        let samples = Samples { scalar, complex, channels, order, rate: None };
+        let samples = Samples { scalar, complex, channels, order, ..Samples::default() };
         let parts = if complex { 2 } else { 1 };
         let channels = channels as usize;
         let (bytes, values) = numbers(scalar, points * channels * parts, seed);

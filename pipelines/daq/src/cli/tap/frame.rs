@@ -266,6 +266,7 @@ mod tests {
             channels: 2,
             order,
             rate: None,
+            ..Samples::default()
         };
         of_layout(samples.layout(bytes.len()).unwrap(), bytes)
     }

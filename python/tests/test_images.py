@@ -1,0 +1,85 @@
+"""Recordings of images with rows, columns and modules."""
+
+from __future__ import annotations
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+import daq
+
+from . import program
+
+SINKS = """
+[ring.{ring}]
+slot = "{bytes} B"
+[sink.{ring}-sigmf]
+driver = "file"
+input = "{ring}"
+path = "out"
+[sink.{ring}-store]
+driver = "zarr"
+input = "{ring}"
+path = "out"
+"""
+SOURCE = """
+[source.{ring}]
+driver = "sim"
+ring = "{ring}"
+frames = 3
+samples = {{ {samples} }}
+"""
+MODULES = "modules = [{ x = 0, y = 0 }, { x = 0, y = 5, rotate = 180 }]"
+# Ring, samples, and the shape and the dimensions of a frame.
+RINGS = [
+    ("camera", 'type = "uint16", width = 6, height = 4', (4, 6), ("y", "x")),
+    ("colour", 'type = "uint8", channels = 3, width = 6, height = 4', (4, 6, 3), ("y", "x", "channel")),
+    ("detector", f'type = "uint16", width = 6, height = 4, {MODULES}', (2, 4, 6), ("module", "y", "x")),
+]
+
+
+class ImagesTest(unittest.TestCase):
+    """One run of daq, whose output all tests read."""
+
+    directory: tempfile.TemporaryDirectory[str]
+    out: Path
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.directory.cleanup)
+        path = Path(cls.directory.name)
+        config = ""
+        for ring, samples, shape, _ in RINGS:
+            size = int(np.prod(shape)) * (2 if "uint16" in samples else 1)
+            config += SOURCE.format(ring=ring, samples=samples) + SINKS.format(ring=ring, bytes=size)
+        with program.start(path, config) as run:
+            run.wait(120)
+        cls.out = path / "out"
+
+    def test_frames_have_rows_and_columns(self) -> None:
+        for ring, _, shape, dimensions in RINGS:
+            for sink in ("sigmf", "store"):
+                with self.subTest(ring=ring, sink=sink):
+                    recording = daq.Recording(self.out, f"{ring}-{sink}")
+                    self.assertEqual(recording.frames.shape, (3, *shape))
+                    self.assertEqual(recording.layout.dimensions, dimensions)
+                    self.assertEqual(recording.layout.shape(), shape)
+
+    def test_modules_are_assembled(self) -> None:
+        recording = daq.Recording(self.out, "detector-store")
+        modules = recording.values(slice(None))
+        whole = recording.layout.assemble(modules, fill=9)
+        self.assertEqual(whole.shape, (3, 9, 6))
+        np.testing.assert_array_equal(whole[:, :4], modules[:, 0])
+        np.testing.assert_array_equal(whole[:, 5:], modules[:, 1, ::-1, ::-1])
+        self.assertTrue((whole[:, 4] == 9).all())
+        with self.assertRaisesRegex(ValueError, "shape"):
+            recording.layout.assemble(modules[0, 0])
+
+    def test_image_without_modules_is_not_assembled(self) -> None:
+        recording = daq.Recording(self.out, "camera-sigmf")
+        with self.assertRaisesRegex(ValueError, "several modules"):
+            recording.layout.assemble(recording.values(slice(None)))
