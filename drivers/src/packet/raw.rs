@@ -149,6 +149,8 @@ pub struct Raw {
     frames: Option<Box<FrameNumbers>>,
     rules: Box<[Rule]>,
     keep: Keep<Field>,
+    /// A note about numbers whose byte order is not configured.
+    order_note: Option<Box<str>>,
 }
 
 impl Raw {
@@ -169,6 +171,7 @@ impl Raw {
             frames: None,
             rules: Box::default(),
             keep: Keep::default(),
+            order_note: None,
         }
     }
 
@@ -179,31 +182,6 @@ impl Raw {
             time: Some(HeaderTime::new(field, scale)),
             ..self
         }
-    }
-
-    /// Returns a note about numbers in big-endian byte order, which is the default.
-    fn order_note(&self) -> Option<String> {
-        let place = self.frames.as_ref().map(|frames| &frames.place);
-        let second = match place {
-            Some(Place::Number { field, .. }) => Some(("packet", field)),
-            Some(Place::Offset { field, .. }) => Some(("position", field)),
-            Some(Place::Only | Place::Remainder) | None => None,
-        };
-        let first = match place {
-            None | Some(Place::Remainder) => "sequence",
-            Some(_) => "frame",
-        };
-        let numbers = [Some((first, &self.sequence)), second];
-        let is_big = |field: &Field| field.bytes > 1 && field.endian == Endian::Big;
-        let big = numbers.iter().flatten().filter(|(_, field)| is_big(field));
-        let keys: Vec<_> = big.map(|(key, _)| format!("`{key}`")).collect();
-        let verb = if keys.len() > 1 { "are" } else { "is" };
-        (!keys.is_empty()).then(|| {
-            format!(
-                "{} {verb} read in big-endian byte order, which is the default of `endian`",
-                keys.join(" and ")
-            )
-        })
     }
 
     /// Returns the size of a whole packet in bytes.
@@ -439,8 +417,8 @@ impl PacketFormat for Raw {
     }
 
     fn notes(&self) -> Vec<String> {
-        let range = self.range_note.map(str::to_owned);
-        self.order_note().into_iter().chain(range).collect()
+        let notes = self.order_note.as_deref().into_iter().chain(self.range_note);
+        notes.map(str::to_owned).collect()
     }
 
     /// Header bytes that belong to no field are zero.

@@ -23,8 +23,7 @@ pub struct NumberConfig {
     /// Size in bytes, 1 to 8.
     pub bytes: usize,
     /// Byte order of the field; default `"big"`.
-    #[serde(default)]
-    pub endian: Endian,
+    pub endian: Option<Endian>,
     /// Increment of the number from one packet or frame to the next. For `position`: the unit in bytes.
     #[serde(default = "one")]
     pub step: u64,
@@ -128,6 +127,7 @@ impl RawConfig {
             .as_ref()
             .map(|time| time.time(header, &mut check));
         raw.keep = Keep::fields(&mut check, &self.keep, header);
+        raw.order_note = self.order_note().map(String::into_boxed_str);
         check.end(Format::Raw(raw))
     }
 
@@ -138,7 +138,7 @@ impl RawConfig {
             number.as_ref().is_some_and(|number| {
                 let place = (number.offset, number.bytes, number.first);
                 let is_whole = number.bits.is_none() && number.shift == 0 && number.step == 1;
-                place == (offset, bytes, first) && is_whole && number.endian == Endian::Big
+                place == (offset, bytes, first) && is_whole && number.endian.unwrap_or_default() == Endian::Big
             })
         };
         self.header.0 == 8
@@ -147,19 +147,41 @@ impl RawConfig {
             && self.conditions.iter().any(MatchConfig::is_gvsp_payload)
     }
 
+    /// Returns a note about numbers of several bytes whose byte order is not configured.
+    fn order_note(&self) -> Option<String> {
+        let is_default = |number: &NumberConfig| number.bytes > 1 && number.endian.is_none();
+        let keys: Vec<_> = self
+            .numbers()
+            .into_iter()
+            .filter(|(_, number)| number.as_ref().is_some_and(is_default))
+            .map(|(key, _)| format!("`{key}`"))
+            .collect();
+        let verb = if keys.len() > 1 { "are" } else { "is" };
+        (!keys.is_empty()).then(|| {
+            format!(
+                "{} {verb} read in big-endian byte order, which is the default of `endian`",
+                keys.join(" and ")
+            )
+        })
+    }
+
+    /// Returns the numbers that place packets, with their keys.
+    const fn numbers(&self) -> [(&'static str, &Option<NumberConfig>); 4] {
+        [
+            ("sequence", &self.sequence),
+            ("frame", &self.frame),
+            ("packet", &self.packet),
+            ("position", &self.position),
+        ]
+    }
+
     /// Returns the number of the unit of a packet: its own, or that of its frame.
     fn number(&self, header: usize, check: &mut Check) -> NumberConfig {
         check.must(self.sequence.is_some() != self.frame.is_some(), "sequence", || {
             let message = "a format needs either `sequence` or `frame`".to_owned();
             (message, "set `sequence` for a running number of packets, or `frame` for the number of the frame".to_owned())
         });
-        let keys = [
-            ("sequence", &self.sequence),
-            ("frame", &self.frame),
-            ("packet", &self.packet),
-            ("position", &self.position),
-        ];
-        for (key, number) in keys {
+        for (key, number) in self.numbers() {
             let Some(number) = number else { continue };
             number.check(key, header, check);
             check.must(
@@ -309,7 +331,7 @@ impl NumberConfig {
         Self {
             offset,
             bytes,
-            endian: Endian::Big,
+            endian: Some(Endian::Big),
             step: 1,
             bits: None,
             shift: 0,
@@ -327,7 +349,8 @@ impl NumberConfig {
         let bits = self
             .bits
             .unwrap_or_else(|| self.width().saturating_sub(self.shift).max(1));
-        Field::new(self.offset, self.bytes, self.endian, self.shift, bits)
+        let endian = self.endian.unwrap_or_default();
+        Field::new(self.offset, self.bytes, endian, self.shift, bits)
     }
 
     /// Returns the range of the number, if it does not use all its bits.

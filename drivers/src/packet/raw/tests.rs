@@ -159,7 +159,7 @@ fn block_identifiers_of_gige_vision_skip_zero() {
 }
 
 #[test]
-fn big_endian_numbers_are_noted() {
+fn default_byte_order_is_noted() {
     let notes = |keys: &str| {
         let config: RawConfig =
             toml::from_str(&format!("header = 16\npayload = 8\n{keys}")).unwrap();
@@ -180,10 +180,14 @@ fn big_endian_numbers_are_noted() {
         "{note}"
     );
     assert_eq!(notes("sequence = { offset = 0, bytes = 1 }"), "");
-    assert_eq!(
-        notes("sequence = { offset = 0, bytes = 8, endian = \"little\" }"),
-        ""
+    for endian in ["little", "big"] {
+        let keys = format!("sequence = {{ offset = 0, bytes = 8, endian = \"{endian}\" }}");
+        assert_eq!(notes(&keys), "", "{endian}");
+    }
+    let note = notes(
+        "packets = 2\nframe = { offset = 0, bytes = 8, endian = \"big\" }\npacket = { offset = 8, bytes = 4 }",
     );
+    assert!(note.starts_with("`packet` is read in big-endian"), "{note}");
 }
 
 #[test]
