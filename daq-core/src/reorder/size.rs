@@ -18,6 +18,8 @@ pub struct Arrival {
     pub threads: usize,
     /// Maximum number of packets that a thread receives in one batch.
     pub batch: usize,
+    /// Whether the geometry is only an upper bound, because the number of packets per frame is detected at run time.
+    pub is_detected: bool,
 }
 
 /// The size of a window.
@@ -36,7 +38,13 @@ pub struct WindowSize {
 impl Arrival {
     /// Returns the size of the window for frames of `geometry` in a ring of `slots` slots.
     pub fn window(&self, geometry: &Geometry, slots: usize) -> WindowSize {
-        let packets_per_frame = u64::from(geometry.packets_per_frame);
+        // Several threads can be ahead of each other by many frames, if a detected frame is a single packet.
+        let is_unknown = self.is_detected && self.threads > 1;
+        let packets_per_frame = if is_unknown {
+            1
+        } else {
+            u64::from(geometry.packets_per_frame)
+        };
         let batches = self.threads as u64 * self.batch as u64;
         let wanted = (BATCHES * batches)
             .div_ceil(packets_per_frame)
@@ -47,12 +55,18 @@ impl Arrival {
             format!("each of {} threads", self.threads)
         };
         let batch = self.batch;
-        let goal = format!("{BATCHES} batches of {batch} packets for {threads}");
+        let if_smallest = if is_unknown {
+            ", if each frame is one packet"
+        } else {
+            ""
+        };
+        let goal = format!("{BATCHES} batches of {batch} packets for {threads}{if_smallest}");
         // Readers keep at least one slot. A window larger than the minimum leaves half of the ring to them.
         let slots = slots as u64;
         let max = (slots.max(2) - 1).min(MIN_FRAMES.max(slots / 2));
         // A quarter of the number range, so that backward steps can be distinguished from forward steps.
-        let countable = geometry.numbering.packets_to_wrap() / 4 / u128::from(packets_per_frame);
+        let countable =
+            geometry.numbering.packets_to_wrap() / 4 / u128::from(geometry.packets_per_frame);
         let countable = u64::try_from(countable.max(1)).unwrap_or(u64::MAX);
         let (frames, reason) = match self.declared {
             Some(declared) if declared as u64 >= slots => (
@@ -75,7 +89,7 @@ impl Arrival {
             None if wanted == MIN_FRAMES => (wanted, format!("the minimum, which holds {goal}")),
             None => (wanted, format!("the window holds {goal}")),
         };
-        let is_small = self.threads > 1 && frames * packets_per_frame < 2 * batches;
+        let is_small = self.threads > 1 && !is_unknown && frames * packets_per_frame < 2 * batches;
         let warning = is_small.then(|| {
             format!(
                 "a window of {frames} frames holds {} packets, but {threads} needs two receive batches of {batch} packets; \
@@ -136,6 +150,7 @@ mod tests {
             declared: None,
             threads,
             batch: 64,
+            is_detected: false,
         }
     }
 
@@ -162,6 +177,21 @@ mod tests {
             assert_eq!(size.frames, frames, "{size:?}");
             let is_small = threads > 1 && frames * (packets_per_frame as usize) < 2 * 64 * threads;
             assert_eq!(size.warning.is_some(), is_small, "{size:?}");
+        }
+    }
+
+    #[test]
+    fn detected_frames_of_several_threads_cause_no_warning() {
+        let planned = Geometry::new(4096, 256);
+        for (threads, slots, frames) in [(1, 64, 8), (2, 64, 32), (2, 4096, 512)] {
+            let detected = Arrival {
+                is_detected: true,
+                ..arrival(threads)
+            };
+            let size = detected.window(&planned, slots);
+            assert_eq!((size.frames, &size.warning), (frames, &None), "{size:?}");
+            let is_noted = size.reason.ends_with("if each frame is one packet");
+            assert_eq!(is_noted, threads > 1, "{size:?}");
         }
     }
 

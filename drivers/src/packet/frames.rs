@@ -104,11 +104,12 @@ impl Frames {
     }
 
     /// Returns how packets arrive.
-    pub(crate) const fn arrival(&self) -> Arrival {
+    pub(crate) fn arrival(&self) -> Arrival {
         Arrival {
             declared: self.keys.window,
             threads: self.threads,
             batch: self.batch,
+            is_detected: self.format.unknown_sizes().is_some(),
         }
     }
 
