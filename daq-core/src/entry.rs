@@ -189,6 +189,12 @@ pub trait SourceSpec: Send + Sync {
         None
     }
 
+    /// Returns the key and the help of the warning that the sequence number of packets repeats too soon to detect every
+    /// loss.
+    fn number_advice(&self) -> (&'static str, &'static str) {
+        ("format", "compare `delivered` with the sender's own count")
+    }
+
     /// Returns the requirements of the source's DMA engine; `None` for a source without a DMA engine.
     fn engine(&self) -> Option<EngineRequirements> {
         None

@@ -291,13 +291,11 @@ pub(super) fn window(
         );
     }
     if let Some(loss) = arrival.invisible_loss(geometry) {
+        let (key, help) = source.spec.number_advice();
         diagnostics.push(
             Diagnostic::warning(format!("source `{name}`: {loss}"))
-                .at(source.section.place_of("format.sequence"))
-                .help(
-                    "use a wider header field as `sequence`, or a timestamp with `step` set to its ticks per packet; otherwise \
-                     compare `delivered` with the sender's own count",
-                ),
+                .at(source.section.place_of(key))
+                .help(help),
         );
     }
 }

@@ -68,6 +68,12 @@ pub trait PacketFormat: Debug + Send + Sync {
     /// Returns how units are numbered.
     fn numbering(&self) -> Numbering;
 
+    /// Returns the key and the help of the warning that the [numbers](Self::numbering) of packets repeat too soon to detect
+    /// every loss.
+    fn number_advice(&self) -> (&'static str, &'static str) {
+        ("format", "compare `delivered` with the sender's own count")
+    }
+
     /// Returns how the payload of a unit is divided into packets. If a unit has [parts](Self::parts), returns the layout of
     /// one part.
     fn packet_layout(&self) -> PacketLayout;

@@ -55,6 +55,10 @@ macro_rules! frame_methods {
             Some(self.frames.arrival())
         }
 
+        fn number_advice(&self) -> (&'static str, &'static str) {
+            self.frames.number_advice()
+        }
+
         fn parts(&self) -> Vec<String> {
             self.frames.parts()
         }
@@ -116,6 +120,11 @@ impl Frames {
     /// Returns which datagrams belong to the source, if several sources can receive from one port.
     pub(crate) fn selector(&self) -> Option<Selector> {
         self.format.selector()
+    }
+
+    /// Returns the key and the help of a warning that the number of packets repeats too soon.
+    pub(crate) fn number_advice(&self) -> (&'static str, &'static str) {
+        self.format.number_advice()
     }
 
     /// Returns the names of the parts of frames; empty if frames have one part.

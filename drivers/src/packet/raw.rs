@@ -337,6 +337,20 @@ impl PacketFormat for Raw {
         }
     }
 
+    fn number_advice(&self) -> (&'static str, &'static str) {
+        match &self.frames {
+            Some(frames) if !matches!(frames.place, Place::Remainder) => (
+                "format.frame",
+                "use a wider header field as `frame`; otherwise compare `delivered` with the sender's own count",
+            ),
+            _ => (
+                "format.sequence",
+                "use a wider header field as `sequence`, or a timestamp with `step` set to its ticks per packet; otherwise \
+                 compare `delivered` with the sender's own count",
+            ),
+        }
+    }
+
     fn packet_layout(&self) -> PacketLayout {
         let unit_bytes = self
             .frames

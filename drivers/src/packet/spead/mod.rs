@@ -491,6 +491,14 @@ impl PacketFormat for Spead {
         }
     }
 
+    fn number_advice(&self) -> (&'static str, &'static str) {
+        (
+            "format.step",
+            "check `step` and `address_bits`, which limit the number of different heap counters; otherwise compare `delivered` \
+             with the sender's own count",
+        )
+    }
+
     fn packet_layout(&self) -> PacketLayout {
         self.layout
     }

@@ -481,6 +481,14 @@ impl PacketFormat for Vita49 {
         }
     }
 
+    fn number_advice(&self) -> (&'static str, &'static str) {
+        (
+            "samples",
+            "set `rate` in `samples`, so that packets are numbered by their timestamps; otherwise compare `delivered` with the \
+             sender's own count",
+        )
+    }
+
     fn packet_layout(&self) -> PacketLayout {
         PacketLayout {
             unit_bytes: self

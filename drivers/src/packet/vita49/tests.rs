@@ -189,6 +189,9 @@ fn without_sample_rate_the_count_numbers_packets() {
     let mut format = format("", None);
     assert_eq!(format.numbering().width, 4);
     assert!(format.notes()[0].contains("4-bit count"));
+    let (key, help) = format.number_advice();
+    assert_eq!(key, "samples");
+    assert!(help.starts_with("set `rate` in `samples`"), "{help}");
     for count in [3, 4, 15] {
         let sent = Sent {
             count,
