@@ -249,6 +249,12 @@ pub trait SourceSpec: Send + Sync {
         Box::new(|| "check that the sender runs; `daq doctor` checks this machine".to_owned())
     }
 
+    /// Returns how to examine the packets of the source with `daq inspect`, as the end of a sentence. Returns `None` if that is
+    /// not possible.
+    fn inspect_advice(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the object that accepts processes that produce the source's frames; `None` for other sources.
     fn inlet(&self) -> Option<Arc<dyn Inlet>> {
         None

@@ -167,6 +167,11 @@ impl SourceSpec for CaptureReplay {
         self.frames.notes()
     }
 
+    fn inspect_advice(&self) -> Option<String> {
+        let capture = self.config.path.0.first()?.display();
+        Some(format!("run `daq inspect {capture}`"))
+    }
+
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let format = self.frames.start(context);
         let player = CapturePlayer::open(context, &self.config, format)?;

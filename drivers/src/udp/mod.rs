@@ -248,6 +248,19 @@ impl SourceSpec for Udp {
         })
     }
 
+    fn inspect_advice(&self) -> Option<String> {
+        let port = self.config.listen.0.first()?.port();
+        let groups = self
+            .config
+            .groups
+            .iter()
+            .map(|group| format!(" --group {group}"));
+        let groups: String = groups.collect();
+        Some(format!(
+            "stop daq and run `daq inspect --port {port}{groups}`, or run it now as root and add `--interface NAME`"
+        ))
+    }
+
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         if let Some(fault) = self.timestamp_fault() {
             tracing::info!(

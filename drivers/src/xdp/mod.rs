@@ -217,6 +217,14 @@ impl SourceSpec for Xdp {
         })
     }
 
+    fn inspect_advice(&self) -> Option<String> {
+        let port = self.config.listen.0.first()?.port();
+        let interface = &self.config.interface;
+        Some(format!(
+            "stop daq and run `daq inspect --interface {interface} --port {port}`"
+        ))
+    }
+
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         let mut stack = Stack::new(self.stack()?)
             .map_err(|errno| SourceError::new("waiting for several sockets", errno.to_string()))?;

@@ -315,6 +315,7 @@ impl Pipeline {
                 silent_after: source.keys.silent_after.map(|span| span.0),
                 supports_backpressure: planned.supports_backpressure,
                 hint: source.spec.silence_hint(),
+                inspect: source.spec.inspect_advice(),
                 rejections: self.ledgers.rejections(name),
                 heartbeats: threads.filter_map(heartbeat).collect(),
             })

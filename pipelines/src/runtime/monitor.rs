@@ -122,6 +122,8 @@ pub(super) struct MonitoredSource {
     /// wrong.
     pub(super) supports_backpressure: bool,
     pub(super) hint: SilenceHint,
+    /// How to recognise the format of packets that are rejected.
+    pub(super) inspect: Option<String>,
     pub(super) rejections: Rejections,
     /// The source's threads; a source whose threads have ended is not silent.
     pub(super) heartbeats: Vec<Arc<Heartbeat>>,
@@ -279,12 +281,16 @@ impl Source {
 
     /// Returns the most frequent reason of `total` rejected packets.
     fn why_rejected(&self, total: u64) -> String {
-        match self.watched.rejections.most_frequent(total) {
+        let reason = match self.watched.rejections.most_frequent(total) {
             Some((count, reason)) => format!(
                 "; most frequent reason ({}): {reason}",
                 counted(count, "packet")
             ),
             None => "; the first rejection message of this source names the reason".to_owned(),
+        };
+        match &self.watched.inspect {
+            Some(advice) => format!("{reason}. To recognise the format of the packets, {advice}"),
+            None => reason,
         }
     }
 
@@ -476,6 +482,7 @@ mod tests {
             silent_after: silent_after.map(Duration::from_secs),
             supports_backpressure: false,
             hint: Box::new(String::new),
+            inspect: Some("run `daq inspect --port 7`".to_owned()),
             rejections: Rejections::default(),
             heartbeats: vec![Heartbeat::new(
                 "adc".to_owned(),
@@ -579,6 +586,7 @@ mod tests {
             why.contains("(3 packets): length: set `payload = 7`"),
             "{why}"
         );
+        assert!(why.ends_with("run `daq inspect --port 7`"), "{why}");
         let control = SourceReport {
             control: 2,
             ..report(0, 0)
