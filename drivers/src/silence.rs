@@ -16,7 +16,11 @@ pub(crate) fn hint(
         .map(SocketAddr::ip)
         .filter(IpAddr::is_multicast);
     let groups: Vec<_> = bound.chain(groups.iter().copied()).collect();
-    let port = listen.first().map_or(0, SocketAddr::port);
+    // Linux selects the port of a socket that listens on port 0, so packets to any port are shown.
+    let filter = match listen.first().map_or(0, SocketAddr::port) {
+        0 => "udp".to_owned(),
+        port => format!("udp port {port}"),
+    };
     let device = interface
         .filter(|interface| interface.parse::<Ipv4Addr>().is_err())
         .unwrap_or("any");
@@ -34,7 +38,7 @@ pub(crate) fn hint(
     }
     let _ = write!(
         hint,
-        "`sudo tcpdump -ni {device} udp port {port}` shows whether packets reach this machine: if they do, check {}; \
+        "`sudo tcpdump -ni {device} {filter}` shows whether packets reach this machine: if they do, check {}; \
          if not, check the sender, its destination port, cables and routes",
         if is_filtered {
             "the firewall (`sudo nft list ruleset`), the destination address of the packets, and whether `from` lists \
@@ -102,6 +106,9 @@ mod tests {
         ] {
             assert!(hint.contains(part), "{part:?} is not in {hint:?}");
         }
+        let any = ["127.0.0.1:0".parse().unwrap()];
+        let any_port = super::hint(&any, &[], None, false);
+        assert!(any_port.contains("tcpdump -ni any udp`"), "{any_port}");
         let unicast = super::hint(&listen, &[], None, true);
         assert!(
             !unicast.contains("group")

@@ -250,6 +250,9 @@ impl SourceSpec for Udp {
 
     fn inspect_advice(&self) -> Option<String> {
         let port = self.config.listen.0.first()?.port();
+        if port == 0 {
+            return None;
+        }
         let groups = self
             .config
             .groups

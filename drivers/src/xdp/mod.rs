@@ -219,6 +219,9 @@ impl SourceSpec for Xdp {
 
     fn inspect_advice(&self) -> Option<String> {
         let port = self.config.listen.0.first()?.port();
+        if port == 0 {
+            return None;
+        }
         let interface = &self.config.interface;
         Some(format!(
             "stop daq and run `daq inspect --interface {interface} --port {port}`"

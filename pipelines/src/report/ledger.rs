@@ -1,7 +1,7 @@
 //! The final ledger as text. A counter without a place of its own in the line of its component is added to the line if
 //! it is above 0, so that every counter is shown.
 
-use super::{above_zero, mean_size, percent, shown_latency, shown_rate};
+use super::{above_zero, mean_size, numeric_order, percent, shown_latency, shown_rate};
 use daq_core::gpu::Dispatch;
 use daq_core::ledger::{
     ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, ReaderReport, Report,
@@ -15,7 +15,9 @@ pub fn ledger(report: &Report) -> String {
     let mut lines = Vec::new();
     for (name, report) in &report.sources {
         lines.push(source(name, report));
-        for (part, counts) in &report.parts {
+        let mut parts: Vec<_> = report.parts.iter().collect();
+        parts.sort_by(|(a, _), (b, _)| numeric_order(a, b));
+        for (part, counts) in parts {
             let counts = others(counts.counters(), &[]);
             let counts = match counts.trim_start_matches(", ") {
                 "" => "no packets",

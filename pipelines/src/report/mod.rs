@@ -8,6 +8,7 @@ pub use ledger::ledger;
 
 use daq_core::ledger::{LatencyReport, Report};
 use daq_core::units::ByteSize;
+use std::cmp::Ordering;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -21,6 +22,31 @@ fn above_zero<N: Display>(separator: &str, numbers: impl IntoIterator<Item = (N,
 /// Returns the mean size of the copies in a report.
 fn mean_size(bytes: u64, copies: u64) -> ByteSize {
     ByteSize(bytes.checked_div(copies).unwrap_or(0)).rounded()
+}
+
+/// Compares names as a reader sorts them: groups of digits are numbers, so that `9` precedes `10`.
+fn numeric_order(a: &str, b: &str) -> Ordering {
+    numeric_key(a).cmp(&numeric_key(b)).then_with(|| a.cmp(b))
+}
+
+/// Returns the groups of digits and of other characters in `name`, so that keys can be compared. Zeros at the start of numbers
+/// are omitted.
+fn numeric_key(name: &str) -> Vec<(bool, usize, &str)> {
+    let groups = name
+        .as_bytes()
+        .chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
+    let mut start = 0;
+    let keys = groups.map(|group| {
+        let text = &name[start..start + group.len()];
+        start += group.len();
+        if group[0].is_ascii_digit() {
+            let digits = text.trim_start_matches('0');
+            (false, digits.len(), digits)
+        } else {
+            (true, 0, text)
+        }
+    });
+    keys.collect()
 }
 
 /// Returns the percentage of `seconds` that `busy_ns` represents, at most 100. Work is counted when it is complete.

@@ -449,3 +449,19 @@ fn status_line_rate_has_three_digits() {
         assert_eq!(shown_rate(rate), shown);
     }
 }
+
+#[test]
+fn parts_are_sorted_as_numbers() {
+    let mut report = Report::default();
+    let names = ["10,2", "9,10", "9,2", "a10", "a9", "010"];
+    let parts = names.map(|name| (name.to_owned(), PartReport::default()));
+    let source = SourceReport {
+        parts: parts.into(),
+        ..SourceReport::default()
+    };
+    report.sources.insert("adc".to_owned(), source);
+    let text = super::ledger(&report);
+    let shown = text.lines().filter_map(|line| line.strip_prefix("part "));
+    let shown: Vec<_> = shown.filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(shown, ["9,2", "9,10", "010", "10,2", "a9", "a10"]);
+}

@@ -35,8 +35,9 @@ const rate = (report, kind, name) => {
 // The GPU values of a kernel, and the engine values of a source, are shown in the same row as the other values.
 const prefixed = (prefix, values) => Object.fromEntries(Object.entries(values || {}).map(([key, value]) => [`${prefix}_${key}`, value]));
 const flat = ({ device, engine, parts, ...row }) => ({ ...row, ...prefixed("gpu", device), ...prefixed("engine", engine) });
+const byNumber = ([a], [b]) => a.localeCompare(b, "en", { numeric: true });
 // The parts of the frames of all sources are shown in one table.
-const partsOf = (sources) => Object.fromEntries(Object.entries(sources).flatMap(([source, row]) => Object.entries(row.parts || {}).map(([part, counts]) => [`${source} ${part}`, counts])));
+const partsOf = (sources) => Object.fromEntries(Object.entries(sources).flatMap(([source, row]) => Object.entries(row.parts || {}).sort(byNumber).map(([part, counts]) => [`${source} ${part}`, counts])));
 const table = (report, kind) => {
   const rows = Object.entries(report[kind] || {}).map(([name, row]) => [name, flat(row)]);
   const parts = [element("h2", kind)];

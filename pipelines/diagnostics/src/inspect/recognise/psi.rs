@@ -29,6 +29,9 @@ const MAX_PACKETS: u64 = 512;
 /// Minimum number of frames that begin with the same packet, from which this packet is the first of a frame.
 const MIN_FRAMES: usize = 3;
 
+/// Maximum number of modules that are listed.
+const MAX_MODULES: usize = 8;
+
 /// Recognises packets of PSI's detectors.
 pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let (length, count) = mode(packets.iter().map(|packet| packet.length))?;
@@ -100,7 +103,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             format!(
                 "the frame number (bytes 0 to 7) grows by {step}; the packet number (bytes 12 to 15) counts {first} to {last}"
             ),
-            format!("modules (row, column): {}", list(&modules)),
+            format!("modules: {}", list(&modules)),
         ],
         ambiguous: (first > 0)
             .then(|| format!("the packets before {first} never arrive, as with a partial readout: they are not part of frames"))
@@ -131,11 +134,32 @@ fn first(numbers: impl Iterator<Item = (u64, u64)>) -> u64 {
     }
 }
 
+/// Returns the positions of at most [`MAX_MODULES`] modules as words.
 fn list(modules: &BTreeSet<(u64, u64)>) -> String {
-    let shown: Vec<_> = modules
+    let mut shown: Vec<_> = modules
         .iter()
-        .take(8)
-        .map(|(row, column)| format!("({row}, {column})"))
+        .take(MAX_MODULES)
+        .map(|(row, column)| format!("row {row} column {column}"))
         .collect();
+    let others = modules.len().saturating_sub(MAX_MODULES);
+    if others > 0 {
+        shown.push(format!("and {others} more"));
+    }
     shown.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_listed_in_words() {
+        assert_eq!(list(&[(0, 0)].into()), "row 0 column 0");
+        let many = list(&(0..10).map(|row| (row, 1)).collect());
+        assert!(
+            many.starts_with("row 0 column 1, row 1 column 1, "),
+            "{many}"
+        );
+        assert!(many.ends_with(", and 2 more"), "{many}");
+    }
 }

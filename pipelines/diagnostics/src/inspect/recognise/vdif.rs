@@ -56,8 +56,17 @@ fn frame(packet: &Packet, at: usize) -> Option<Frame> {
     (packet.length == at + length && length > header).then_some(frame)
 }
 
-/// Returns the number of frames of one thread per second, estimated from the times of capture; larger than each number.
-fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<u64> {
+/// A number of frames per second that no end of a second shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Estimate {
+    /// From the times of capture; larger than each number.
+    Rate(u64),
+    /// The times of capture show no rate, so this is one more than the largest number.
+    AtLeast(u64),
+}
+
+/// Returns an estimate of the number of frames of one thread per second.
+fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<Estimate> {
     let times = || {
         packets
             .iter()
@@ -66,13 +75,16 @@ fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<u64> {
     };
     let (start, first) = times().next()?;
     let (end, last) = times().next_back()?;
-    let ns = end.checked_sub(start).filter(|ns| *ns > 0 && start > 0)?;
-    let rate = last.checked_sub(first)? * 1_000_000_000 / ns;
-    let largest = times().map(|(_, number)| number).max()?;
-    Some(rate.max(largest + 1))
+    let least = times().map(|(_, number)| number).max()? + 1;
+    let ns = end.checked_sub(start).filter(|ns| *ns > 0 && start > 0);
+    let rate = ns.and_then(|ns| Some(last.checked_sub(first)? * 1_000_000_000 / ns));
+    Some(match rate {
+        Some(rate) => Estimate::Rate(rate.max(least)),
+        None => Estimate::AtLeast(least),
+    })
 }
 
-fn keys(frame: &Frame, at: usize, per_second: Option<u64>, estimate: Option<u64>) -> Vec<Key> {
+fn keys(frame: &Frame, at: usize, per_second: Option<u64>, estimate: Option<Estimate>) -> Vec<Key> {
     let line = |text: String| Key::new(text, "");
     let mut keys = vec![
         line(format!(
@@ -83,11 +95,19 @@ fn keys(frame: &Frame, at: usize, per_second: Option<u64>, estimate: Option<u64>
     ];
     keys.extend(per_second.map(|rate| line(format!("frames_per_second = {rate}"))));
     let estimate = estimate.filter(|_| per_second.is_none());
-    keys.extend(estimate.map(|rate| {
-        Key::new(
-            format!("frames_per_second = {rate}"),
-            "estimated, because no second ends in these packets; set the exact number:",
-        )
+    keys.extend(estimate.map(|estimate| {
+        let (rate, why) = match estimate {
+            Estimate::Rate(rate) => (
+                rate,
+                "estimated, because no second ends in these packets; set the exact number:",
+            ),
+            Estimate::AtLeast(rate) => (
+                rate,
+                "at least this number, because no second ends in these packets, and their times of capture show no rate; set \
+                 the exact number:",
+            ),
+        };
+        Key::new(format!("frames_per_second = {rate}"), why)
     }));
     if at > 0 {
         keys.push(Key::new(
@@ -199,4 +219,41 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             has_parts: false,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns 20 frames within one second, `ns` apart.
+    fn within_a_second(ns: u64) -> Vec<Packet> {
+        let packets = (0..20_u64).map(|n| {
+            let words = [1000, (46 << 24) | (100 + n), 5032 / 8, (1 << 26) | 0x4142];
+            let words = words.iter().map(|word| u32::try_from(*word).unwrap());
+            let head: Vec<u8> = words.flat_map(u32::to_le_bytes).chain([0; 16]).collect();
+            Packet {
+                source: ([10, 0, 0, 1], 9).into(),
+                ns: 1_700_000_000_000_000_000 + n * ns,
+                length: 5032,
+                head: head.into(),
+            }
+        });
+        packets.collect()
+    }
+
+    #[test]
+    fn frames_per_second_are_always_suggested() {
+        for (ns, line, why) in [
+            (100_000, "frames_per_second = 10000", "estimated"),
+            (0, "frames_per_second = 120", "at least this number"),
+        ] {
+            let packets = within_a_second(ns);
+            let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();
+            let Suggestion::Format { keys, .. } = found.suggestion else {
+                panic!("no format");
+            };
+            let key = keys.iter().find(|key| key.line == line).unwrap();
+            assert!(key.why.starts_with(why), "{}", key.why);
+        }
+    }
 }
