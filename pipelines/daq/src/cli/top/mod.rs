@@ -87,11 +87,11 @@ pub(super) fn top(args: &Args) -> u8 {
     }
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let shown = Screen::new(!args.no_colours && !no_colour).and_then(|mut screen| {
-        screen.run(|| {
+        screen.run(|width| {
             for (i, answer) in updates.try_iter() {
                 daemons[i].update(answer.map_err(|why| format!("{why}; trying again")));
             }
-            view::lines(&daemons, &args.patterns)
+            view::lines(&daemons, &args.patterns, width)
         })
     });
     match shown {
@@ -172,7 +172,7 @@ fn once(daemons: &mut [Daemon], updates: &Receiver<Update>, patterns: &[Pattern]
         print_error!("`daq ls` prints the addresses of running pipelines that have [http]");
     }
     let is_up = daemons.iter().filter(|daemon| daemon.is_up());
-    show(&view::plain(view::lines(is_up, patterns))).max(code)
+    show(&view::plain(view::lines(is_up, patterns, usize::MAX))).max(code)
 }
 
 #[cfg(test)]

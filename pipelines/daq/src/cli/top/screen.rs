@@ -55,12 +55,12 @@ impl Screen {
         })
     }
 
-    /// Shows the lines that `lines` returns, until the user quits.
-    pub(super) fn run(&mut self, mut lines: impl FnMut() -> Vec<Line>) -> io::Result<()> {
+    /// Shows the lines that `lines` returns for the width of the terminal, until the user quits.
+    pub(super) fn run(&mut self, mut lines: impl FnMut(usize) -> Vec<Line>) -> io::Result<()> {
         let mut shown = Vec::new();
         loop {
             // The lines are also read during a pause, so that new numbers do not accumulate.
-            let new = lines();
+            let new = lines(usize::from(self.terminal.size()?.width));
             if !self.is_paused {
                 shown = new;
             }

@@ -35,7 +35,30 @@ fn daemon(history: &Value) -> Daemon {
 
 fn text(daemons: &[Daemon], patterns: &[&str]) -> String {
     let patterns: Vec<_> = patterns.iter().map(|text| text.parse().unwrap()).collect();
-    view::plain(view::lines(daemons, &patterns))
+    view::plain(view::lines(daemons, &patterns, usize::MAX))
+}
+
+#[test]
+fn narrow_terminal_omits_columns_but_no_digits() {
+    let history = json!({ "sources": { "adc": { "sentence": "lost 12345 of 6000000 packets (wire_gap 12345)" } } });
+    let daemons = [daemon(&history)];
+    let whole = text(&daemons, &[]);
+    let words: Vec<&str> = whole.split_whitespace().collect();
+    for width in 0..100 {
+        let lines = view::lines(&daemons, &[], width);
+        let shown = view::plain(lines);
+        for line in shown.lines() {
+            assert!(line.chars().count() <= width, "{width}: {line:?}");
+            let is_whole = |word: &str| word == "…" || words.contains(&word);
+            assert!(line.split_whitespace().all(is_whole), "{width}: {line:?}");
+        }
+    }
+    let shown = view::plain(view::lines(&daemons, &[], 80));
+    assert!(
+        shown.contains("  raw        100       60     64   60        2  200 ms  1.5 ms  1.6 ms\n"),
+        "{shown}"
+    );
+    assert!(!shown.contains('…'), "{shown}");
 }
 
 #[test]

@@ -34,11 +34,12 @@ pub(super) type Piece = (String, Tone);
 /// The pieces of a line.
 pub(super) type Line = Vec<Piece>;
 
-/// Returns the lines for all daemons. Only components whose names match one of `patterns` are shown, or all without
-/// patterns.
+/// Returns the lines for all daemons, each of at most `width` characters. Only components whose names match one of `patterns`
+/// are shown, or all without patterns.
 pub(super) fn lines<'a>(
     daemons: impl IntoIterator<Item = &'a Daemon>,
     patterns: &[Pattern],
+    width: usize,
 ) -> Vec<Line> {
     let mut lines = Vec::new();
     for daemon in daemons {
@@ -56,10 +57,43 @@ pub(super) fn lines<'a>(
             lines.extend(sentences.map(|text| vec![(format!("  {prefix}{text}"), Tone::Bad)]));
         }
         for table in [sources, rings, readers, kernels, sinks] {
-            lines.extend(table(daemon, patterns).aligned());
+            lines.extend(table(daemon, patterns).aligned(width));
         }
     }
-    lines
+    lines.into_iter().map(|line| fitted(line, width)).collect()
+}
+
+/// Returns `line`, shortened to `width` characters. A table is shortened after a whole column and a sentence after a whole
+/// word, so that no number loses digits or its unit.
+fn fitted(line: Line, width: usize) -> Line {
+    let length = |text: &str| text.chars().count();
+    if line.iter().map(|(text, _)| length(text)).sum::<usize>() <= width {
+        return line;
+    }
+    // Leave room for the ellipsis.
+    let mut room = width.saturating_sub(2);
+    let is_table = line.len() > 2;
+    let mut shown = Line::new();
+    for (text, tone) in line {
+        if length(&text) > room {
+            if !is_table || tone == Tone::Header {
+                shown.push((words(&text, room), tone));
+            }
+            break;
+        }
+        room -= length(&text);
+        shown.push((text, tone));
+    }
+    shown.push((" …".chars().take(width).collect(), Tone::Dim));
+    shown
+}
+
+/// Returns the words at the start of `text` that fit into `room` characters.
+fn words(text: &str, room: usize) -> String {
+    let ends = text.char_indices().filter(|(_, c)| *c == ' ');
+    let ends = ends.map(|(end, _)| text[..end].trim_end());
+    let fitting = ends.take_while(|text| text.chars().count() <= room);
+    fitting.last().unwrap_or_default().to_owned()
 }
 
 /// Returns the lines as plain text.
@@ -129,18 +163,21 @@ struct Table {
     rows: Vec<Vec<Piece>>,
     /// Number of columns that are aligned to the left; the others, except the last, are aligned to the right.
     left: usize,
+    /// Columns that are omitted on a narrow terminal, the first one first.
+    optional: &'static [usize],
     /// Texts below rows, with the index of the row.
     notes: Vec<(usize, Piece)>,
 }
 
 impl Table {
-    fn new(left: usize, titles: &[&str]) -> Self {
+    fn new(left: usize, titles: &[&str], optional: &'static [usize]) -> Self {
         let header = titles
             .iter()
             .map(|title| ((*title).to_owned(), Tone::Header));
         Self {
             rows: vec![header.collect()],
             left,
+            optional,
             notes: Vec::new(),
         }
     }
@@ -151,20 +188,35 @@ impl Table {
         self.notes.push((self.rows.len() - 1, note));
     }
 
-    /// Returns the lines; none without rows below the header.
-    fn aligned(self) -> Vec<Line> {
+    /// Returns the lines; none without rows below the header. Omits optional columns until the others fit into `width`
+    /// characters.
+    fn aligned(self, width: usize) -> Vec<Line> {
         if self.rows.len() < 2 {
             return Vec::new();
         }
         let columns = self.rows[0].len();
-        let width = |column: usize| {
+        let width_of = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells
                 .map(|(text, _)| text.chars().count())
                 .max()
                 .unwrap_or(0)
         };
-        let widths: Vec<_> = (0..columns).map(width).collect();
+        let widths: Vec<_> = (0..columns).map(width_of).collect();
+        let mut total: usize = widths.iter().map(|width| width + 2).sum();
+        let mut is_needed = |column: &&usize| {
+            let is_too_wide = total > width;
+            if is_too_wide {
+                total -= widths[**column] + 2;
+            }
+            is_too_wide
+        };
+        let omitted: Vec<usize> = self
+            .optional
+            .iter()
+            .take_while(&mut is_needed)
+            .copied()
+            .collect();
         let align = |(i, (text, tone)): (usize, Piece)| {
             let width = widths[i];
             let text = match i {
@@ -177,7 +229,9 @@ impl Table {
         let mut notes = self.notes.into_iter().peekable();
         let mut lines = Vec::new();
         for (i, row) in self.rows.into_iter().enumerate() {
-            lines.push(row.into_iter().enumerate().map(align).collect());
+            let cells = row.into_iter().enumerate();
+            let cells = cells.filter(|(column, _)| !omitted.contains(column));
+            lines.push(cells.map(align).collect());
             while let Some((_, note)) = notes.next_if(|(row, _)| *row == i) {
                 lines.push(vec![note]);
             }
@@ -231,7 +285,7 @@ fn latency(component: &Component<'_>, quantile: &str) -> Piece {
 
 fn sources(daemon: &Daemon, patterns: &[Pattern]) -> Table {
     let titles = ["SOURCE", "RATE", "PER S", "LOST", "REJECTED", "LAST 30 S"];
-    let mut table = Table::new(1, &titles);
+    let mut table = Table::new(1, &titles, &[5]);
     for source in matching(daemon, "sources", patterns) {
         let rate = source.rate("bytes");
         let rate = rate.map_or_else(|| "–".to_owned(), |bytes| shown_rate(8.0 * bytes));
@@ -283,7 +337,7 @@ fn rings(daemon: &Daemon, patterns: &[Pattern]) -> Table {
         "P50",
         "P99 FROM ARRIVAL",
     ];
-    let mut table = Table::new(2, &titles);
+    let mut table = Table::new(2, &titles, &[1, 5, 4, 7, 2, 8]);
     for ring in matching(daemon, "rings", patterns) {
         let capacity = ring.count("capacity").max(1);
         let readers = daemon.components("readers");
@@ -328,7 +382,7 @@ fn readers(daemon: &Daemon, patterns: &[Pattern]) -> Table {
         "P50",
         "P99 FROM PUBLICATION",
     ];
-    let mut table = Table::new(2, &titles);
+    let mut table = Table::new(2, &titles, &[7, 2, 1, 5]);
     for reader in matching(daemon, "readers", patterns) {
         table.rows.push(vec![
             normal(&reader.name),
@@ -346,7 +400,7 @@ fn readers(daemon: &Daemon, patterns: &[Pattern]) -> Table {
 }
 
 fn kernels(daemon: &Daemon, patterns: &[Pattern]) -> Table {
-    let mut table = Table::new(1, &["KERNEL", "IN/S", "OUT/S", "FAILED", "GPU"]);
+    let mut table = Table::new(1, &["KERNEL", "IN/S", "OUT/S", "FAILED", "GPU"], &[1]);
     for kernel in matching(daemon, "kernels", patterns) {
         let busy = kernel
             .rate("device.busy_ns")
@@ -373,7 +427,7 @@ fn sinks(daemon: &Daemon, patterns: &[Pattern]) -> Table {
     let titles = [
         "SINK", "RATE", "FRAMES/S", "FILES", "DROPPED", "LOST", "STATE",
     ];
-    let mut table = Table::new(1, &titles);
+    let mut table = Table::new(1, &titles, &[3, 2]);
     for sink in matching(daemon, "sinks", patterns) {
         let rate = sink.rate("bytes");
         table.rows.push(vec![
