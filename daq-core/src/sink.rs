@@ -200,6 +200,12 @@ pub trait SinkSpec: Send + Sync {
         0
     }
 
+    /// Returns the reason why this program or this machine cannot run the sink, as far as this can be determined without
+    /// opening files or connections.
+    fn unavailable(&self) -> Option<String> {
+        None
+    }
+
     /// Opens the sink.
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError>;
 }

@@ -137,6 +137,10 @@ impl SinkSpec for NatsKeys {
         }
     }
 
+    fn unavailable(&self) -> Option<String> {
+        (!daq_nats::HAS_CLIENT).then(|| NatsError::no_client().why)
+    }
+
     fn needs(&self, slot_bytes: usize, _: u32) -> Option<String> {
         let mut needs = vec![format!(
             "a NATS server with JetStream at {}; up to {} frames of {} wait for its acknowledgements",

@@ -268,6 +268,11 @@ impl Loaded {
                 let why = source.spec.unavailable()?;
                 Some(format!("source `{}`: {why}", source.name()))
             }));
+            let sinks = config.sinks.iter();
+            plan.unavailable.extend(sinks.filter_map(|sink| {
+                let why = sink.spec.unavailable()?;
+                Some(format!("sink `{}`: {why}", sink.name()))
+            }));
         }
         check::counters(&config, &plan, diagnostics);
         Some(Self { config, plan, http })
