@@ -117,7 +117,8 @@ struct Quantity {
 
 const BYTES: Quantity = Quantity {
     wanted: "size",
-    example: "4 MiB",
+    // A size that packets, slots and buffers can have.
+    example: "8 KiB",
     suggested: "B",
     units: &[
         ("B", 1),

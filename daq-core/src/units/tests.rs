@@ -114,7 +114,7 @@ fn suggested_unit_has_same_meaning() {
     );
     assert_eq!(
         size("7 Mb"),
-        "4 MiB",
+        "8 KiB",
         "megabits must not be read as megabytes"
     );
     let time = |text: &str| text.parse::<Span>().unwrap_err().example;
@@ -177,15 +177,15 @@ fn unit_error_names_value_and_correction() {
     );
     assert_eq!(
         says("lots"),
-        r#""lots" is not a size: it does not start with a number; try "4 MiB""#
+        r#""lots" is not a size: it does not start with a number; try "8 KiB""#
     );
     assert_eq!(
         says("1.5 B"),
-        r#""1.5 B" is not a size: it is not a whole number of B; try "4 MiB""#
+        r#""1.5 B" is not a size: it is not a whole number of B; try "8 KiB""#
     );
     assert_eq!(
         says("-1 B"),
-        r#""-1 B" is not a size: it is negative; try "4 MiB""#
+        r#""-1 B" is not a size: it is negative; try "8 KiB""#
     );
     assert!(says("99999999999999999999 TiB").contains("too large"));
     assert!(says("1.2.3 B").contains("two decimal points"));

@@ -278,7 +278,7 @@ fn wrong_value_from_variable_is_located_at_its_use() {
 2 | slot = "${SIZE}"
   |        ^^^^^^^^^
   |
-  = help: write for instance "4 MiB"
+  = help: write for instance "8 KiB"
 "#
     );
 }

@@ -46,7 +46,7 @@ fn bad_value_beside_unreadable_value_is_reported() {
 3 | payload = "8 parsecs"
   |           ^^^^^^^^^^^
   |
-  = help: write for instance "4 MiB"
+  = help: write for instance "8 KiB"
 
 error: 9 bytes at 12 are outside of 16 B
  --> daq.toml:5:23

@@ -104,7 +104,7 @@ fn missing_keys_are_reported_with_example() {
 1 | [ring.raw]
   | ^^^^^^^^^^
   |
-  = help: add a line such as `slot = "4 MiB"`
+  = help: add a line such as `slot = "8 KiB"`
 
 error: missing key `slots` in [ring.raw]
  --> daq.toml:1:1
@@ -140,7 +140,7 @@ error: missing key `format` in [source.adc]
 fn several_errors_in_one_section_are_all_reported() {
     assert_eq!(
         ring("[ring.raw]\nslot = true\nslots = 1.5\ngain = 2\nmemory = 5\n"),
-        r#"error: `slot` is a boolean, but a size such as "4 MiB" is expected
+        r#"error: `slot` is a boolean, but a size such as "8 KiB" is expected
  --> daq.toml:2:8
   |
 2 | slot = true
