@@ -115,6 +115,11 @@ impl<'a> Batch<'a> {
         &self.shared.geometry
     }
 
+    /// Returns the number of packets that Linux has dropped at the sockets of the source.
+    pub fn kernel_drops(&self) -> u64 {
+        self.shared.drops()
+    }
+
     /// Copies `payload` to the packet slot of packet `id`.
     #[inline]
     pub fn place(&mut self, id: PacketId, payload: &[u8], time: Timestamp) -> Outcome {

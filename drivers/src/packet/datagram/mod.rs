@@ -335,7 +335,7 @@ impl Depacketizer {
             self.keep_fields(batch, outcome, id.sub, bytes);
         }
         match outcome {
-            Outcome::Rejected | Outcome::Kept => self.log_placement(id),
+            Outcome::Rejected | Outcome::Kept => self.log_placement(id, batch.kernel_drops()),
             Outcome::Duplicate => return Put::Duplicate,
             Outcome::Placed
             | Outcome::Late
@@ -426,7 +426,7 @@ impl Depacketizer {
             },
         );
         if let Some(id) = far {
-            self.log_placement(id);
+            self.log_placement(id, batch.kernel_drops());
         }
         match placed {
             false => Put::PendingDatagrams,
@@ -459,21 +459,50 @@ impl Depacketizer {
         }
     }
 
+    /// Logs the first packet whose number does not continue the numbers before it. `drops` is the number of packets that Linux
+    /// has dropped.
     #[cold]
-    fn log_placement(&self, id: PacketId) {
-        let message = format_args!(
-            "the number {} is far from the numbers of the previous packets, or not a multiple of `step` away; check the \
-             position, the byte order and the step of the number in the format, and whether two senders share the port",
-            id.unit
-        );
+    fn log_placement(&self, id: PacketId, drops: u64) {
+        let message = FarNumber {
+            number: id.unit,
+            drops,
+        };
         // The window counts the packets when they are finally rejected.
-        if self.rejections.count(FAR_NUMBER, 0, message) {
+        if self.rejections.count(FAR_NUMBER, 0, &message) {
             tracing::warn!(
                 "source {}: a packet is rejected ({FAR_NUMBER}) unless later packets are consistent with it: \
                  {message}. Further such packets are only counted",
                 self.name,
             );
         }
+    }
+}
+
+/// Why a number may be far from the numbers before it.
+struct FarNumber {
+    number: u64,
+    /// Number of packets that Linux has dropped.
+    drops: u64,
+}
+
+impl Display for FarNumber {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { number, drops } = self;
+        write!(
+            f,
+            "the number {number} is far from the numbers of the previous packets"
+        )?;
+        if *drops > 0 {
+            return write!(
+                f,
+                " after Linux has dropped {drops} packets (`kernel_drop`), so packets are probably missing in between: `daq doctor` \
+                 shows how to receive faster, and a higher `max_gap` counts longer losses"
+            );
+        }
+        f.write_str(
+            ", or not a multiple of `step` away; check the position, the byte order and the step of the number in the format, \
+             and whether two senders share the port",
+        )
     }
 }
 
