@@ -22,7 +22,7 @@ use crate::region::Placement;
 use crate::reorder::WindowSize;
 use crate::staging::Profile;
 use crate::topology::Topology;
-use crate::units::counted;
+use crate::units::{ByteSize, counted};
 use rings::Declared;
 use spread::SpreadRing;
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,6 +127,15 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// Returns a note if frames of `frame` bytes leave a part of the slots of `ring` unused.
+fn unused_note(ring: &str, slot: usize, frame: usize) -> Option<String> {
+    let unused = slot.checked_sub(frame).filter(|unused| *unused > 0)?;
+    let [slot, frame, unused] = [slot, frame, unused].map(|bytes| ByteSize(bytes as u64));
+    Some(format!(
+        "{unused} of each slot of {slot} stay unused, because a frame has {frame}: set slot = \"{frame}\" in [ring.{ring}]"
+    ))
+}
+
 impl Resolver<'_> {
     fn sources(&mut self, diagnostics: &mut Diagnostics) {
         for (i, source) in self.config.sources.iter().enumerate() {
@@ -172,6 +181,9 @@ impl Resolver<'_> {
                     "window reduced to {}, because the ring has {slots} slots",
                     counted(geometry.window, "frame")
                 ));
+            }
+            if ring.keys.slot.is_some() && source.spec.detected_from().is_none() {
+                notes.extend(unused_note(name, slot, geometry.frame_bytes));
             }
             self.kept.insert(name.to_owned(), source.spec.kept());
             let supports_backpressure = source.spec.supports_backpressure();
