@@ -187,7 +187,11 @@ fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
     }
     if message.file == unit.name {
         let span = span(unit.text, message.line, message.column, &message.text);
-        return Some(Diagnostic::error(&message.text).at(span));
+        let diagnostic = Diagnostic::error(&message.text).at(span);
+        return Some(match missing_header(&message.text) {
+            Some(help) => diagnostic.help(help),
+            None => diagnostic,
+        });
     }
     if message.file == OURS || message.file.starts_with(PARAMETER) {
         return None;
@@ -203,6 +207,32 @@ fn theirs(unit: &Unit<'_>, message: &Message) -> Option<Diagnostic> {
         }
         None => diagnostic,
     })
+}
+
+/// Returns where to find the header that the compiler cannot open according to `text`.
+fn missing_header(text: &str) -> Option<&'static str> {
+    let (_, rest) = text.split_once("open source file \"")?;
+    let (header, _) = rest.split_once('"')?;
+    let starts = [
+        "cuda",
+        "cooperative_groups",
+        "mma.h",
+        "vector_",
+        "math_constants",
+        "crt/",
+    ];
+    Some(
+        if header.starts_with("cuda/") || header.starts_with("cub/") {
+            "this header belongs to the CUDA toolkit (Debian: nvidia-cuda-toolkit; PyPI: nvidia-cuda-cccl-cu12 for CUDA 12, \
+         nvidia-cuda-cccl for CUDA 13): install it, and add its directory with options = [\"--include-path=DIRECTORY\"]"
+        } else if starts.iter().any(|start| header.starts_with(start)) {
+            "this header belongs to the CUDA toolkit (Debian: nvidia-cuda-toolkit; PyPI: nvidia-cuda-runtime-cu12 for CUDA 12, \
+         nvidia-cuda-runtime for CUDA 13): install it, and add its directory with options = [\"--include-path=DIRECTORY\"], \
+         for example …/site-packages/nvidia/cuda_runtime/include or …/site-packages/nvidia/cu13/include"
+        } else {
+            "headers are searched in the directory of the file, and in those of options = [\"--include-path=DIRECTORY\"]"
+        },
+    )
 }
 
 /// Returns the diagnostic for a parameter that cannot be set.

@@ -125,3 +125,16 @@ fn compiler_log_of_unknown_format_is_shown_unchanged() {
         "my.cu does not compile:\nthe machine is out of paper"
     );
 }
+
+#[test]
+fn missing_headers_of_cuda_name_their_packages() {
+    for (header, package) in [
+        ("cuda_fp16.h", "nvidia-cuda-runtime-cu12 for CUDA 12"),
+        ("cuda/std/complex", "nvidia-cuda-cccl-cu12 for CUDA 12"),
+        ("own.h", "directory of the file"),
+    ] {
+        let log = format!("my.cu(1): catastrophic error: cannot open source file \"{header}\"\n");
+        let shown = compile_error(&unit(Vec::new()), &log);
+        assert!(shown.contains(package), "{shown}");
+    }
+}
