@@ -3,11 +3,12 @@
 mod epochs;
 mod held_gaps;
 mod skips;
+mod times;
 
 use super::narrow;
 use super::record::state;
 use super::shared::{BLOCKED, Epoch, EpochRequest, Requests, Shared};
-use crate::frame::{Clock, Flags, FrameMeta, Timestamp};
+use crate::frame::{Flags, FrameMeta, Timestamp};
 use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
 use crate::sync::Ordering;
@@ -94,6 +95,8 @@ pub(super) struct Sequencer {
     /// Flags of the next frame to be published.
     flags: Flags,
     silence: Silence,
+    /// The last published frame that has a time, and this time.
+    last_time: Option<(u64, Timestamp)>,
     /// Whether a complete frame stays open until it has its time.
     awaits_times: bool,
     /// Minimum number of frames without packets that the window passes in one step.
@@ -124,6 +127,7 @@ impl Sequencer {
             rounds: vec![0; shared.rounds.len()].into(),
             flags: Flags::default(),
             silence: Silence::default(),
+            last_time: None,
             awaits_times: false,
             min_gap_step: shared.records.len() as u64,
             awaited: (0, 0),
@@ -609,11 +613,6 @@ impl Sequencer {
         if truncated {
             flags = flags.with(Flags::TRUNCATED);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the value was stored from a Clock"
-        )]
-        let clock = Clock::from_u8(record.time_clock.load(Ordering::Acquire) as u8);
         let meta = FrameMeta {
             sequence: frame.wrapping_sub(shared.epoch_offset.load(Ordering::Relaxed)),
             #[expect(
@@ -622,23 +621,12 @@ impl Sequencer {
             )]
             epoch: shared.epoch_number.load(Ordering::Relaxed) as u32,
             flags,
-            timestamp: Timestamp {
-                ns: record.time_ns.load(Ordering::Relaxed),
-                clock,
-            },
+            timestamp: self.time_of(shared, frame, arrived, flags),
             length: bytes,
             packets_per_frame: count,
             arrived: narrow(arrived),
             packet_sizes: geometry.packet_sizes(),
             kept: record.kept(),
-        };
-        let meta = if clock == Clock::None {
-            FrameMeta {
-                timestamp: Timestamp::default(),
-                ..meta
-            }
-        } else {
-            meta
         };
         #[cfg(loom)]
         for index in (0..count).filter(|index| record.is_present(*index)) {

@@ -675,6 +675,40 @@ fn frame_with_missing_first_packets_has_start_time() {
     }
 }
 
+/// Frames without packets have the times between their neighbours, also if the duration of a frame is unknown.
+#[test]
+fn frames_without_packets_have_predicted_times() {
+    for frame_ns in [4000, 0] {
+        let mut bench = bench(
+            16,
+            Geometry {
+                frame_ns,
+                window: 4,
+                ..geometry()
+            },
+        );
+        for sequence in (0..8_u64).chain(16..24) {
+            // Without a duration, each packet has the time of its frame.
+            let in_frame = if frame_ns > 0 { sequence % 4 } else { 0 };
+            let time = Timestamp {
+                ns: 10_000 + sequence / 4 * 4000 + in_frame * 1000,
+                clock: crate::frame::Clock::Sensor,
+            };
+            let id = PacketId::of(sequence);
+            bench
+                .window
+                .with_batch(|batch| batch.place(id, &payload(sequence), time));
+        }
+        bench.window.finish();
+        let mut times = Vec::new();
+        while let Some(lease) = bench.reader.poll(1) {
+            times.push(lease.frame(0).meta().timestamp.ns);
+        }
+        let expected: Vec<u64> = (0..6).map(|frame| 10_000 + frame * 4000).collect();
+        assert_eq!(times, expected, "{frame_ns}");
+    }
+}
+
 impl Bench {
     fn put_as(&mut self, number: u64, sequence: u64) -> Outcome {
         self.window.with_batch(|batch| {

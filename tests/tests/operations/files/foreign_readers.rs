@@ -312,14 +312,14 @@ words = np.arange(rows * 64, dtype="<u8").reshape(-1, 8)
 words[~wanted] = 0
 assert frames.tobytes() == words.tobytes()
 time = store["timestamp_ns"][:]
-# A frame that is missing completely has no time.
+# A frame that is missing completely has the time that follows from the frames around it.
 timed = wanted.reshape(rows, 8).any(axis=1)
 clock = store["clock"].attrs
 names = dict(zip(clock["flag_values"], clock["flag_meanings"].split()))
-assert timed.sum() == rows - 2 and (time[~timed] == 0).all(), time
-assert {names[int(clock)] for clock in store["clock"][:][timed]} == {"simulated"}, names
-since = time[timed].astype(np.int64) - int(time[0])
-assert np.array_equal(since, sequence[timed].astype(np.int64) * 64_000), since
+assert timed.sum() == rows - 2, timed
+assert {names[int(clock)] for clock in store["clock"][:]} == {"simulated"}, names
+since = time.astype(np.int64) - int(time[0])
+assert np.array_equal(since, sequence.astype(np.int64) * 64_000), since
 print(rows, store.attrs["state"])
 "#;
 
