@@ -273,6 +273,66 @@ fn metrics_in_documents_exist() {
     }
 }
 
+/// The first table of a packet's path lists the files that the sections below it name. `DAQ_UPDATE=1` rewrites the table.
+#[test]
+fn files_on_the_path_of_a_packet_are_listed() {
+    let path = repository().join("docs/src/concepts/way-of-a-packet.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let head = "| step | files |\n|---|---|\n";
+    let (before, rest) = page.split_once(head).unwrap();
+    let end = rest.find("\n\n").unwrap() + 1;
+    let (listed, after) = rest.split_at(end);
+    let steps = [
+        "socket",
+        "header",
+        "reorder window",
+        "ring",
+        "kernel",
+        "sink",
+    ];
+    let sections = after.split("\n## ").skip(1);
+    let rows = sections.filter_map(|section| {
+        let (title, text) = section.split_once('\n')?;
+        let step = steps.iter().find(|step| {
+            title.ends_with(*step)
+                || title.ends_with(&format!("{}{}", step[..1].to_uppercase(), &step[1..]))
+        })?;
+        Some(format!("| {step} | {} |\n", source_files(text).join(", ")))
+    });
+    let table: String = rows.collect();
+    assert_eq!(table.lines().count(), steps.len(), "{table}");
+    if std::env::var_os("DAQ_UPDATE").is_some() {
+        std::fs::write(&path, format!("{before}{head}{table}{after}")).unwrap();
+    } else {
+        assert_eq!(listed, table, "run this test with DAQ_UPDATE=1");
+    }
+}
+
+/// Returns the source files in the tables of a section, or the first file that its text names, each once and in backticks.
+fn source_files(section: &str) -> Vec<String> {
+    let is_file = |text: &&str| {
+        std::path::Path::new(text)
+            .extension()
+            .is_some_and(|end| end == "rs")
+            && text.contains('/')
+    };
+    let in_table = |line: &&str| line.starts_with('|');
+    let files = section
+        .lines()
+        .filter(in_table)
+        .filter_map(|line| line.split('|').nth(2));
+    let mut files: Vec<&str> = files
+        .map(|cell| cell.trim().trim_matches('`'))
+        .filter(is_file)
+        .collect();
+    if files.is_empty() {
+        files.extend(section.split('`').find(is_file));
+    }
+    let mut known = std::collections::BTreeSet::new();
+    files.retain(|file| known.insert(*file));
+    files.into_iter().map(|file| format!("`{file}`")).collect()
+}
+
 /// The tables of a packet's path name functions with the files that contain them.
 #[test]
 fn functions_on_the_path_of_a_packet_exist() {
