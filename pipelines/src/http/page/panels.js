@@ -41,8 +41,11 @@ class Chart {
   }
 }
 
+/** Width of the vertical axis, so that its longest label fits. */
+const wide = (_, labels) => Math.max(58, 20 + 7 * Math.max(0, ...(labels ?? []).map((label) => String(label ?? "").length)));
+
 const axes = (x, y) => [x, y].map((label, i) => ({
-  label, labelSize: 18, size: i ? 58 : 34, stroke: colour("text"), font: "12px system-ui", labelFont: "12px system-ui",
+  label, labelSize: 18, size: i ? wide : 34, stroke: colour("text"), font: "12px system-ui", labelFont: "12px system-ui",
   grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
 }));
 
@@ -190,6 +193,8 @@ export class Spectrum {
     }))];
     this.range(lines, isDecibel);
     const reference = !frame.spectrum || frame.full_scale === 1 ? "dB" : "dBFS";
+    const shownLevel = (value) => `${number(value)}${isDecibel ? ` ${reference}` : ""}`;
+    this.levels = `dark: ${shownLevel(this.low)}, bright: ${shownLevel(this.high)}`;
     const key = [unit, isDecibel, reference, frame.ring].join();
     this.chart.show(key, lines, () => ({
       axes: axes(`frequency (${unit})`, isDecibel ? reference : "power"),
@@ -297,7 +302,7 @@ export class Histogram {
     const bars = uPlot.paths.bars({ size: [1, Infinity], gap: 0 });
     this.chart.show([log, frame.ring].join(), lines, () => ({
       axes: axes("value", "count"),
-      scales: { x: { time: false, range: (_, from, to) => [from - this.step / 2, to + this.step / 2] }, y: log ? { distr: 3 } : {} },
+      scales: { x: { time: false, range: (_, from, to) => [from - this.step / 2, to + this.step / 2] }, y: log ? { distr: 3 } : { range: (_, from, to) => [0, to * 1.05 || 1] } },
       legend: { show: false },
       series: [{}, drawn("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), drawn("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
     }));

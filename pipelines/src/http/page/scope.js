@@ -14,6 +14,8 @@ const DEFAULTS = { channel: "0", part: "", size: "", full_scale: "", row: "" };
 const KEYS = Object.keys(DEFAULTS);
 /** Checkbox of the form: levels of spectra and images, and counts, are logarithmic. */
 const LOG = "log";
+/** Clocks whose times are UTC. */
+const UTC_CLOCKS = ["host", "kernel", "sensor-utc"];
 
 const figure = (name) => document.getElementById(`panel-${name}`);
 const form = document.getElementById("scope-form");
@@ -84,10 +86,10 @@ const clear = () => {
   offer();
 };
 
-/** Shows the ring that was chosen. */
-const change = () => {
+/** Shows the ring that was chosen. `asked` contains values of the address, which have priority over the saved ones. */
+const change = (asked) => {
   freeze(false);
-  restore();
+  restore(asked);
   clear();
   zoomed = null;
   reset();
@@ -128,8 +130,9 @@ const save = () => {
   localStorage.setItem(`scope ${form.elements.ring.value}`, JSON.stringify(kept));
 };
 
-const restore = () => {
+const restore = (asked) => {
   const kept = JSON.parse(localStorage.getItem(`scope ${form.elements.ring.value}`) ?? "{}");
+  for (const key of KEYS) if (asked?.has(key)) kept[key] = asked.get(key);
   for (const key of KEYS) {
     const field = form.elements[key];
     const value = kept[key] ?? DEFAULTS[key];
@@ -225,12 +228,13 @@ const describe = (frame, frames) => {
   const [oldest, newest] = [received[0], received.at(-1)];
   const seconds = (newest?.[0] - oldest?.[0]) / 1000;
   const rates = !frozen && seconds > .5 ? ` · shows ${((received.length - 1) / seconds).toFixed(1)} of ${scale((newest[1] - oldest[1]) / seconds, "frames/s")}` : "";
-  const time = frame.clock === "none" ? "" : ` · ${new Date(frame.time_ms).toISOString().replace("T", " ").replace("Z", "")} (${frame.clock})`;
+  const time = frame.clock === "none" ? "" : ` · ${new Date(frame.time_ms).toISOString().replace("T", " ").replace("Z", UTC_CLOCKS.includes(frame.clock) ? " UTC" : "")} (${frame.clock})`;
   const packets = frame.packets ? ` · ${frame.arrived} of ${frame.packets} packets` : frame.incomplete ? " · computed from incomplete frames" : "";
   setText(stateLine, `${frozen ? "frozen: " : ""}frame ${frame.sequence} · epoch ${frame.epoch}${time}${packets}${rates} · ${frame.complex ? "complex " : ""}${frame.type}${age()}`);
   stateLine.classList.toggle("bad", frame.incomplete || (frame.packets > 0 && frame.arrived < frame.packets));
   const rows = frame.data.waterfall?.shape[0] ?? 0;
-  setText(document.getElementById("waterfall-note"), rows > 1 ? `Newest on top; ${rows} rows per frame. Missing data is grey. Frames that are not shown have no row.` : "Newest frame on top. Missing data is grey. Frames that are not shown have no row.");
+  const order = rows > 1 ? `Newest on top; ${rows} rows per frame` : "Newest frame on top";
+  setText(document.getElementById("waterfall-note"), `${order} (${panels.spectrum.levels ?? ""}). Missing data is grey. Frames that are not shown have no row.`);
 };
 
 /** Returns how old the newest frame is if no frame arrives. */
@@ -270,10 +274,12 @@ export const update = (next) => {
   }
   rings = names.join();
   const { ring } = form.elements;
-  const wanted = ring.value || new URLSearchParams(location.hash.split("?")[1] ?? "").get("ring");
+  // The address selects the ring and the values of the form when the page opens.
+  const asked = ring.value ? null : new URLSearchParams(location.hash.split("?")[1] ?? "");
+  const wanted = ring.value || asked.get("ring");
   ring.replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(wanted)) ring.value = wanted;
-  change();
+  change(asked);
 };
 
 /** Requests the stream of the view that the form describes. The stream before it ends when the new one has begun, so that the
