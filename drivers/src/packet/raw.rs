@@ -431,7 +431,11 @@ impl PacketFormat for Raw {
     }
 
     fn notes(&self) -> Vec<String> {
-        let notes = self.order_note.as_deref().into_iter().chain(self.range_note);
+        let notes = self
+            .order_note
+            .as_deref()
+            .into_iter()
+            .chain(self.range_note);
         notes.map(str::to_owned).collect()
     }
 

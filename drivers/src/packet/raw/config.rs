@@ -138,7 +138,9 @@ impl RawConfig {
             number.as_ref().is_some_and(|number| {
                 let place = (number.offset, number.bytes, number.first);
                 let is_whole = number.bits.is_none() && number.shift == 0 && number.step == 1;
-                place == (offset, bytes, first) && is_whole && number.endian.unwrap_or_default() == Endian::Big
+                place == (offset, bytes, first)
+                    && is_whole
+                    && number.endian.unwrap_or_default() == Endian::Big
             })
         };
         self.header.0 == 8
