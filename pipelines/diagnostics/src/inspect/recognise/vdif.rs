@@ -84,14 +84,36 @@ fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<Estimate> {
     })
 }
 
-fn keys(frame: &Frame, at: usize, per_second: Option<u64>, estimate: Option<Estimate>) -> Vec<Key> {
+/// Returns the key that selects threads: all of them if each is a channel, otherwise that of `frame`.
+fn thread_key(frame: &Frame, threads: &[u64]) -> Key {
+    let all: Vec<String> = threads.iter().map(u64::to_string).collect();
+    match threads {
+        [_, _, ..] if frame.channels == 1 => Key::new(
+            format!("thread  = [{}]", all.join(", ")),
+            "the threads are the parts of a frame; with `channels` and `order = \"planar\"` in `samples`, each is a channel:",
+        ),
+        [_, _, ..] => Key::new(
+            format!("thread  = {}", frame.thread),
+            "one of several threads; another source on the same port can receive another one:",
+        ),
+        _ => Key::new(format!("thread  = {}", frame.thread), ""),
+    }
+}
+
+fn keys(
+    frame: &Frame,
+    threads: &[u64],
+    at: usize,
+    per_second: Option<u64>,
+    estimate: Option<Estimate>,
+) -> Vec<Key> {
     let line = |text: String| Key::new(text, "");
     let mut keys = vec![
         line(format!(
             "payload = {}",
             number::size(frame.length - frame.header)
         )),
-        line(format!("thread  = {}", frame.thread)),
+        thread_key(frame, threads),
     ];
     keys.extend(per_second.map(|rate| line(format!("frames_per_second = {rate}"))));
     let estimate = estimate.filter(|_| per_second.is_none());
@@ -175,13 +197,6 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             packets.len()
         ));
     }
-    if threads.len() > 1 {
-        ambiguous.push(format!(
-            "one source receives one of the {} threads, here {}, and rejects the others",
-            threads.len(),
-            example.thread
-        ));
-    }
     let rate = per_second.map_or_else(String::new, |rate| format!(", {rate} frames per second"));
     Some(Recognised {
         name: "VDIF".to_owned(),
@@ -214,7 +229,13 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         layout: format!("vdif {at} {length} {}", example.header),
         suggestion: Suggestion::Format {
             kind: "vdif",
-            keys: keys(example, at, per_second, estimate(packets, &frames)),
+            keys: keys(
+                example,
+                &threads,
+                at,
+                per_second,
+                estimate(packets, &frames),
+            ),
             samples: None,
             has_parts: false,
         },
@@ -239,6 +260,21 @@ mod tests {
             }
         });
         packets.collect()
+    }
+
+    #[test]
+    fn all_threads_of_one_channel_are_suggested() {
+        let mut packets = within_a_second(100_000);
+        for packet in packets.iter_mut().step_by(2) {
+            let mut head = packet.head.to_vec();
+            head[14] = 3;
+            packet.head = head.into();
+        }
+        let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();
+        let Suggestion::Format { keys, .. } = found.suggestion else {
+            panic!("no format");
+        };
+        assert!(keys.iter().any(|key| key.line == "thread  = [0, 3]"));
     }
 
     #[test]
