@@ -54,6 +54,8 @@ input = \"INPUT\"
 to = \"receiver.example:7471\"
 # Number of TCP connections; the receiver needs as many.
 # connections = 1
+# Checksums over each frame, which the receiver verifies; only for transport = \"tcp\".
+# checksums = false
 # A file with the secret that the receiver requires; or, from the environment, the secret itself:
 # `token = \"${LINK_TOKEN}\"`.
 # token_file = \"link.token\"
@@ -104,6 +106,10 @@ pub struct StreamKeys {
     /// Only for `"tcp"`: number of TCP connections, 1 to 32, over which frames are sent in turn; default 1. The receiver
     /// needs the same number.
     pub connections: Option<usize>,
+    /// Only for `"tcp"`: true sends each frame with checksums (CRC-32C), which the receiver verifies. A damaged frame is lost as
+    /// `bad_packet`, with the fault `bad-checksum` of the receiver's source. Default false, because the checksums need CPU time
+    /// on both hosts. The receiver needs no key.
+    pub checksums: Option<bool>,
     /// Only for `"rdma"`: how the hosts connect: `"tcp"`, a plain TCP exchange, or `"cm"`, `rdma_cm`; default `"tcp"`. The
     /// receiver needs the same value.
     pub connection: Option<Connection>,
@@ -225,6 +231,12 @@ impl StreamKeys {
         if let Some((key, message, help)) = problems.into_iter().next() {
             return Err(Problem::at(key, message).help(help));
         }
+        if self.checksums.is_some() && self.transport == Transport::Rdma {
+            let message = "`checksums` has no meaning with transport = \"rdma\"";
+            let help =
+                "remove `checksums`, because RDMA network cards check every packet themselves";
+            return Err(Problem::at("checksums", message).help(help));
+        }
         if let Some((message, help)) = self.mode().problem(self.service(), rails.count()) {
             return Err(Problem::at("service", message).help(help));
         }
@@ -273,6 +285,7 @@ impl StreamKeys {
             wait: context.wait,
             timeout: self.timeout.0,
             kept: KeptNames::of(&context.kept),
+            has_checksums: self.checksums.unwrap_or(false),
             ..Options::new(&self.to, context.slot_bytes, context.packets_per_frame)
         }
     }

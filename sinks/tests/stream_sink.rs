@@ -123,9 +123,15 @@ fn stream_over_tcp_needs_no_nic_and_rejects_keys_of_rdma() {
         let refused = spec("stream", "n", &format!("{TCP}{keys}")).err().unwrap();
         assert!(refused.contains(fix), "{keys}: {refused}");
     }
-    let refused = spec("stream", "n", &format!("{WHERE}\nconnections = 2"));
-    let refused = refused.err().unwrap();
-    assert!(refused.contains("set `queue_pairs`"), "{refused}");
+    assert!(spec("stream", "n", &format!("{TCP}checksums = true")).is_ok());
+    for (keys, fix) in [
+        ("connections = 2", "set `queue_pairs`"),
+        ("checksums = true", "remove `checksums`"),
+    ] {
+        let refused = spec("stream", "n", &format!("{WHERE}\n{keys}"));
+        let refused = refused.err().unwrap();
+        assert!(refused.contains(fix), "{refused}");
+    }
     let auto = "transport = \"rdma\"\nto = \"127.0.0.1:1\"";
     let auto = spec("stream", "n", auto).unwrap();
     assert_eq!(auto.nic().as_deref(), Some("auto"));

@@ -18,6 +18,7 @@
 //! |---|---|
 //! | the connection is interrupted, and frames can be sent again | nothing is lost |
 //! | frames cannot be sent again, or are lost in transit (`uc`, `ud`) | lost, `wire_gap` |
+//! | a frame over TCP does not match its checksums (`checksums = true` in the sink) | lost, `bad_packet`, with the fault `bad-checksum`; the connection continues |
 //! | the sender was restarted, or it starts a new epoch | `epochs` |
 //! | the sender or its NIC violates the protocol | the fault with its name; the connection is closed |
 //! | a sender is rejected because its address is not in `from` or its token differs | `refused` |

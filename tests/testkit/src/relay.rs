@@ -1,4 +1,4 @@
-//! A relay between TCP peers, which can split, stall and cut their connections.
+//! A relay between TCP peers, which can split, stall, cut and damage their connections.
 
 use crate::Random;
 use std::io::{ErrorKind, Read, Write};
@@ -24,6 +24,10 @@ struct State {
     passed: AtomicU64,
     /// After this number of bytes, all connections are cut once; 0 for never.
     cut_at: AtomicU64,
+    /// Number of bytes passed on to the target.
+    to_target: AtomicU64,
+    /// The number of this byte to the target of which one bit is inverted, counted from 1; 0 for none.
+    flip_at: AtomicU64,
     /// Maximum number of bytes that are passed on at a time.
     piece: AtomicU64,
     connections: AtomicU64,
@@ -78,6 +82,12 @@ impl Relay {
         self.state.cut_at.store(at, Ordering::Release);
     }
 
+    /// Inverts one bit of the byte that follows after `bytes` further bytes to the target.
+    pub fn flip_bit_after(&self, bytes: u64) {
+        let at = self.state.to_target.load(Ordering::Acquire) + bytes + 1;
+        self.state.flip_at.store(at, Ordering::Release);
+    }
+
     /// Stops or continues to pass bytes on. All connections stay open.
     pub fn stall(&self, is_stalled: bool) {
         self.state.is_stalled.store(is_stalled, Ordering::Release);
@@ -117,10 +127,12 @@ fn accept(listener: &TcpListener, target: SocketAddr, state: &Arc<State>) {
         near.set_nonblocking(false).unwrap();
         state.connections.fetch_add(1, Ordering::AcqRel);
         let cuts = state.cuts.load(Ordering::Acquire);
-        for (from, to) in [(&near, &far), (&far, &near)] {
+        for (from, to, is_to_target) in [(&near, &far, true), (&far, &near, false)] {
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             let state = state.clone();
-            threads.push(std::thread::spawn(move || pass(from, to, cuts, &state)));
+            threads.push(std::thread::spawn(move || {
+                pass(from, to, (cuts, is_to_target), &state);
+            }));
         }
     }
     for thread in threads {
@@ -128,8 +140,22 @@ fn accept(listener: &TcpListener, target: SocketAddr, state: &Arc<State>) {
     }
 }
 
+/// Counts the bytes, which follow on their way to the target, and inverts one bit of the requested one.
+fn flip_bit(bytes: &mut [u8], state: &State) {
+    let before = state
+        .to_target
+        .fetch_add(bytes.len() as u64, Ordering::AcqRel);
+    let at = state.flip_at.load(Ordering::Acquire);
+    let index = at
+        .checked_sub(before + 1)
+        .and_then(|index| usize::try_from(index).ok());
+    if let Some(byte) = index.and_then(|index| bytes.get_mut(index)) {
+        *byte ^= 1;
+    }
+}
+
 /// Passes bytes on in one direction until a side ends or the connection is cut.
-fn pass(mut from: TcpStream, mut to: TcpStream, cuts: u64, state: &State) {
+fn pass(mut from: TcpStream, mut to: TcpStream, (cuts, is_to_target): (u64, bool), state: &State) {
     let mut buffer = vec![0; BUFFER];
     let mut random = Random(u64::from(from.local_addr().map_or(1, |it| it.port())));
     from.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
@@ -150,6 +176,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, cuts: u64, state: &State) {
             Err(error) if is_quiet(error.kind()) => continue,
             Err(_) => break,
         };
+        if is_to_target {
+            flip_bit(&mut buffer[..read], state);
+        }
         let mut done = 0;
         while done < read {
             if is_over() {

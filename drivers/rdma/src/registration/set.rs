@@ -133,6 +133,13 @@ impl RegistrationSet {
         Some((found.address, found.region.bytes()))
     }
 
+    /// Returns the region that is mapped at `address`.
+    pub(crate) fn region(&self, address: u64) -> Option<Arc<Region>> {
+        let mapped = self.mapped();
+        let found = mapped.iter().find(|mapped| mapped.address == address)?;
+        Some(found.region.clone())
+    }
+
     /// Returns registrations of the region mapped at `address` that no other link has used, so that the remote keys of
     /// an earlier peer do not give access to the memory.
     ///

@@ -1,5 +1,6 @@
 //! Frame streams between hosts.
 
+mod checksum;
 pub mod receiver;
 pub mod sender;
 pub mod transport;

@@ -9,17 +9,20 @@
 //!   a frame by sends:    [Record │ payload] ─▶ the next posted receive
 //!   credits:             the receiver writes one word: total number of frames that may be sent
 //! ```
+//! A stream over TCP can have checksums: each record then contains the CRC-32C of the payload and of the record itself.
+//!
 //! Frames are numbered in the order in which the sender passes them to the stream, starting when the sender starts.
 //! Frame `n` uses rail `n % rails`. After an interruption the receiver requests the next frame that it needs, so no
 //! frame is delivered twice. Slots are offered with new remote keys, so that no earlier write can reach them.
 
+use super::checksum;
 use crate::verbs::Service;
 use daq_core::frame::{Clock, MAX_KEPT_FIELDS, Timestamp};
 
 /// The magic number of a greeting: `daqR`.
 pub(crate) const MAGIC: u32 = 0x5271_6164;
 /// The protocol version. Both sides must have the same version.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 /// Maximum number of rails of a stream.
 pub const MAX_RAILS: u8 = u8::MAX;
 /// Maximum number of packets per frame. With more packets, a record would be larger than a frame.
@@ -111,7 +114,7 @@ pub(crate) enum WireError {
     },
 }
 
-/// The first message of a sender on each rail. The message has 52 bytes; `rdma_cm` can carry 56.
+/// The first message of a sender on each rail. The message has 53 bytes; `rdma_cm` can carry 56.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// The transfer mode.
@@ -134,11 +137,13 @@ pub struct Hello {
     pub credit_address: u64,
     /// Remote key of the credit word.
     pub credit_rkey: u32,
+    /// True if the records contain checksums.
+    pub has_checksums: bool,
 }
 
 impl Hello {
     /// Size of the encoded greeting in bytes.
-    pub(crate) const BYTES: usize = 52;
+    pub(crate) const BYTES: usize = 53;
 
     /// Encodes the greeting.
     pub fn encode(&self) -> Vec<u8> {
@@ -159,6 +164,7 @@ impl Hello {
             out.extend(word.to_le_bytes());
         }
         out.extend(self.credit_rkey.to_le_bytes());
+        out.push(self.has_checksums.into());
         debug_assert_eq!(out.len(), Self::BYTES);
         out
     }
@@ -198,6 +204,7 @@ impl Hello {
             slot: number("the frame size", fields.u64())?,
             credit_address: extent("the credit address", fields.u64(), 8, 1)?,
             credit_rkey: fields.u32(),
+            has_checksums: flag("the flag of checksums", fields.u8())?,
         })
     }
 }
@@ -308,6 +315,18 @@ impl Offer {
     }
 }
 
+/// Decodes a flag.
+const fn flag(what: &'static str, found: u8) -> Result<bool, WireError> {
+    match found {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WireError::Field {
+            what,
+            found: found as u64,
+        }),
+    }
+}
+
 /// Checks that a number is below [`END`], so that the sum of two such numbers does not overflow.
 const fn number(what: &'static str, found: u64) -> Result<u64, WireError> {
     if found < END {
@@ -399,11 +418,24 @@ pub struct Record {
     pub(crate) arrived: u32,
     /// Bitmap of the kept fields whose values follow the bitmap of packet slots.
     pub(crate) kept_mask: u8,
+    /// The checksums; `None` if the stream has no checksums.
+    pub(crate) checksums: Option<Checksums>,
+}
+
+/// The checksums of a frame, both CRC-32C.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Checksums {
+    /// Checksum of the payload.
+    pub(crate) payload: u32,
+    /// Checksum of the encoded record, in which this field is 0. [`Record::encode`] computes it.
+    pub(crate) record: u32,
 }
 
 impl Record {
     /// Size in bytes of a record without the bitmap.
-    pub(crate) const HEAD: usize = 64;
+    pub(crate) const HEAD: usize = 72;
+    /// Offset in bytes of the checksum of the record.
+    pub(crate) const CHECKSUM: usize = 68;
 
     /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets and `kept` fields. The size is
     /// a multiple of 64, so that no two records share a cache line.
@@ -422,6 +454,11 @@ impl Record {
         Self::HEAD + (self.packets_per_frame as usize).div_ceil(64) * 8
     }
 
+    /// Returns the number of words that follow the head: the bitmap of packet slots, and the values of kept fields.
+    pub(crate) const fn words(&self) -> usize {
+        (self.packets_per_frame as usize).div_ceil(64) + self.kept_words()
+    }
+
     /// Encodes the record into `out`. `words` are the bitmap of packet slots that arrived, and the values of kept fields.
     ///
     /// # Panics
@@ -436,12 +473,19 @@ impl Record {
             self.timestamp.ns,
             self.length,
             u64::from(self.flags) | u64::from(self.packets_per_frame) << 32,
-            u64::from(self.arrived) | u64::from(self.kept_mask) << 32,
+            u64::from(self.arrived)
+                | u64::from(self.kept_mask) << 32
+                | u64::from(self.checksums.is_some()) << 40,
+            self.checksums.map_or(0, |sums| sums.payload.into()),
         ];
         let mut at = 0;
         for word in words.into_iter().chain(after) {
             out[at..at + 8].copy_from_slice(&word.to_le_bytes());
             at += 8;
+        }
+        if self.checksums.is_some() {
+            let sum = checksum::of_bytes(&out[..at]).to_le_bytes();
+            out[Self::CHECKSUM..Self::HEAD].copy_from_slice(&sum);
         }
     }
 
@@ -467,16 +511,25 @@ impl Record {
             fields.u64(),
             fields.u64(),
         );
+        let (flags, packets_per_frame) = (fields.u32(), fields.u32());
+        let (arrived, kept_mask) = (fields.u32(), fields.u8());
+        let has_checksums = fields.u8() == 1;
+        fields.skip(2);
+        let checksums = Checksums {
+            payload: fields.u32(),
+            record: fields.u32(),
+        };
         Ok(Self {
             number,
             sequence,
             epoch,
             timestamp: Timestamp { ns, clock },
             length,
-            flags: fields.u32(),
-            packets_per_frame: fields.u32(),
-            arrived: fields.u32(),
-            kept_mask: fields.u8(),
+            flags,
+            packets_per_frame,
+            arrived,
+            kept_mask,
+            checksums: has_checksums.then_some(checksums),
         })
     }
 }
@@ -543,9 +596,12 @@ mod tests {
             is_send: bool,
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
-            let hello = Hello { mode, rail: rails - 1, rails, packets_per_frame, kept: KeptNames { count: rails % 9, checksum: 0xa55a }, stream, first, slot, credit_address, credit_rkey };
+            let hello = Hello {
+                mode, rail: rails - 1, rails, packets_per_frame, kept: KeptNames { count: rails % 9, checksum: 0xa55a }, stream, first,
+                slot, credit_address, credit_rkey, has_checksums: stream % 2 == 0,
+            };
             let mut bytes = hello.encode();
-            bytes.extend([7; 4]);
+            bytes.extend([7; 3]);
             prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
             prop_assert_eq!(Hello::decode(&bytes), Ok(hello));
         }
@@ -597,7 +653,7 @@ mod tests {
             (flags, packets_per_frame, arrived) in any::<(u32, u32, u32)>(),
         ) {
             let timestamp = Timestamp { ns, clock: Clock::Kernel };
-            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived, kept_mask: 0x81 };
+            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived, kept_mask: 0x81, checksums: None };
             let mut bytes = vec![0; Record::bytes(65, 0)];
             record.encode([1, 2].into_iter(), &mut bytes);
             prop_assert_eq!(Record::decode(&bytes), Ok(record));
@@ -625,6 +681,7 @@ mod tests {
             slot: 3,
             credit_address: 4,
             credit_rkey: 5,
+            has_checksums: false,
         };
         let with = |at: usize, value: u8| {
             let mut bytes = hello.encode();
@@ -636,19 +693,13 @@ mod tests {
         let field = |what| move |error: WireError| matches!(error, WireError::Field { what: w, .. } if w == what);
         assert!(field("the mode")(with(6, 2)) && field("the rail")(with(7, 1)));
         assert!(matches!(
-            Hello::decode(&hello.encode()[..51]),
+            Hello::decode(&hello.encode()[..52]),
             Err(WireError::Short { .. })
         ));
         assert!(field("the number of kept fields")(with(9, 9)));
-        assert_eq!(Record::bytes(0, 0), 64);
-        assert_eq!((Record::bytes(1, 7), Record::bytes(1, 8)), (128, 192));
-        assert_eq!(
-            (
-                Record::bytes(1, 0),
-                Record::bytes(512, 0),
-                Record::bytes(513, 0)
-            ),
-            (128, 128, 192)
-        );
+        assert!(field("the flag of checksums")(with(52, 2)));
+        assert_eq!(Record::bytes(1, 0), 128);
+        assert_eq!((Record::bytes(1, 6), Record::bytes(1, 7)), (128, 192));
+        assert_eq!((Record::bytes(448, 0), Record::bytes(449, 0)), (128, 192));
     }
 }

@@ -8,7 +8,8 @@
 //! `done` is the number of messages of the other side that have completed; a batch without messages is only this
 //! acknowledgement. The destinations of all payloads of a batch come first, so that the receiver can read the payloads
 //! with one call, each into its place. Bit 0 of `flags` means that the message has immediate data, bit 1 that it must be
-//! acknowledged at once. `check` covers head and messages. Payloads are covered by TCP's checksum only.
+//! acknowledged at once. `check` covers head and messages. Payloads are covered by TCP's checksum, and by those
+//! of the frame protocol if they are enabled.
 
 use crate::verbs::Status;
 

@@ -32,6 +32,9 @@ pub struct Args {
     /// Maximum number of frames in flight per connection.
     #[arg(long, default_value = "128", value_parser = count::<1, 16384>)]
     depth: usize,
+    /// Also measure streams with `checksums = true`.
+    #[arg(long)]
+    checksums: bool,
     /// Frame sizes, multiples of 8 bytes, at most 64 MiB.
     #[arg(
         long,
@@ -47,15 +50,23 @@ pub struct Args {
 enum Method {
     Baseline,
     Stream,
+    /// A stream with checksums.
+    Checked,
 }
 
 impl Method {
-    const ALL: [Self; 2] = [Self::Baseline, Self::Stream];
+    const ALL: [Self; 3] = [Self::Baseline, Self::Stream, Self::Checked];
+
+    /// Returns the methods to measure.
+    fn selected(args: &Args) -> &'static [Self] {
+        &Self::ALL[..if args.checksums { 3 } else { 2 }]
+    }
 
     const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline loop",
             Self::Stream => "ring to ring",
+            Self::Checked => "ring to ring, checksums",
         }
     }
 }
@@ -65,10 +76,13 @@ pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<
     let scratch = Scratch::new("tcp", "", None)?;
     let environment = Environment::new(common.registry.clone(), scratch, None)?;
     let window = common.window.0;
-    let compared = common.compare(&args.sizes, &Method::ALL, |&bytes, method| {
+    let compared = common.compare(&args.sizes, Method::selected(args), |&bytes, method| {
         let figures = match method {
             Method::Baseline => baseline(bytes, args.connections, window)?,
-            Method::Stream => stream(&environment, bytes, args, window)?,
+            Method::Stream | Method::Checked => {
+                let has_checksums = *method == Method::Checked;
+                stream(&environment, bytes, (args, has_checksums), window)?
+            }
         };
         Ok(Some(figures))
     })?;
@@ -202,7 +216,7 @@ fn baseline(bytes: usize, connections: usize, window: Duration) -> Result<[f64; 
 fn stream(
     environment: &Environment,
     bytes: usize,
-    args: &Args,
+    (args, has_checksums): (&Args, bool),
     window: Duration,
 ) -> Result<[f64; 3], BenchError> {
     let host = Ipv4Addr::LOCALHOST;
@@ -218,7 +232,7 @@ fn stream(
         .start(&format!(
             "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npattern = \"silence\"\npacket = {bytes}\n\
              backpressure = true\npace = \"free\"\nsamples = {{ type = \"float32\" }}\n{ring}\
-             [sink.tx]\n{tcp}depth = {depth}\ninput = \"raw\"\nto = \"{host}:{port}\"\nguarantee = true\n"
+             [sink.tx]\n{tcp}checksums = {has_checksums}\ndepth = {depth}\ninput = \"raw\"\nto = \"{host}:{port}\"\nguarantee = true\n"
         ))
         .and_then(|sender| {
             let measured = rate(&sender, bytes, window);

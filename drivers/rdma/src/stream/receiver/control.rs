@@ -53,6 +53,8 @@ crate::faults! {
     Other = "other",
     /// A record was invalid, or a completion had no valid record.
     BadRecord = "bad-record",
+    /// A frame did not match its checksums. The frame is lost, and the connection continues.
+    BadChecksum = "bad-checksum",
     /// A frame arrived without a credit.
     BeyondCredit = "beyond-credit",
     /// A connected sender disconnected.

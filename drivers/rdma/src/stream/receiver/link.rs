@@ -6,12 +6,14 @@ use super::shape::Shape;
 use crate::connect::PeerMonitor;
 use crate::engine::ReceiveQueue;
 use crate::registration::set::RailRegions;
+use crate::stream::checksum;
 use crate::stream::wire::{Hello, Mode, Record};
 use crate::verbs::{Payload, Service, Status, Verb, VerbsError, WorkCompletion, WorkRequest};
 use crate::wait::wait_any;
 use daq_core::dma::DmaBuffer;
 use daq_core::frame::KeptFields;
 use daq_core::log_limit::LogLimit;
+use daq_core::region::Region;
 use daq_core::units::counted;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -77,6 +79,17 @@ pub(super) struct CompletedFrame {
     pub(super) missing: u64,
     /// Number of slots that the missing frames would have filled.
     pub(super) skipped: u64,
+    /// The part that does not match its checksum; `None` if the frame is good.
+    pub(super) damage: Option<Damage>,
+}
+
+/// The part of a frame that does not match its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// The payload. The record is good.
+    Payload,
+    /// The record, so that only the frame's number is known.
+    Record,
 }
 
 /// A link, or the received frames of a link that has ended.
@@ -304,8 +317,14 @@ impl Link {
         self.failure.get_or_insert((fault, why));
     }
 
-    /// Returns the next frame if it has arrived. Stores in `present` which of its packet slots arrived.
-    pub(super) fn step(&mut self, records: &DmaBuffer, present: &mut [u64]) -> Step {
+    /// Returns the next frame if it has arrived. Stores in `present` which of its packet slots arrived. `memory` contains
+    /// the slots.
+    pub(super) fn step(
+        &mut self,
+        records: &DmaBuffer,
+        memory: &Region,
+        present: &mut [u64],
+    ) -> Step {
         loop {
             let rail = rail_of(self.next, self.shape.rails);
             let Some(work) = self.pending[rail].front().copied() else {
@@ -316,8 +335,21 @@ impl Link {
                 return Step::Bad(Fault::BeyondCredit, why);
             }
             let at = self.terms.slots.slot(self.completed) as usize * self.shape.record();
-            let record = match self.classify(work, read(records, at)) {
-                Verdict::Is(record) => record,
+            let verdict = if self.is_record_damaged(work, records, at) {
+                Verdict::Damaged
+            } else {
+                self.classify(work, decode(&read(records, at)))
+            };
+            let (record, damage) = match verdict {
+                Verdict::Is(record) => (record, self.payload_damage(&record, memory)),
+                Verdict::Damaged => {
+                    let number = self.next;
+                    let record = Record {
+                        number,
+                        ..Record::default()
+                    };
+                    (record, Some(Damage::Record))
+                }
                 Verdict::Lost => {
                     self.skip_frame();
                     continue;
@@ -354,8 +386,40 @@ impl Link {
                 kept,
                 missing,
                 skipped,
+                damage,
             });
         }
+    }
+
+    /// Returns true if the completion belongs to the next frame, whose record at `at` does not match its checksum. The
+    /// immediate value of the completion has a checksum of its own.
+    fn is_record_damaged(&self, work: WorkCompletion, records: &DmaBuffer, at: usize) -> bool {
+        if !self.hello.has_checksums || work.immediate != Some(low(self.next)) {
+            return false;
+        }
+        let head = read(records, at);
+        let Ok(record) = Record::decode(&head) else {
+            return true;
+        };
+        let Some(sums) = record.checksums else {
+            return true;
+        };
+        let bytes = Record::HEAD + 8 * record.words();
+        bytes > self.shape.record() || {
+            let words = (Record::HEAD..bytes).step_by(8);
+            let words = words.map(|offset| records.read64(at + offset));
+            checksum::of_record(head, words) != sums.record
+        }
+    }
+
+    /// Returns whether the payload of the next frame does not match the checksum in `record`.
+    fn payload_damage(&self, record: &Record, memory: &Region) -> Option<Damage> {
+        let sums = record.checksums.filter(|_| self.hello.has_checksums)?;
+        let slots = &self.terms.slots;
+        let offset = slots.offset_of(slots.slot(self.completed) as usize);
+        let bytes = usize::try_from(record.length).unwrap_or(usize::MAX);
+        let found = checksum::of_region(memory, offset, bytes);
+        (found != Some(sums.payload)).then_some(Damage::Payload)
     }
 
     /// Skips the next frame, which never arrives. The content of the frame's slot is not changed.
@@ -645,6 +709,8 @@ impl Link {
 enum Verdict {
     /// The completion belongs to the next frame, with this record.
     Is(Record),
+    /// The completion belongs to the next frame, whose record does not match its checksum.
+    Damaged,
     /// The completion belongs to a later frame: the next frame is lost.
     Lost,
     /// The completion belongs to the next frame, but the record is lost.
@@ -690,13 +756,17 @@ const fn low(number: u64) -> u32 {
     number as u32
 }
 
-/// Reads the record at `at` word by word, because the peer may write the record at any time.
-fn read(records: &DmaBuffer, at: usize) -> Result<Record, String> {
+/// Reads the head of the record at `at` word by word, because the peer may write the record at any time.
+fn read(records: &DmaBuffer, at: usize) -> [u8; Record::HEAD] {
     let mut bytes = [0; Record::HEAD];
     for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&records.read64(at + 8 * i).to_le_bytes());
     }
-    Record::decode(&bytes).map_err(|error| error.to_string())
+    bytes
+}
+
+fn decode(head: &[u8; Record::HEAD]) -> Result<Record, String> {
+    Record::decode(head).map_err(|error| error.to_string())
 }
 
 /// Returns the kept fields of `record`. `value` returns the value of a field.

@@ -25,12 +25,12 @@ mod tests;
 pub(crate) use control::FAULTS;
 
 use super::after;
-use super::wire::{KeptNames, Mode};
+use super::wire::{KeptNames, Mode, Record};
 use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
-use control::{Connected, Control, PendingSender, Phase, Shared, Terms};
+use control::{Connected, Control, Fault, PendingSender, Phase, Shared, Terms};
 use daq_core::dma::{
     ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError,
     EngineInfo, Origin, QuiesceTimeout, SlotLimits, Slots,
@@ -38,8 +38,9 @@ use daq_core::dma::{
 use daq_core::frame::Flags;
 use daq_core::ledger::Counter;
 use daq_core::log_limit::{LogLimit, Suppressed};
+use daq_core::region::Region;
 use daq_core::units::counted;
-use link::{CompletedFrame, EndReason, Link, Step};
+use link::{CompletedFrame, Damage, EndReason, Link, Step};
 use rejections::RejectionLog;
 use shape::{Rejection, Shape};
 use std::sync::Arc;
@@ -88,6 +89,20 @@ pub struct Options {
 struct Limits {
     connected: LogLimit,
     ended: LogLimit,
+    damaged: LogLimit,
+}
+
+impl Limits {
+    /// Logs that a frame does not match its checksum.
+    fn warn_of_damage(&self, name: &str, peer: &str, completed: &CompletedFrame) {
+        self.damaged.run(|suppressed| {
+            tracing::warn!(
+                "{name}: frame {} from {peer} does not match its checksum and is lost; check the cables, network cards and \
+                 switches between the hosts{suppressed}",
+                completed.record.number
+            );
+        });
+    }
 }
 
 /// The receiving side of a stream.
@@ -104,6 +119,9 @@ pub struct Receiver {
     /// The current link. Declared before the memory that the peer writes, so that the link is dropped first.
     link: Option<Link>,
     records: Option<DmaBuffer>,
+    /// The memory of the slots, for checksums. It is kept until the engine is armed again, because the last frames are
+    /// completed after the engine was stopped.
+    memory: Option<Arc<Region>>,
     /// Number of slots credited since the engine was armed.
     credited: u64,
     /// Number of slots completed since the engine was armed.
@@ -117,6 +135,8 @@ pub struct Receiver {
     counters: Counters,
     /// The stream number and the sender's epoch of the last frame, followed by the epoch number of this receiver.
     epoch: (Option<(u64, u64)>, u64),
+    /// The record of the last frame.
+    last: Record,
     present: Vec<u64>,
     thread: Option<JoinHandle<()>>,
     limits: Limits,
@@ -249,6 +269,7 @@ impl Receiver {
             ring: None,
             link: None,
             records: None,
+            memory: None,
             credited: 0,
             completed: 0,
             base: 0,
@@ -256,6 +277,7 @@ impl Receiver {
             missing: 0,
             counters: options.counters.clone(),
             epoch: (None, 0),
+            last: Record::default(),
             present: vec![0; (shape.packets_per_frame as usize).div_ceil(64)],
             thread: Some(thread),
             limits: Limits::default(),
@@ -429,14 +451,18 @@ impl Receiver {
 
     /// Creates the engine's completion of a frame.
     fn done(&mut self, stream: u64, completed: &CompletedFrame) -> Done {
-        let record = &completed.record;
+        let record = match completed.damage {
+            Some(Damage::Record) => self.assumed_record(stream, completed.record.number),
+            Some(Damage::Payload) | None => completed.record,
+        };
+        self.last = record;
         let epoch = Some((stream, record.epoch));
         if self.epoch.0 != epoch {
             self.epoch = (epoch, self.epoch.1 + 1);
         }
         Done {
             length: usize::try_from(record.length).unwrap_or(usize::MAX),
-            is_bad: false,
+            is_bad: completed.damage.is_some(),
             timestamp: record.timestamp,
             missing: completed.missing,
             passed: completed.skipped,
@@ -451,19 +477,48 @@ impl Receiver {
         }
     }
 
+    /// Returns the record of a frame whose own record is damaged: that of the frame after the last one. If the frame is the
+    /// first of its stream, nothing is known about it.
+    fn assumed_record(&self, stream: u64, number: u64) -> Record {
+        let last = &self.last;
+        if self.epoch.0 != Some((stream, last.epoch)) {
+            return Record {
+                number,
+                ..Record::default()
+            };
+        }
+        Record {
+            number,
+            sequence: last.sequence.wrapping_add(1),
+            epoch: last.epoch,
+            packets_per_frame: last.packets_per_frame,
+            ..Record::default()
+        }
+    }
+
     /// Delivers available frames in order. Returns the number of delivered frames, and true if no further frame is
     /// available.
     fn complete_frames(&mut self, done: &mut Completions) -> (u64, bool) {
         let mut count = 0;
         while done.room() > 0 {
-            let (Some(link), Some(records)) = (&mut self.link, &self.records) else {
+            let (Some(link), Some(records), Some(memory)) =
+                (&mut self.link, &self.records, &self.memory)
+            else {
                 break;
             };
-            match link.step(records, &mut self.present) {
+            match link.step(records, memory, &mut self.present) {
                 Step::Frame(completed) => {
                     let stream = link.stream();
+                    if completed.damage.is_some() {
+                        done.fault(Fault::BadChecksum as usize);
+                        self.limits
+                            .warn_of_damage(&self.name, link.peer(), &completed);
+                    }
                     let frame = self.done(stream, &completed);
-                    if completed.record.packets_per_frame > 0 {
+                    if frame
+                        .origin
+                        .is_some_and(|origin| origin.packets_per_frame > 0)
+                    {
                         done.push_with(frame, &self.present);
                     } else {
                         done.push(frame);
@@ -508,6 +563,7 @@ impl Receiver {
         if let Some(records) = &self.records {
             records.clear();
         }
+        self.memory = self.payload.region(ring.memory);
         (self.credited, self.completed, self.base) = (0, 0, 0);
         self.ring = Some(ring);
         Ok(())

@@ -82,6 +82,12 @@ impl Shape {
                 ),
             });
         }
+        if first.has_checksums && self.transport != Transport::Tcp {
+            return Err(Rejection::same(
+                "checksums need transport = \"tcp\": remove `checksums` in the sender's sink"
+                    .to_owned(),
+            ));
+        }
         if first.packets_per_frame > self.packets_per_frame {
             let (wanted, packets_per_frame) = (first.packets_per_frame, self.packets_per_frame);
             let packets = counted(wanted, "packet");
@@ -181,6 +187,14 @@ mod tests {
                 },
                 ["kept fields differ", "in the receiver's source"],
                 ["the names in `keep` differ", "frames keep 1 field"],
+            ),
+            (
+                Hello {
+                    has_checksums: true,
+                    ..hello
+                },
+                ["checksums need transport = \"tcp\"", "sender's sink"],
+                ["checksums need transport = \"tcp\"", "`checksums`"],
             ),
             (
                 Hello {

@@ -310,6 +310,7 @@ impl Terms {
             slot: self.options.slot as u64,
             credit_address: keys.of(i).address() + (i * CREDIT_STRIDE) as u64,
             credit_rkey: keys.of(i).rkey(),
+            has_checksums: self.options.has_checksums,
         });
         Ok((hello.collect(), keys, credits))
     }

@@ -27,10 +27,10 @@ mod rail;
 mod tests;
 
 use crate::connect::Connector;
-use crate::stream::after;
 pub use crate::stream::wire::MAX_RAILS;
-use crate::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
-use crate::verbs::{Nic, Service, Status, VerbsError};
+use crate::stream::wire::{Checksums, KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
+use crate::stream::{after, checksum};
+use crate::verbs::{Nic, Service, Status, Transport, VerbsError};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;
@@ -95,6 +95,8 @@ pub struct Options {
     pub copied: bool,
     /// Maximum size of a message in bytes; set by [`Sender::new`].
     pub message: u64,
+    /// True: each frame has checksums, which the receiver verifies. Only over TCP.
+    pub has_checksums: bool,
 }
 
 impl Options {
@@ -116,6 +118,7 @@ impl Options {
             timeout: Duration::from_secs(1),
             copied: false,
             message: u64::MAX,
+            has_checksums: false,
         }
     }
 
@@ -270,6 +273,11 @@ impl Sender {
                 "`packets_per_frame` is {}, but must be at most {MAX_PACKETS_PER_FRAME}",
                 options.packets_per_frame
             )));
+        }
+        if options.has_checksums && nics[0].transport() != Transport::Tcp {
+            return Err(SenderError::Options(
+                "`checksums` needs transport = \"tcp\"".to_owned(),
+            ));
         }
         // A queue pair over TCP requests acknowledgements several times per window, so its window must be the real one.
         let max_depth = options.burst.div_ceil(rails);
@@ -547,6 +555,11 @@ impl Sender {
                 packets_per_frame: meta.packets_per_frame,
                 arrived: meta.arrived,
                 kept_mask: meta.kept.mask() & rail.kept_mask(),
+                checksums: self.options.has_checksums.then(|| Checksums {
+                    // The transport `tcp` gets only frames that the CPU can read.
+                    payload: checksum::of_bytes(frame.bytes().unwrap_or_default()),
+                    record: 0,
+                }),
             };
             let kept = &meta.kept.values()[..record.kept_words()];
             let words = &words[..words

@@ -49,6 +49,7 @@ pub(super) fn record(n: u64) -> Record {
         packets_per_frame: PACKETS_PER_FRAME,
         arrived: 65,
         kept_mask: 0,
+        checksums: None,
     }
 }
 

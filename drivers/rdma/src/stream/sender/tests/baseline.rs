@@ -444,5 +444,6 @@ pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
         packets_per_frame: meta.packets_per_frame,
         arrived: meta.arrived,
         kept_mask: 0,
+        checksums: None,
     }
 }

@@ -7,13 +7,13 @@ use crate::verbs::{Endpoint, QueuePair, Sge, VerbsError, WorkCompletion, WorkReq
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::region::Placement;
 use daq_testkit::assert_fields;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 const SLOTS: usize = 6;
 
 /// A frame as reported by the receiver.
 pub(super) struct ReceivedFrame {
-    done: Done,
+    pub(super) done: Done,
     present: Vec<u64>,
     bytes: Vec<u8>,
 }
@@ -25,6 +25,8 @@ pub(super) struct ReceiverFixture {
     holds: Arc<AtomicBool>,
     /// Number of reported frames.
     received: Arc<AtomicUsize>,
+    /// Number of frames that did not match their checksums.
+    pub(super) damaged: Arc<AtomicU64>,
     thread: std::thread::JoinHandle<Vec<ReceivedFrame>>,
 }
 
@@ -53,13 +55,17 @@ impl ReceiverFixture {
         );
         let received = Arc::<AtomicUsize>::default();
         let shape = shape.clone();
-        let flags = (stop.clone(), holds.clone(), received.clone());
-        let thread = std::thread::spawn(move || take(engine, &shape, &flags.0, &flags.1, &flags.2));
+        let damaged = Arc::<AtomicU64>::default();
+        let flags = (stop.clone(), holds.clone());
+        let counts = (received.clone(), damaged.clone());
+        let thread =
+            std::thread::spawn(move || take(engine, &shape, (&flags.0, &flags.1), &counts));
         Self {
             address,
             stop,
             holds,
             received,
+            damaged,
             thread,
         }
     }
@@ -73,9 +79,8 @@ impl ReceiverFixture {
 fn take(
     mut engine: Receiver,
     shape: &Shape,
-    stop: &AtomicBool,
-    holds: &AtomicBool,
-    received: &AtomicUsize,
+    (stop, holds): (&AtomicBool, &AtomicBool),
+    (received, damaged): &(Arc<AtomicUsize>, Arc<AtomicU64>),
 ) -> Vec<ReceivedFrame> {
     let stride = shape.slot.next_multiple_of(64);
     let memory = DmaBuffer::new(engine.device().clone(), SLOTS * stride).unwrap();
@@ -97,6 +102,8 @@ fn take(
         let is_last = stop.load(Ordering::Acquire);
         completions.clear(usize::MAX);
         engine.poll(&mut completions).unwrap();
+        let fault = FAULTS.iter().position(|name| *name == "bad-checksum");
+        damaged.fetch_add(completions.faults()[fault.unwrap()], Ordering::AcqRel);
         for (i, done) in completions.as_slice().iter().enumerate() {
             assert_eq!((done.missing, done.passed), (0, 0));
             let at = first_slot % SLOTS * stride;
@@ -131,9 +138,23 @@ fn take(
 }
 
 pub(super) fn compare(sender_side: &SenderFixture, received: &[ReceivedFrame]) {
+    compare_except(sender_side, received, None);
+}
+
+/// Compares as [`compare`], but the frame `damaged` must be marked as damaged.
+pub(super) fn compare_except(
+    sender_side: &SenderFixture,
+    received: &[ReceivedFrame],
+    damaged: Option<usize>,
+) {
     assert_eq!(received.len(), sender_side.metas.len());
     for (n, (received, meta)) in received.iter().zip(&sender_side.metas).enumerate() {
         let origin = received.done.origin.unwrap();
+        assert_eq!(received.done.is_bad, damaged == Some(n), "frame {n}");
+        if received.done.is_bad {
+            assert_eq!(origin.sequence, meta.sequence);
+            continue;
+        }
         assert_fields!(origin =>
             sequence: meta.sequence, flags: meta.flags, packets_per_frame: meta.packets_per_frame,
             arrived: meta.arrived

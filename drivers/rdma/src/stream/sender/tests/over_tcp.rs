@@ -1,6 +1,6 @@
 //! Tests of sender and receiver over the transport `tcp`, with connections that are split and cut.
 
-use super::end_to_end::{ReceiverFixture, compare};
+use super::end_to_end::{ReceiverFixture, compare, compare_except};
 use super::*;
 use crate::connect::exchange::{Frame, Rails};
 use crate::stream::wire::Hello;
@@ -63,6 +63,35 @@ fn frames_arrive_in_pieces_of_any_size() {
     near.run(&lengths(40));
     assert_eq!(near.counters.connections.get(), 1, "{:?}", near.why);
     compare(&near, &far.end());
+}
+
+/// A frame with a flipped bit is marked as damaged, and only this frame. The connection continues.
+#[test]
+fn flipped_bit_is_detected_by_checksums() {
+    let shape = Shape {
+        packets_per_frame: 4096,
+        ..Shape::default()
+    };
+    // A batch with one frame consists of a block of 88 bytes, the payload of 4096 bytes, and the record, most of which is
+    // the bitmap. Acknowledgements of credits may be sent before it.
+    for bit_in in [88 + 2000, 88 + 4096 + 72 + 256] {
+        let far = receiver(&shape);
+        let relay = Relay::to(far.address);
+        let options = Options {
+            has_checksums: true,
+            chunk: usize::MAX,
+            ..options(&shape)
+        };
+        let mut near = SenderFixture::with_nics(relay.address(), TcpNic::rails(1), options, true);
+        near.run(&lengths(20));
+        relay.flip_bit_after(bit_in);
+        near.run(&[4096]);
+        near.run(&lengths(20));
+        assert_eq!(near.counters.connections.get(), 1, "{:?}", near.why);
+        let damaged = far.damaged.clone();
+        compare_except(&near, &far.end(), Some(20));
+        assert_eq!(damaged.load(Ordering::Acquire), 1, "{bit_in}");
+    }
 }
 
 #[test]
