@@ -3,8 +3,8 @@
 use super::outgoing::Outgoing;
 use super::parts::Origins;
 use super::{
-    Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Selector, Split, TimeScale, TimeWrap,
-    raw, spead, vdif, vita49,
+    Control, Flow, Numbering, Origin, PacketLayout, Parsed, Reject, Selector, Split, TimeScale,
+    TimeWrap, raw, spead, vdif, vita49,
 };
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
@@ -401,9 +401,12 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// Parses one whole datagram, see [`PacketFormat::parse`].
+            /// Parses one whole datagram, see [`PacketFormat::parse`]. An empty datagram contains no data, so it is a control packet.
             #[inline]
             pub fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
+                if packet.is_empty() {
+                    return Ok(Parsed::Control(Control::Beside));
+                }
                 match self {
                     $(Self::$name(format) => format.parse(packet),)*
                     Self::Other(format) => format.parse(packet),
@@ -418,9 +421,13 @@ macro_rules! formats {
                 }
             }
 
-            /// Parses the start of a datagram, see [`PacketFormat::parse_split`].
+            /// Parses the start of a datagram, see [`PacketFormat::parse_split`]. An empty datagram contains no data, so it is a control
+            /// packet.
             #[inline]
             pub fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+                if header.is_empty() && rest == 0 {
+                    return Ok(Split::Whole(Parsed::Control(Control::Beside)));
+                }
                 match self {
                     $(Self::$name(format) => format.parse_split(header, rest),)*
                     Self::Other(format) => format.parse_split(header, rest),

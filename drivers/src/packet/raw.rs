@@ -4,7 +4,8 @@
 //!   | header: ... sequence ... timestamp ... | payload | trailer |
 //! ```
 //! Either a packet has a sequence number and is one unit, or it has the number of its frame, and the frame is the unit
-//! ([`frames`]). Packets that do not meet the conditions of `match` are control packets ([`rules`]).
+//! ([`frames`]). Packets that do not meet the conditions of `match` are control packets ([`rules`]), and so are empty datagrams,
+//! with which some senders end a stream.
 
 mod config;
 mod frames;

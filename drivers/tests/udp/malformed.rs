@@ -178,7 +178,7 @@ proptest! {
         let report = fixture.report();
         prop_assert_eq!((report.pending, report.expected), (0, report.delivered + report.lost_total()));
         let of = |cause| report.lost.get(cause).copied().unwrap_or(0);
-        let counted = report.delivered + of("ring_full") + of("late") + report.duplicates + report.rejected + report.before_start;
+        let counted = report.delivered + of("ring_full") + of("late") + report.duplicates + report.rejected + report.control + report.before_start;
         prop_assert_eq!(counted, packets.len() as u64, "{:?}", &report);
         let frames = verify(&mut fixture);
         let present = frames.iter().flat_map(|frame| &frame.3).filter(|present| **present).count();

@@ -69,7 +69,8 @@ pub struct RawConfig {
     pub last: Option<ByteSize>,
     /// What distinguishes the parts of a frame, such as detector modules or antennas. Each part has `packets` packets.
     pub part: Option<PartsConfig>,
-    /// Conditions that packets with data meet. Other packets, such as leaders and trailers, are counted as `control`.
+    /// Conditions that packets with data meet. Other packets, such as leaders and trailers, are counted as `control`,
+    /// and so are empty datagrams.
     #[serde(default, rename = "match")]
     pub conditions: Vec<MatchConfig>,
     /// The time of a packet, if the header contains it.

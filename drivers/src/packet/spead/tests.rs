@@ -436,7 +436,7 @@ fn truncated_or_damaged_packet_is_not_data() {
         1,
     );
     spead.build(5, 0, None, &[1; 40], &mut packet);
-    for length in 0..packet.len() {
+    for length in 1..packet.len() {
         assert!(
             matches!(spead.parse(&packet[..length]), Err(Reject::Short { .. })),
             "{length}"
