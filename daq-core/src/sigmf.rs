@@ -324,6 +324,9 @@ pub struct Capture {
     /// Centre frequency in Hz.
     #[serde(rename = "core:frequency", skip_serializing_if = "Option::is_none")]
     pub frequency: Option<f64>,
+    /// Bandwidth of the receiver in Hz.
+    #[serde(rename = "daq:bandwidth", skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<f64>,
     /// Number of bytes before the first sample that do not contain samples.
     #[serde(rename = "core:header_bytes", skip_serializing_if = "is_zero")]
     pub header_bytes: u64,

@@ -1,6 +1,6 @@
 //! Compares the totals and spans of a segment's metadata with a list of every sample.
 
-use daq_core::frame::{Clock, PacketSizes};
+use daq_core::frame::{Clock, KeptFields, PacketSizes};
 use daq_core::sigmf::{Capture, Datatype, Meta, Number};
 use daq_sinks::sigmf::{CAUSE_TRUNCATED, MetaBuilder, Moment, Record, Recording};
 use daq_testkit::assert_fields;
@@ -85,6 +85,50 @@ proptest! {
         let starts: Vec<u64> = meta.annotations.iter().map(|a| a.sample_start).collect();
         prop_assert!(starts.is_sorted());
     }
+}
+
+/// A change of the receiver's frequency or bandwidth begins a capture, although the samples are continuous.
+#[test]
+fn change_of_tuning_begins_capture() {
+    let names = ["sample_rate", "bandwidth", "rf_frequency"].map(str::to_owned);
+    let mut builder = MetaBuilder::new(Recording {
+        kept: names.to_vec(),
+        ..recording(Number::I8, 1, 1, 10)
+    });
+    builder.begin(0);
+    let tuned = |hz, bandwidth| {
+        let kept = KeptFields::default();
+        kept.with(0, 7).with(1, bandwidth).with(2, hz)
+    };
+    let fields = [
+        KeptFields::default(),
+        tuned(1_420_405_751, 8_000_000),
+        tuned(1_420_405_751, 8_000_000),
+        tuned(1_420_405_751, 4_000_000),
+        tuned(1_665_000_000, 4_000_000),
+    ];
+    for (sequence, fields) in (0..).zip(fields) {
+        let record = Record {
+            sequence,
+            bytes: 10,
+            tuning: builder.tuning(&fields),
+            ..Record::default()
+        };
+        builder.frame(&record, []);
+        builder.keep(&fields);
+    }
+    let meta = Meta::parse(&builder.build().to_json()).unwrap();
+    let captures = meta.captures.iter();
+    let found: Vec<_> = captures
+        .map(|capture| (capture.sample_start, capture.frequency, capture.bandwidth))
+        .collect();
+    let expected = [
+        (0, None, None),
+        (10, Some(1_420_405_751.0), Some(8e6)),
+        (30, Some(1_420_405_751.0), Some(4e6)),
+        (40, Some(1_665_000_000.0), Some(4e6)),
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -250,6 +250,7 @@ fn read_capture(fields: Fields<'_>) -> Result<Capture, SigmfError> {
         global_index: fields.integer("core:global_index")?,
         datetime: fields.text("core:datetime"),
         frequency: fields.map.get("core:frequency").and_then(Value::as_f64),
+        bandwidth: fields.map.get("daq:bandwidth").and_then(Value::as_f64),
         header_bytes: fields.integer("core:header_bytes")?.unwrap_or(0),
         sequence: fields.integer("daq:sequence")?,
         epoch: fields.small("daq:epoch")?,

@@ -178,7 +178,7 @@ prop_compose! {
         missing_frames: u64, times_ns: Vec<Option<i64>>,
     ) -> Capture {
         Capture {
-            sample_start, global_index, datetime: ns.map(format_datetime), frequency, header_bytes, sequence, epoch, clock,
+            sample_start, global_index, datetime: ns.map(format_datetime), frequency, bandwidth: frequency, header_bytes, sequence, epoch, clock,
             clock_ns: ns, times_ns, frames, missing_frames,
         }
     }

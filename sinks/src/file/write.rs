@@ -102,6 +102,7 @@ impl FileSink {
             packets_per_frame: meta.packets_per_frame,
             packet_sizes: meta.packet_sizes,
             truncated: meta.flags.contains(Flags::TRUNCATED),
+            tuning: self.builder.tuning(&meta.kept),
             cause: self
                 .refused
                 .filter(|refused| *refused != (meta.epoch, meta.sequence))

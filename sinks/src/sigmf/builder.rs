@@ -1,7 +1,7 @@
 //! Collects captures, annotations and totals while a segment is written.
 
 use super::kept::Kept;
-use super::recording::{Moment, Record, Recording, nanoseconds};
+use super::recording::{Moment, Record, Recording, Tuning, nanoseconds};
 use super::times::{Continuation, Listed, MAX_TIMES, Times};
 use daq_core::frame::KeptFields;
 use daq_core::sigmf::{
@@ -18,7 +18,7 @@ pub const MAX_CAPTURES: usize = 10_000;
 pub const MAX_ANNOTATIONS: usize = 10_000;
 
 /// Maximum number of bytes of one capture or annotation in the metadata text.
-const ENTRY_BYTES: u64 = 512;
+const ENTRY_BYTES: u64 = 640;
 
 /// Maximum number of bytes of all other parts of the metadata text, without the texts of the recording.
 const GLOBAL_BYTES: u64 = 8 << 10;
@@ -184,6 +184,11 @@ impl MetaBuilder {
         self.has_other_sizes = false;
     }
 
+    /// Returns the settings of the receiver in the kept fields of a frame.
+    pub fn tuning(&self, kept: &KeptFields) -> Tuning {
+        Tuning::of(&self.recording.kept, kept)
+    }
+
     /// Returns the number of bytes of a short frame that can be written: the largest part of `bytes` that consists of
     /// whole samples of all channels.
     pub fn whole(&self, bytes: u64) -> u64 {
@@ -214,6 +219,7 @@ impl MetaBuilder {
                 && !record.restart
                 && last.epoch == record.epoch
                 && last.sequence.checked_add(1) == Some(record.sequence)
+                && last.tuning == record.tuning
                 && last.bytes == self.recording.frame_bytes
         });
         let continuation = match self.runs.last() {
@@ -459,7 +465,8 @@ impl MetaBuilder {
             datetime: moment
                 .filter(|moment| moment.clock.is_utc())
                 .map(|moment| format_datetime(moment.ns)),
-            frequency: None,
+            frequency: run.first.tuning.frequency.map(|hz| hz as f64),
+            bandwidth: run.first.tuning.bandwidth.map(|hz| hz as f64),
             header_bytes: 0,
             sequence: Some(run.first.sequence),
             epoch: Some(run.first.epoch),

@@ -15,6 +15,9 @@
 //! - A new capture also begins at a step in time: where the time of a frame differs by more than a sample from the time that
 //!   follows from the capture's start and the rate, or by more than 10 ms if the time was read when a packet arrived. All other
 //!   differences, and all times of frames without a rate, are listed in `daq:times_ns` of the capture.
+//! - A new capture also begins where the frequency or the bandwidth of the receiver changes, if the frames keep the fields
+//!   `rf_frequency` or `bandwidth`. Captures contain them as `core:frequency` and `daq:bandwidth`: SigMF has no key for the
+//!   bandwidth of a capture, except in an extension that requires further keys.
 //! - The time of a capture is the time of its first frame with a time, minus the duration of the frames before it. If
 //!   that duration is unknown, another capture begins at the frame with the time.
 //! - `core:datetime` is written only for UTC clocks. The name of the clock and its nanoseconds are always written.
@@ -28,4 +31,4 @@ mod recording;
 mod times;
 
 pub use builder::{CAUSE_TRUNCATED, LABEL_UNLISTED, MAX_ANNOTATIONS, MAX_CAPTURES, MetaBuilder};
-pub use recording::{Moment, Record, Recording, Table};
+pub use recording::{Moment, Record, Recording, Table, Tuning};

@@ -1,6 +1,6 @@
 //! The input from which the metadata is built: properties of the recording, and of each frame.
 
-use daq_core::frame::{Clock, PacketSizes};
+use daq_core::frame::{Clock, KeptFields, PacketSizes};
 use daq_core::sigmf::Datatype;
 
 /// Properties that all frames of a recording share.
@@ -91,6 +91,34 @@ pub struct Moment {
     pub ns: u64,
 }
 
+/// Settings of the receiver while a frame was acquired, which the frame keeps from the headers of its packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    /// Centre frequency in Hz.
+    pub frequency: Option<u64>,
+    /// Bandwidth in Hz.
+    pub bandwidth: Option<u64>,
+}
+
+impl Tuning {
+    /// Name of the kept field with the centre frequency.
+    const FREQUENCY: &str = "rf_frequency";
+    /// Name of the kept field with the bandwidth.
+    const BANDWIDTH: &str = "bandwidth";
+
+    /// Returns the settings in the kept fields of a frame, whose names are `names`.
+    pub fn of(names: &[String], kept: &KeptFields) -> Self {
+        let field = |name| {
+            let index = names.iter().position(|known| known == name);
+            index.and_then(|index| kept.get(index))
+        };
+        Self {
+            frequency: field(Self::FREQUENCY),
+            bandwidth: field(Self::BANDWIDTH),
+        }
+    }
+}
+
 /// Properties of a frame that was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(
@@ -118,6 +146,8 @@ pub struct Record {
     pub packet_sizes: PacketSizes,
     /// Whether the stream began or ended inside the frame.
     pub truncated: bool,
+    /// Settings of the receiver.
+    pub tuning: Tuning,
     /// Reason why frames between the previous frame and this one are missing, if known.
     pub cause: Option<&'static str>,
 }
