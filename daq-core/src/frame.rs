@@ -277,6 +277,27 @@ impl PacketSizes {
         }
     }
 
+    /// Returns the sizes after numbers of `from` bits were converted to numbers of `to` bits; `None` if the sizes are then not
+    /// whole bytes.
+    ///
+    /// ```
+    /// use daq_core::frame::PacketSizes;
+    /// assert_eq!(PacketSizes::equal(1024).scaled(16, 32), Some(PacketSizes::equal(2048)));
+    /// assert_eq!(PacketSizes::equal(1024).scaled(12, 16), None);
+    /// ```
+    pub fn scaled(&self, from: usize, to: usize) -> Option<Self> {
+        let scaled = |bytes: u32| {
+            let bits = u64::from(bytes) * to as u64;
+            let is_whole = bits.checked_rem(from as u64)? == 0;
+            is_whole.then(|| u32::try_from(bits / from as u64).ok())?
+        };
+        Some(Self {
+            first: scaled(self.first)?,
+            rest: scaled(self.rest)?,
+            parts: self.parts,
+        })
+    }
+
     /// Returns the offset of packet `index` in a frame of `packets_per_frame` packets and `frame_bytes` bytes, at most
     /// `frame_bytes`.
     ///

@@ -1,6 +1,7 @@
 //! Kernels, which are compute steps from one ring to another.
 
 use crate::check::{CheckContext, CheckReport, NamedFile};
+use crate::frame::PacketSizes;
 use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
@@ -333,6 +334,12 @@ pub trait KernelSpec: Send + Sync {
     /// Returns the number of input frames per output frame if this number is fixed, for the data rates in the plan.
     fn frames_per_output(&self, _input: &Layout) -> f64 {
         1.0
+    }
+
+    /// Returns the sizes of the packets of an output frame, for input frames whose packets have these sizes. `None` if the output
+    /// does not consist of the same packets in the same order, so that it cannot show which of them are missing.
+    fn output_packets(&self, _input: &Layout, _sizes: PacketSizes) -> Option<PacketSizes> {
+        None
     }
 
     /// Whether the kernel has an implementation for `side` that accepts `input`. The plan uses this to place the

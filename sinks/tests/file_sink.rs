@@ -2,7 +2,7 @@
 
 use crate::support::{Feed, SCALARS, Sent, context, layout, spec};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
-use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::layout::{Axis, Image, Layout, Order, Scalar};
 use daq_core::sigmf::Meta;
 use daq_testkit::{assert_contains, assert_fields, names, wait_until};
 use proptest::collection::{btree_set, vec};
@@ -70,6 +70,12 @@ fn file_layouts_round_trip() {
             step: None,
         },
         Axis::Fields((0..32).map(|i| format!("f{i}")).collect()),
+        Axis::Pixels(Image {
+            width: 8,
+            height: 4,
+            colors: Some("RGB".to_owned()),
+            modules: Vec::new(),
+        }),
     ];
     for scalar in SCALARS.into_iter().chain([Scalar::Uint32]) {
         for (complex, channels, order) in [
@@ -155,6 +161,9 @@ fn file_layouts_round_trip() {
                         }
                         Axis::Frequency { .. } => json!({"kind": "frequency"}),
                         Axis::Fields(names) => json!({"kind": "fields", "names": names}),
+                        Axis::Pixels(_) => {
+                            json!({"kind": "pixels", "width": 8, "height": 4, "colors": "RGB"})
+                        }
                     };
                     assert_eq!(stream.axis, Some(wanted));
                 }

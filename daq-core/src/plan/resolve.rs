@@ -188,6 +188,7 @@ impl Resolver<'_> {
             self.kept.insert(name.to_owned(), source.spec.kept());
             let supports_backpressure = source.spec.supports_backpressure();
             let declared = Declared {
+                packets: rings::NO_PACKETS,
                 slot,
                 geometry: Some((&geometry, source.spec.as_ref())),
                 supports_backpressure,

@@ -7,6 +7,7 @@ mod gpus;
 mod memory;
 mod nics;
 mod nodes;
+mod packets;
 mod persistent;
 mod spread;
 

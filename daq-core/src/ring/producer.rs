@@ -398,6 +398,11 @@ impl SlotsMut<'_> {
         self.len - self.filled
     }
 
+    /// Returns the maximum number of packets per frame of the ring.
+    pub fn packets_per_frame(&self) -> u32 {
+        self.producer.options().packets_per_frame
+    }
+
     /// Returns the number of slots finished.
     pub const fn filled(&self) -> usize {
         self.filled

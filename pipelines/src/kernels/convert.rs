@@ -1,4 +1,4 @@
-//! `convert` converts samples of any type to float32.
+//! `convert` converts samples of any type to float32 or int16.
 //!
 //! Every number `x` of the input, real and imaginary parts alike, becomes
 //!
@@ -8,7 +8,11 @@
 //!
 //! The arithmetic is float64 for int32, uint32, int64 and float64, whose values float32 cannot represent exactly, and
 //! float32 for all other types. Channels, points and axis do not change. Each frame gives one output with the same
-//! sequence number, timestamp and flags.
+//! sequence number, timestamp and flags. If the order does not change, the output has the packets of the input, so that readers
+//! know which samples are missing.
+//!
+//! With `type = "int16"`, `y` is rounded to the nearest integer, half to even, and limited to -32768 … 32767. Numbers of the
+//! type int16be become native ones without a change of their values. This type has only a CPU implementation.
 //!
 //! CPU and GPU produce identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
 //! time; four packed numbers fill whole bytes, which the thread reads as aligned words. If the order changes, tiles of
@@ -24,6 +28,7 @@ mod tests;
 use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
+use daq_core::frame::PacketSizes;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Layout, Order, Scalar};
 use schemars::JsonSchema;
@@ -34,7 +39,7 @@ use std::fmt;
 /// Registry entry of `convert`.
 pub const ENTRY: KernelEntry = KernelEntry::of::<Convert>(
     "convert",
-    "Converts samples of any type to float32, with a scale and an offset",
+    "Converts samples of any type to float32 or int16, with a scale and an offset",
     "\
 [kernel.NAME]
 use = \"convert\"
@@ -44,6 +49,8 @@ output = \"OUTPUT\"
 # scale = 1.0
 # Offset that is added after the multiplication.
 # offset = 0.0
+# Type of the output: \"float32\", or \"int16\", which is rounded and runs only on the CPU.
+# type = \"float32\"
 # Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
 ",
@@ -72,8 +79,32 @@ pub struct Convert {
     pub scale: Scale,
     /// Offset added to every number after the multiplication; default 0.0.
     pub offset: f64,
+    /// Type of the output: `"float32"`, or `"int16"`, to which numbers are rounded and limited. `"int16"` converts int16be to
+    /// the byte order of this host without a change of the values; it has no GPU implementation. Default `"float32"`.
+    #[serde(rename = "type")]
+    pub scalar: ConvertedType,
     /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: the order of the input.
     pub order: Option<Order>,
+}
+
+/// Type of the numbers of the output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ConvertedType {
+    /// Float32.
+    #[default]
+    Float32,
+    /// Int16, rounded to the nearest integer and limited to its range.
+    Int16,
+}
+
+impl ConvertedType {
+    const fn scalar(self) -> Scalar {
+        match self {
+            Self::Float32 => Scalar::Float32,
+            Self::Int16 => Scalar::Int16,
+        }
+    }
 }
 
 /// A factor, or the word `full`.
@@ -152,6 +183,12 @@ impl Convert {
             )?;
         }
         require(
+            (self.scale, self.scalar) != (Scale::Full, ConvertedType::Int16),
+            "scale",
+            "`scale` cannot be \"full\" for int16, because all numbers would become -1, 0 or 1",
+            "write a number, or set type = \"float32\"",
+        )?;
+        require(
             self.offset.is_finite(),
             "offset",
             format!(
@@ -178,6 +215,14 @@ impl Convert {
     }
 }
 
+/// Returns the sizes of the packets in the output; `None` if the order of the numbers changes, or if packets do not end at whole
+/// bytes of the output.
+fn converted_packets(input: &Layout, output: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {
+    let is_reordered = input.order != output.order && input.channels > 1;
+    let sizes = sizes.scaled(input.scalar.bits(), output.scalar.bits());
+    sizes.filter(|_| !is_reordered)
+}
+
 impl KernelSpec for Convert {
     fn problems(&self) -> Vec<Problem> {
         self.check().err().into_iter().collect()
@@ -187,7 +232,7 @@ impl KernelSpec for Convert {
         not_empty(input)?;
         self.factor(input.scalar)?;
         Ok(Layout {
-            scalar: Scalar::Float32,
+            scalar: self.scalar.scalar(),
             order: self.order.unwrap_or(input.order),
             ..input.clone()
         })
@@ -202,7 +247,13 @@ impl KernelSpec for Convert {
     }
 
     fn has(&self, input: &Layout, side: Side) -> bool {
-        side == Side::Cpu || device::can_count(input)
+        let has_device_code = self.scalar == ConvertedType::Float32;
+        side == Side::Cpu || has_device_code && device::can_count(input)
+    }
+
+    fn output_packets(&self, input: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {
+        let output = self.layout(input).ok()?;
+        converted_packets(input, &output, sizes)
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

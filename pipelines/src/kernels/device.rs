@@ -6,7 +6,7 @@ use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{self, Device, Module};
 use daq_core::kernel::{KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
-use daq_core::ring::{Lease, Slice, SlotsMut};
+use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 use std::sync::Arc;
 
 #[cfg(test)]
@@ -165,8 +165,22 @@ pub(super) fn map_chosen(
     burst: &Lease<'_>,
     out: &mut SlotsMut<'_>,
     max_frames: usize,
+    bytes: [usize; 2],
+    choose: impl Fn(&FrameMeta) -> Option<FrameMeta>,
+    launch: impl FnMut(usize, usize, &Slice) -> Result<(), KernelError>,
+) -> Result<Submitted, KernelError> {
+    let finish = |out: &mut SlotsMut<'_>, _: &Frame<'_>, meta| super::finish(out, bytes[1], meta);
+    map_and_finish(burst, out, max_frames, bytes, choose, finish, launch)
+}
+
+/// Runs a kernel like [`map_chosen`]. `finish` writes the metadata of the output for a frame and the chosen metadata.
+pub(super) fn map_and_finish(
+    burst: &Lease<'_>,
+    out: &mut SlotsMut<'_>,
+    max_frames: usize,
     [input_bytes, output_bytes]: [usize; 2],
     choose: impl Fn(&FrameMeta) -> Option<FrameMeta>,
+    finish: impl Fn(&mut SlotsMut<'_>, &Frame<'_>, FrameMeta),
     mut launch: impl FnMut(usize, usize, &Slice) -> Result<(), KernelError>,
 ) -> Result<Submitted, KernelError> {
     let frames = burst.len();
@@ -190,7 +204,7 @@ pub(super) fn map_chosen(
         for i in first..next {
             // These frames were chosen above.
             let meta = chosen(i).unwrap_or_default();
-            super::finish(out, output_bytes, meta);
+            finish(out, &burst.frame(i), meta);
         }
         if next < end {
             if chosen(next).is_some() {

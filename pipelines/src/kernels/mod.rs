@@ -55,7 +55,7 @@ mod trial;
 
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::frame::FrameMeta;
+use daq_core::frame::{FrameMeta, PacketSizes};
 use daq_core::kernel::KernelError;
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, SlotsMut};
@@ -107,16 +107,48 @@ fn emit(
     meta: FrameMeta,
     fill: impl FnOnce(&mut [u8]),
 ) -> Result<(), KernelError> {
+    write_slot(out, bytes, fill)?;
+    finish(out, bytes, meta);
+    Ok(())
+}
+
+/// Fills the first `bytes` bytes of the current slot of `out`, which is not finished yet.
+fn write_slot(
+    out: &mut SlotsMut<'_>,
+    bytes: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> Result<(), KernelError> {
     let remaining = out.remaining();
     let slot = match out.bytes_mut() {
         None if remaining > 0 => return Err(not_host("output")),
         slot => slot.unwrap_or_default(),
     };
     check_slot(remaining, slot.len(), bytes)?;
-    let slot = &mut slot[..bytes];
-    fill(slot);
-    finish(out, bytes, meta);
+    fill(&mut slot[..bytes]);
     Ok(())
+}
+
+/// Finishes the current slot of `out` as the conversion of `frame`, with `bytes` bytes. `sizes` returns the sizes of its
+/// packets. If the ring has room for the packets, the output shows which of them are missing.
+fn finish_with_packets(
+    out: &mut SlotsMut<'_>,
+    bytes: usize,
+    frame: &Frame<'_>,
+    sizes: impl Fn(PacketSizes) -> Option<PacketSizes>,
+) {
+    let meta = *frame.meta();
+    let has_room = meta.packets_per_frame <= out.packets_per_frame();
+    match sizes(meta.packet_sizes).filter(|_| has_room) {
+        Some(packet_sizes) => {
+            let meta = FrameMeta {
+                length: bytes,
+                packet_sizes,
+                ..meta
+            };
+            out.finish_with(meta, frame.present().words());
+        }
+        None => finish(out, bytes, meta),
+    }
 }
 
 /// Finishes the current slot of `out` as a frame of `bytes` bytes with the metadata `meta`.

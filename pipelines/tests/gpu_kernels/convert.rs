@@ -28,6 +28,7 @@ fn convert_bits_equal_cpu() {
                     },
                     offset: -0.7,
                     order,
+                    ..Convert::default()
                 };
                 let what = format!("{samples:?} {points} points, {order:?}");
                 for (made, want) in both(&spec, &input, &given, &[2, 5], device, &what) {

@@ -107,6 +107,7 @@ fn convert_equals_numpy() {
             scale: Scale::Factor(0.37),
             offset: 1.5,
             order: None,
+            ..Convert::default()
         };
         let keys = "\"scale\": 0.37, \"offset\": 1.5";
         (Box::new(spec), keys.to_owned())
@@ -155,6 +156,7 @@ fn convert_of_every_code_equals_numpy() {
             scale: Scale::Factor(0.37),
             offset: 1.5,
             order: None,
+            ..Convert::default()
         };
         let given = frames([bytes.to_vec()]);
         let on = |device| as_f32(&run(&spec, &input, &given, &[1], device).outputs[0].1);

@@ -169,6 +169,7 @@ fn spectra_of_long_transforms_equal_cpu() {
                 channels,
                 order: Order::Planar,
                 rate: None,
+                ..Samples::default()
             };
             let spec = PowerSpectrum {
                 size: Some(size),
@@ -196,6 +197,7 @@ fn spectra_records_and_counts_equal_cpu() {
             channels: u32::try_from(one_of(2) + 1).unwrap(),
             order: Order::Planar,
             rate: Some(Frequency(8000.0)),
+            ..Samples::default()
         };
         let spec = PowerSpectrum {
             size: Some(8),

@@ -21,6 +21,7 @@ fn rated(scalar: Scalar, complex: bool, channels: u32, order: Order) -> Samples 
         channels,
         order,
         rate: Some(Frequency(RATE)),
+        ..Samples::default()
     }
 }
 

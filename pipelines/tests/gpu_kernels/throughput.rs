@@ -85,13 +85,14 @@ fn kernels_throughput() {
             channels,
             order: Order::Interleaved,
             rate: None,
+            ..Samples::default()
         };
         rate(device, what, spec, &samples);
     };
     let full = |order| Convert {
         scale: Scale::Full,
-        offset: 0.0,
         order,
+        ..Convert::default()
     };
     let spectrum = |size, integrate, overlap| PowerSpectrum {
         size: Some(size),

@@ -51,10 +51,10 @@ impl Resolver<'_> {
             inserted: None,
             slots: ring.keys.slots as usize,
             slot_bytes: declared.slot,
-            packets_per_frame: geometry.map_or(0, |(geometry, _)| geometry.packets_per_frame),
-            packet_sizes: exact.map_or_else(PacketSizes::default, |(geometry, _)| {
-                geometry.packet_sizes()
+            packets_per_frame: geometry.map_or(declared.packets.0, |(geometry, _)| {
+                geometry.packets_per_frame
             }),
+            packet_sizes: exact.map_or(declared.packets.1, |(geometry, _)| geometry.packet_sizes()),
             kept: self.kept.get(name).cloned().unwrap_or_default(),
             supports_backpressure: declared.supports_backpressure,
             fill: ring.keys.fill.0,
@@ -177,6 +177,20 @@ impl Resolver<'_> {
         });
     }
 
+    /// Returns the maximum number of packets per output frame of kernel `i` and their sizes; 0 if the kernel does not keep the
+    /// packets of its input.
+    fn output_packets(&self, i: usize) -> (u32, PacketSizes) {
+        let kernel = &self.config.kernels[i];
+        let input = &kernel.keys.input;
+        let kept = self.plan.ring(input).and_then(|ring| {
+            let sizes = kernel
+                .spec
+                .output_packets(&self.layouts[input], ring.packet_sizes)?;
+            Some((ring.packets_per_frame, sizes))
+        });
+        kept.unwrap_or(NO_PACKETS)
+    }
+
     /// Adds the output ring of kernel `i`, and a ring before it if the kernel cannot write the declared memory.
     ///
     /// Returns the name of the ring that the kernel writes; `None` after an error.
@@ -195,7 +209,10 @@ impl Resolver<'_> {
             Side::Cpu => (Placement::Host, "the CPU".to_owned()),
             Side::Cuda(ordinal) => (Placement::Cuda(ordinal), format!("cuda:{ordinal}")),
         };
-        let declared = Declared::by_kernel(slot, layout, kernel.name());
+        let declared = Declared {
+            packets: self.output_packets(i),
+            ..Declared::by_kernel(slot, layout, kernel.name())
+        };
         if let Some(ring) = self.section(output).filter(|_| self.is_spread(output)) {
             self.layouts.insert(output.clone(), layout.clone());
             let written = PlannedRing {
@@ -348,6 +365,16 @@ impl Resolver<'_> {
     }
 }
 
+/// The maximum number of packets and the packet sizes of frames that do not consist of packets.
+pub(super) const NO_PACKETS: (u32, PacketSizes) = (
+    0,
+    PacketSizes {
+        first: 0,
+        rest: 0,
+        parts: 0,
+    },
+);
+
 /// How a component fills a declared ring.
 #[derive(Clone, Copy)]
 pub(super) struct Declared<'a> {
@@ -355,6 +382,8 @@ pub(super) struct Declared<'a> {
     pub(super) slot: usize,
     /// The packets of the frames, and the source; `None` if a kernel fills the ring.
     pub(super) geometry: Option<(&'a Geometry, &'a dyn SourceSpec)>,
+    /// Maximum number of packets and packet sizes of the output of a kernel that keeps the packets of its input.
+    pub(super) packets: (u32, PacketSizes),
     /// Whether the producer waits for free slots.
     pub(super) supports_backpressure: bool,
     /// The layout of a frame.
@@ -369,6 +398,7 @@ impl<'a> Declared<'a> {
         Self {
             slot,
             geometry: None,
+            packets: NO_PACKETS,
             supports_backpressure: true,
             layout,
             producer,

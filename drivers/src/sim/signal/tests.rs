@@ -35,6 +35,7 @@ fn samples(scalar: Scalar, complex: bool, channels: u32, order: Order, rate: f64
         channels,
         order,
         rate: Some(Frequency(rate)),
+        ..Samples::default()
     }
 }
 

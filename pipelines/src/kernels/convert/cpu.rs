@@ -2,10 +2,11 @@
 
 use super::super::account::Account;
 use super::super::samples::{Be, Bf16, F16, Number, Walk, with_number};
-use super::super::{emit, whole};
+use super::super::{finish_with_packets, whole, write_slot};
+use super::converted_packets;
 use super::packed::Unpacker;
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
-use daq_core::layout::{Layout, Order};
+use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::ring::{Lease, SlotsMut};
 use std::marker::PhantomData;
 
@@ -27,18 +28,23 @@ pub(super) fn build(input: &Layout, output: &Layout, factor: f64, offset: f64) -
         complex: input.complex,
     };
     let line = Line { factor, offset };
+    let parts = (shape, line, unpacker, [input.clone(), output.clone()]);
+    if output.scalar == Scalar::Int16 {
+        converter::<ToInt16>(input.scalar, parts)
+    } else {
+        converter::<ToFloat32>(input.scalar, parts)
+    }
+}
+
+/// Returns the converter of numbers of type `scalar`.
+fn converter<T: Target>(scalar: Scalar, parts: Parts) -> Box<dyn Kernel> {
     macro_rules! converter {
         ($N:ty) => {
-            Box::new(Converter::<$N> {
-                shape,
-                line,
-                unpacker,
-                number: PhantomData,
-            })
+            Box::new(Converter::<$N, T>::new(parts))
         };
     }
     with_number!(
-        input.scalar, N => converter!(N),
+        scalar, N => converter!(N),
         // Packed numbers become `i16` first.
         _ => converter!(i16),
         Int8 i8, Uint8 u8, Int16 i16, Uint16 u16, Int32 i32, Uint32 u32, Int64 i64,
@@ -77,6 +83,77 @@ struct Shape {
     complex: bool,
 }
 
+/// What a converter consists of: its shape, conversion and unpacker, and the layouts of input and output.
+type Parts = (Shape, Line, Option<Unpacker>, [Layout; 2]);
+
+/// The type of the numbers of the output.
+trait Target: 'static {
+    /// The bytes of a number.
+    type Bytes: Copy;
+
+    fn bytes(number: f64) -> Self::Bytes;
+
+    /// Returns the same as [`bytes`](Self::bytes) for a number that was computed in float32.
+    fn bytes_of_f32(number: f32) -> Self::Bytes;
+
+    /// Divides a slot into numbers.
+    fn numbers(slot: &mut [u8]) -> &mut [Self::Bytes];
+}
+
+/// Float32.
+struct ToFloat32;
+
+impl Target for ToFloat32 {
+    type Bytes = [u8; 4];
+
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the output type is float32"
+    )]
+    fn bytes(number: f64) -> [u8; 4] {
+        (number as f32).to_le_bytes()
+    }
+
+    #[inline]
+    fn bytes_of_f32(number: f32) -> [u8; 4] {
+        number.to_le_bytes()
+    }
+
+    fn numbers(slot: &mut [u8]) -> &mut [[u8; 4]] {
+        slot.as_chunks_mut().0
+    }
+}
+
+/// Int16, rounded to nearest, half to even, and limited to its range. NaN becomes 0.
+struct ToInt16;
+
+impl Target for ToInt16 {
+    type Bytes = [u8; 2];
+
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the cast limits the number to the range of int16"
+    )]
+    fn bytes(number: f64) -> [u8; 2] {
+        (number.round_ties_even() as i16).to_le_bytes()
+    }
+
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the cast limits the number to the range of int16"
+    )]
+    fn bytes_of_f32(number: f32) -> [u8; 2] {
+        (number.round_ties_even() as i16).to_le_bytes()
+    }
+
+    fn numbers(slot: &mut [u8]) -> &mut [[u8; 2]] {
+        slot.as_chunks_mut().0
+    }
+}
+
 /// The conversion `y = x * factor + offset`.
 #[derive(Clone, Copy, Debug)]
 struct Line {
@@ -89,29 +166,42 @@ impl Line {
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the output type is float32"
+        reason = "factor and offset are rounded to the type of the arithmetic"
     )]
-    fn convert<N: Number>(self) -> impl Fn(N::Raw) -> [u8; 4] {
+    fn convert<N: Number, T: Target>(self) -> impl Fn(N::Raw) -> T::Bytes {
         let (factor, offset) = (self.factor as f32, self.offset as f32);
         move |raw| {
             if N::EXACT_IN_F32 {
-                (N::f32(raw) * factor + offset).to_le_bytes()
+                T::bytes_of_f32(N::f32(raw) * factor + offset)
             } else {
-                ((N::f64(raw) * self.factor + self.offset) as f32).to_le_bytes()
+                T::bytes(N::f64(raw) * self.factor + self.offset)
             }
         }
     }
 }
 
-struct Converter<N> {
+struct Converter<N, T> {
     shape: Shape,
     line: Line,
     /// `None` if each number has its own bytes.
     unpacker: Option<Unpacker>,
-    number: PhantomData<fn() -> N>,
+    layouts: [Layout; 2],
+    types: PhantomData<fn() -> (N, T)>,
 }
 
-impl<N: Number> Kernel for Converter<N> {
+impl<N, T> Converter<N, T> {
+    fn new((shape, line, unpacker, layouts): Parts) -> Self {
+        Self {
+            shape,
+            line,
+            unpacker,
+            layouts,
+            types: PhantomData,
+        }
+    }
+}
+
+impl<N: Number, T: Target> Kernel for Converter<N, T> {
     fn run(
         &mut self,
         burst: &Lease<'_>,
@@ -125,13 +215,14 @@ impl<N: Number> Kernel for Converter<N> {
                 continue;
             };
             let unpacker = &mut self.unpacker;
-            emit(out, self.shape.output_bytes, *frame.meta(), |slot| {
-                let target = slot.as_chunks_mut::<4>().0;
+            let output_bytes = self.shape.output_bytes;
+            write_slot(out, output_bytes, |slot| {
+                let target = T::numbers(slot);
                 let numbers = match (unpacker, self.shape.reordered) {
                     (Some(unpacker), None) => {
                         unpacker.each_piece(bytes, |from, numbers| {
                             let target = target.get_mut(from..).unwrap_or_default();
-                            straight::<N>(N::cut(numbers), target, self.line);
+                            straight::<N, T>(N::cut(numbers), target, self.line);
                         });
                         return;
                     }
@@ -139,11 +230,11 @@ impl<N: Number> Kernel for Converter<N> {
                     (None, _) => N::cut(bytes),
                 };
                 match self.shape.reordered {
-                    None => straight::<N>(numbers, target, self.line),
+                    None => straight::<N, T>(numbers, target, self.line),
                     Some((walk, order)) if self.shape.complex => {
                         let (pairs, targets) =
                             (numbers.as_chunks::<2>().0, target.as_chunks_mut::<2>().0);
-                        let convert = self.line.convert::<N>();
+                        let convert = self.line.convert::<N, T>();
                         reorder(pairs, targets, walk, order, self.shape, |[re, im]| {
                             [convert(re), convert(im)]
                         });
@@ -155,19 +246,23 @@ impl<N: Number> Kernel for Converter<N> {
                             walk,
                             order,
                             self.shape,
-                            self.line.convert::<N>(),
+                            self.line.convert::<N, T>(),
                         );
                     }
                 }
             })?;
+            let [input, output] = &self.layouts;
+            finish_with_packets(out, output_bytes, &frame, |sizes| {
+                converted_packets(input, output, sizes)
+            });
             account.take();
         }
         Ok(account.submit())
     }
 }
 
-fn straight<N: Number>(numbers: &[N::Raw], target: &mut [[u8; 4]], line: Line) {
-    let convert = line.convert::<N>();
+fn straight<N: Number, T: Target>(numbers: &[N::Raw], target: &mut [T::Bytes], line: Line) {
+    let convert = line.convert::<N, T>();
     for (target, raw) in target.iter_mut().zip(numbers) {
         *target = convert(*raw);
     }

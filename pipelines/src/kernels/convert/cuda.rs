@@ -1,11 +1,14 @@
 //! The CUDA implementation of `convert`.
 
 use super::super::device::{self, slots};
+use super::super::finish_with_packets;
 use super::super::parameters::{Conversion, code_of, small};
+use super::converted_packets;
+use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{self, Function, Grid};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::{Layout, Order};
-use daq_core::ring::{Lease, Slice, SlotsMut};
+use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
 const THREADS: u32 = 256;
 /// Number of values that a thread converts at a time.
@@ -23,6 +26,7 @@ pub(super) fn build(
     factor: f64,
     offset: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
+    let layouts = [input.clone(), output.clone()];
     let (device, module) = device::CONVERT.load(ordinal)?;
     let is_reordered = input.order != output.order && input.channels > 1;
     let function = module.function(if is_reordered {
@@ -50,6 +54,7 @@ pub(super) fn build(
     Ok(Box::new(Converter {
         input_bytes: input.frame_bytes(),
         output_bytes: output.frame_bytes(),
+        layouts,
         parameters: Conversion {
             factor,
             offset,
@@ -83,6 +88,8 @@ enum Blocks {
 struct Converter {
     input_bytes: usize,
     output_bytes: usize,
+    /// The layouts of input and output.
+    layouts: [Layout; 2],
     parameters: Conversion,
     blocks: Blocks,
     function: Function,
@@ -103,9 +110,21 @@ impl Kernel for Converter {
         let stream = device::stream(on)?;
         let from = slots(burst)?;
         let bytes = [self.input_bytes, self.output_bytes];
-        device::map_frames(burst, out, usize::MAX, bytes, |first, frames, to| {
-            self.launch(stream, &from.after(first), to, frames)
-        })
+        let [input, output] = &self.layouts;
+        let sizes = |sizes| converted_packets(input, output, sizes);
+        let finish = |out: &mut SlotsMut<'_>, frame: &Frame<'_>, _| {
+            finish_with_packets(out, self.output_bytes, frame, sizes);
+        };
+        let choose = |meta: &FrameMeta| Some(*meta);
+        device::map_and_finish(
+            burst,
+            out,
+            usize::MAX,
+            bytes,
+            choose,
+            finish,
+            |first, frames, to| self.launch(stream, &from.after(first), to, frames),
+        )
     }
 }
 

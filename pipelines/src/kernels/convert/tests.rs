@@ -1,8 +1,12 @@
 use super::super::tests::figure;
 use super::super::trial::{as_f32, frames, layout, run};
 use super::*;
-use daq_core::frame::Flags;
+use daq_core::frame::{Flags, FrameMeta};
+use daq_core::kernel::Stream;
 use daq_core::layout::Samples;
+use daq_core::region::{HostOptions, Region};
+use daq_core::ring::RingOptions;
+use daq_testkit::ring::RingFixture;
 use proptest::prelude::*;
 
 fn samples(scalar: Scalar, complex: bool, channels: u32, order: Order) -> Samples {
@@ -74,7 +78,7 @@ proptest! {
         seed: u64,
     ) {
         let order = |planar| if planar { Order::Planar } else { Order::Interleaved };
-        let spec = Convert { scale: Scale::Factor(factor), offset, order: reorder.map(order) };
+        let spec = Convert { scale: Scale::Factor(factor), offset, order: reorder.map(order), ..Convert::default() };
         let parts = if complex { 2 } else { 1 };
         let samples = samples(scalar, complex, channels, order(planar));
         let input = layout(&samples, points);
@@ -120,6 +124,131 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn int16be_becomes_int16_without_change() {
+    let spec = Convert {
+        scalar: ConvertedType::Int16,
+        ..Convert::default()
+    };
+    let all: Vec<i16> = (i16::MIN..=i16::MAX).collect();
+    let input = samples(Scalar::Int16be, true, 1, Order::Interleaved)
+        .layout(2 * all.len())
+        .unwrap();
+    assert_eq!(spec.layout(&input).unwrap().scalar, Scalar::Int16);
+    assert!(!spec.has(&input, Side::Cuda(0)));
+    let bytes = all.iter().flat_map(|x| x.to_be_bytes()).collect();
+    let outcome = run(&spec, &input, &frames([bytes]), &[1], None);
+    let expected: Vec<u8> = all.iter().flat_map(|x| x.to_le_bytes()).collect();
+    assert!(outcome.outputs[0].1 == expected);
+}
+
+#[test]
+fn int16_is_rounded_and_limited() {
+    let spec = Convert {
+        scalar: ConvertedType::Int16,
+        scale: Scale::Factor(10.0),
+        ..Convert::default()
+    };
+    for scalar in [Scalar::Float32, Scalar::Float64] {
+        let values = [0.25, 0.75, -0.25, 1e9, -1e9, f32::NAN];
+        let bytes: Vec<u8> = match scalar {
+            Scalar::Float32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            _ => values
+                .iter()
+                .flat_map(|x| f64::from(*x).to_le_bytes())
+                .collect(),
+        };
+        let input = samples(scalar, false, 1, Order::Interleaved)
+            .layout(bytes.len())
+            .unwrap();
+        let outcome = run(&spec, &input, &frames([bytes]), &[1], None);
+        let found: Vec<i16> = outcome.outputs[0]
+            .1
+            .as_chunks()
+            .0
+            .iter()
+            .map(|x| i16::from_le_bytes(*x))
+            .collect();
+        assert_eq!(found, [2, 8, -2, i16::MAX, i16::MIN, 0], "{scalar}");
+    }
+    let full = Convert {
+        scale: Scale::Full,
+        ..spec
+    };
+    assert_eq!(full.problems()[0].key.as_deref(), Some("scale"));
+}
+
+/// Each packet of the input is a packet of the output, so that missing samples stay known exactly.
+#[test]
+fn missing_packets_are_known_after_conversion() {
+    let input = samples(Scalar::Int16be, false, 1, Order::Interleaved)
+        .layout(16)
+        .unwrap();
+    let ring = |name, bytes, packets_per_frame| {
+        let options = RingOptions {
+            packets_per_frame,
+            ..RingOptions::new(name, 4, bytes)
+        };
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        RingFixture::in_region(region, options)
+    };
+    let meta = FrameMeta {
+        flags: Flags::INCOMPLETE,
+        packets_per_frame: 4,
+        arrived: 3,
+        packet_sizes: PacketSizes::equal(4),
+        ..FrameMeta::whole(7, 16)
+    };
+    // Without room for packets in the output ring, only the flag of the frame is known.
+    for (scalar, bytes, packets) in [
+        (ConvertedType::Int16, 4, 4),
+        (ConvertedType::Float32, 8, 4),
+        (ConvertedType::Float32, 8, 0),
+    ] {
+        let spec = Convert {
+            scalar,
+            ..Convert::default()
+        };
+        let output = spec.layout(&input).unwrap();
+        let sizes = PacketSizes::equal(bytes);
+        assert_eq!(spec.output_packets(&input, meta.packet_sizes), Some(sizes));
+        let mut kernel = spec
+            .build(&KernelContext::alone(&input, Side::Cpu))
+            .unwrap();
+        let mut source = ring("in", 16, 4);
+        let mut sink = ring("out", output.frame_bytes(), packets);
+        let mut slots = source.producer.reserve(1);
+        slots.finish_with(meta, &[0b1011]);
+        slots.publish();
+        let lease = source.reader.poll(1).unwrap();
+        let mut out = sink.producer.reserve(1);
+        let submitted = kernel.run(&lease, &mut out, Stream::Host).unwrap();
+        assert_eq!(submitted.consumed, 1);
+        out.publish();
+        let lease = sink.reader.poll(1).unwrap();
+        let frame = lease.frame(0);
+        let missing: Vec<_> = frame.present().missing().collect();
+        assert!(frame.meta().is_incomplete());
+        if packets == 0 {
+            assert_eq!((frame.meta().packets_per_frame, missing.len()), (0, 0));
+        } else {
+            assert_eq!(
+                (frame.meta().packet_sizes, frame.meta().arrived),
+                (sizes, 3)
+            );
+            assert_eq!(missing, [(2, 1)]);
+        }
+    }
+    let reordered = Convert {
+        order: Some(Order::Planar),
+        ..Convert::default()
+    };
+    let channels = samples(Scalar::Int16, false, 2, Order::Interleaved)
+        .layout(16)
+        .unwrap();
+    assert_eq!(reordered.output_packets(&channels, meta.packet_sizes), None);
 }
 
 #[test]
