@@ -18,7 +18,7 @@ pub enum Clock {
     Sensor = 3,
     /// The simulator's nominal time of the first sample.
     Simulated = 4,
-    /// The timestamp of a recording.
+    /// The timestamp of a recording, which is not known to be UTC.
     Recorded = 5,
     /// The sensor's counter scaled to nanoseconds, with an origin in UTC from the configuration.
     SensorUtc = 6,
@@ -26,19 +26,24 @@ pub enum Clock {
     /// is known, the duration of the signal before that packet is subtracted. A PTP clock usually counts TAI from
     /// 1970-01-01T00:00:00 TAI, which is 37 s ahead of UTC since 2017.
     Hardware = 7,
+    /// The timestamp of a recording, in UTC.
+    RecordedUtc = 8,
 }
 
 impl Clock {
     /// Returns whether the clock counts nanoseconds from 1970-01-01T00:00:00Z.
     pub const fn is_utc(self) -> bool {
-        matches!(self, Self::Host | Self::Kernel | Self::SensorUtc)
+        matches!(
+            self,
+            Self::Host | Self::Kernel | Self::SensorUtc | Self::RecordedUtc
+        )
     }
 
     /// Returns whether the time was read when a packet arrived, so that it contains the delay of the network.
     pub const fn is_arrival(self) -> bool {
         matches!(
             self,
-            Self::Host | Self::Kernel | Self::Hardware | Self::Recorded
+            Self::Host | Self::Kernel | Self::Hardware | Self::Recorded | Self::RecordedUtc
         )
     }
 
@@ -53,6 +58,7 @@ impl Clock {
             Self::Recorded => "recorded",
             Self::SensorUtc => "sensor-utc",
             Self::Hardware => "hardware",
+            Self::RecordedUtc => "recorded-utc",
         }
     }
 
@@ -66,6 +72,7 @@ impl Clock {
             5 => Self::Recorded,
             6 => Self::SensorUtc,
             7 => Self::Hardware,
+            8 => Self::RecordedUtc,
             _ => Self::None,
         }
     }

@@ -16,7 +16,7 @@ fn replayed(path: &Path, slot: usize) -> Vec<(u64, u32, u64, Flags)> {
     (0..lease.len())
         .map(|i| {
             let meta = *lease.frame(i).meta();
-            assert_eq!(meta.timestamp.clock, Clock::Recorded);
+            assert_eq!(meta.timestamp.clock, Clock::RecordedUtc);
             (meta.sequence, meta.epoch, meta.timestamp.ns, meta.flags)
         })
         .collect()

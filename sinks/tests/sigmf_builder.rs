@@ -237,6 +237,19 @@ fn frames_never_sent_are_not_counted_as_missing() {
     }
 }
 
+/// A recording of a replay has the datetime of the recording.
+#[test]
+fn recorded_utc_time_is_a_datetime() {
+    let times = [1_767_225_600_000_000_000, 1_767_225_600_000_010_000];
+    for (clock, expected) in [
+        (Clock::RecordedUtc, Some("2026-01-01T00:00:00.000000000Z")),
+        (Clock::Recorded, None),
+    ] {
+        let captures = captures_at(Some(1e6), clock, &times.map(Some));
+        assert_eq!(captures[0].datetime.as_deref(), expected);
+    }
+}
+
 #[test]
 fn bytes_after_last_whole_sample_are_not_missing() {
     // Samples have 8 bytes and packets have 3 bytes. The frame has 21 bytes, of which 16 are written. Packet 5 contains

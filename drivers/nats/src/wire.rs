@@ -21,7 +21,7 @@ pub const HEADER_BYTES: usize = 2048;
 pub const MAX_CHUNKS: u32 = 1 << 16;
 
 /// The clocks by name.
-const CLOCKS: [Clock; 8] = [
+const CLOCKS: [Clock; 9] = [
     Clock::None,
     Clock::Host,
     Clock::Kernel,
@@ -30,6 +30,7 @@ const CLOCKS: [Clock; 8] = [
     Clock::Recorded,
     Clock::SensorUtc,
     Clock::Hardware,
+    Clock::RecordedUtc,
 ];
 
 /// Which part of a frame a message contains.

@@ -270,7 +270,7 @@ mod tests {
         for wrong in [
             packet([4, 5, 1, 0]),
             packet([u64::MAX, 5, 1, 0]),
-            packet([3, 5, 8, 0]),
+            packet([3, 5, 9, 0]),
             packet([3, 5, 256, 0]),
             packet([3, 5, 1, 1]),
             vec![0; 31],

@@ -9,7 +9,8 @@
 //! If a record of a capture contains several datagrams (segmentation offload), it is split by the packet lengths of the format.
 //! If the lengths are ambiguous, the capture is rejected.
 //!
-//! Timestamps are the recorded ones ([`Clock::Recorded`](daq_core::frame::Clock::Recorded)), unless the packet format contains
+//! Timestamps are the recorded ones ([`Clock::RecordedUtc`](daq_core::frame::Clock::RecordedUtc) if they are
+//! known to be UTC, otherwise [`Clock::Recorded`](daq_core::frame::Clock::Recorded)), unless the packet format contains
 //! a timestamp.
 //!
 //! # Ledger

@@ -54,6 +54,8 @@ struct Piece {
     end: u32,
     bytes: usize,
     time: Option<u64>,
+    /// The clock of the time.
+    clock: Clock,
 }
 
 impl RecordingPlayer {
@@ -136,6 +138,7 @@ impl RecordingPlayer {
                 bytes,
                 sequence,
                 time_ns,
+                clock,
                 ..
             } = run;
             #[expect(
@@ -184,6 +187,7 @@ impl RecordingPlayer {
             };
             return Some(Piece {
                 file,
+                clock,
                 byte_start: byte_start + self.done,
                 first,
                 end,
@@ -307,7 +311,7 @@ impl Filler for RecordingPlayer {
         self.read(&piece)?;
         let time = piece.time.map_or_else(Timestamp::default, |ns| Timestamp {
             ns,
-            clock: Clock::Recorded,
+            clock: piece.clock,
         });
         let kept = self.kept(&piece);
         let start = self.geometry.extent(piece.first).start;

@@ -3,7 +3,7 @@
 use super::config::{ReplayConfig, Speed};
 use crate::packet::keep::name_problems;
 use daq_core::config::Problem;
-use daq_core::frame::{KeptFields, MAX_KEPT_FIELDS};
+use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::sigmf::{Meta, Number, Stream};
@@ -31,6 +31,8 @@ pub(super) struct Run {
     pub byte_start: u64,
     /// Length in bytes.
     pub bytes: u64,
+    /// The clock of the times.
+    pub clock: Clock,
     /// Number of the first frame; `None` if the run continues the previous run.
     pub sequence: Option<u64>,
     /// Recorded time of the first sample, in nanoseconds.
@@ -279,6 +281,11 @@ impl Recording {
                 byte_start: span.byte_start,
                 bytes: span.bytes,
                 sequence,
+                clock: if capture.time_ns().is_some() {
+                    Clock::RecordedUtc
+                } else {
+                    Clock::Recorded
+                },
                 time_ns,
                 times_ns: times_ns.collect(),
                 frames: capture.frames.unwrap_or(0),

@@ -91,9 +91,10 @@ enum class Clock : unsigned {
     kernel = 2,     // UTC of the host when Linux received the frame's first packet
     sensor = 3,     // counter of the sensor
     simulated = 4,  // nominal time of the first sample
-    recorded = 5,   // from a recording
+    recorded = 5,   // from a recording, not known to be UTC
     sensor_utc = 6, // counter of the sensor, with a declared origin in UTC
     hardware = 7,   // PTP clock of the network card (usually TAI) when the card received the frame's first packet
+    recorded_utc = 8, // UTC from a recording
 };
 
 // Parameter type of a kernel without parameters.

@@ -23,10 +23,10 @@ class Flags(enum.IntFlag):
 
 
 #: Names of the clocks, by their numbers in rings and Zarr stores.
-CLOCKS = ("none", "host", "kernel", "sensor", "simulated", "recorded", "sensor-utc", "hardware")
+CLOCKS = ("none", "host", "kernel", "sensor", "simulated", "recorded", "sensor-utc", "hardware", "recorded-utc")
 
 #: Clocks that count from 1970-01-01T00:00:00Z.
-UTC_CLOCKS = frozenset({"host", "kernel", "sensor-utc"})
+UTC_CLOCKS = frozenset({"host", "kernel", "sensor-utc", "recorded-utc"})
 
 _NOT_A_TIME = np.iinfo(np.int64).min
 

@@ -39,7 +39,7 @@ class Frame(ABC):
     @property
     @abstractmethod
     def clock(self) -> str:
-        """Clock of the time. Only `host`, `kernel` and `sensor-utc` are UTC."""
+        """Clock of the time. Only `host`, `kernel`, `sensor-utc` and `recorded-utc` are UTC."""
 
     @property
     @abstractmethod

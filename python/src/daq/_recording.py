@@ -163,7 +163,7 @@ class Recording:
 
     @cached_property
     def clock(self) -> npt.NDArray[np.str_]:
-        """Name of the clock of each time. Only `host`, `kernel` and `sensor-utc` are UTC."""
+        """Name of the clock of each time. Only `host`, `kernel`, `sensor-utc` and `recorded-utc` are UTC."""
         return np.array(CLOCKS)[np.minimum(self._join("clock"), len(CLOCKS) - 1)]
 
     @cached_property

@@ -181,7 +181,7 @@ fn zarr_python_reads_every_layout() {
         assert_eq!(values("clock"), [Clock::Host as u8].repeat(sent.len()));
         assert_eq!(
             seen["arrays"]["clock"]["attributes"]["flag_meanings"],
-            json!("none host kernel sensor simulated recorded sensor-utc hardware")
+            json!("none host kernel sensor simulated recorded sensor-utc hardware recorded-utc")
         );
         if sent[0].meta.packets_per_frame > 0 {
             assert_eq!(seen["arrays"]["present"]["dtype"], json!("|b1"));
