@@ -72,6 +72,46 @@ fn captures_without_a_step_are_continuous() {
     assert_eq!((frames.len(), frames[0].1), (1, 1));
 }
 
+/// A recording whose first frame was trimmed gives packets with their numbers, and the time of the whole frame.
+#[test]
+fn trimmed_first_frame_keeps_its_place_and_time() {
+    let dir = TempDir::new().unwrap();
+    // Frames have 4 packets of 8 samples, 32 samples at 1 MHz. The file begins with packet 3 of frame 10.
+    let first = Capture {
+        global_index: Some(10 * 32 + 24),
+        datetime: Some("2026-01-01T00:00:00.000024Z".into()),
+        clock_ns: None,
+        ..capture(0, 10, 1, 0)
+    };
+    let second = Capture {
+        sample_start: 8,
+        global_index: Some(11 * 32),
+        datetime: Some("2026-01-01T00:00:00.000032Z".into()),
+        clock_ns: None,
+        ..capture(0, 11, 1, 0)
+    };
+    let mut meta = ours(2, vec![first, second], Vec::new());
+    if let Some(stream) = &mut meta.global.stream {
+        stream.bytes = 64 + FRAME;
+    }
+    let path = store(dir.path(), "trimmed", &meta, &bytes(0, 64 + FRAME));
+    let mut fixture = open(&sigmf_text(&path, ""), 256, 16);
+    let frames = run(&mut fixture);
+    let present: Vec<_> = frames.iter().map(|frame| (frame.0, &frame.3[..])).collect();
+    let expected: [(u64, &[bool]); 2] = [
+        (10, &[false, false, false, true]),
+        (11, &[true, true, true, true]),
+    ];
+    assert_eq!(present, expected);
+    assert_eq!(fixture.report().lost_total(), 0);
+    let start = 1_767_225_600_000_000_000;
+    let times: Vec<_> = replayed(&path, 256)
+        .iter()
+        .map(|frame| frame.2 - start)
+        .collect();
+    assert_eq!(times, [0, 32_000]);
+}
+
 #[test]
 fn listed_times_are_those_of_the_frames() {
     let dir = TempDir::new().unwrap();

@@ -402,6 +402,59 @@ fn frames(steps: &[Step]) -> Vec<Sent> {
     steps.iter().map(make).collect()
 }
 
+/// With `trim`, the file contains the bytes from the first to the last packet of the stream.
+#[test]
+fn packets_outside_of_the_stream_are_trimmed() {
+    let last = PACKETS_PER_FRAME - 1..=PACKETS_PER_FRAME;
+    let steps = [
+        (1, true, BTreeSet::from([0, 1]), 0),
+        (1, false, BTreeSet::new(), 0),
+        (1, false, last.collect(), 0),
+    ];
+    let mut sent = frames(&steps);
+    for i in [0, 2] {
+        sent[i].meta.flags = sent[i].meta.flags.with(Flags::TRUNCATED);
+    }
+    let group = CHANNELS as usize;
+    let start = (2 * PACKET_BYTES).next_multiple_of(group);
+    let end = (PACKETS_PER_FRAME as usize - 1) * PACKET_BYTES / group * group;
+    for (trim, expected) in [
+        (
+            true,
+            [
+                &sent[0].bytes[start..],
+                &sent[1].bytes,
+                &sent[2].bytes[..end],
+            ]
+            .concat(),
+        ),
+        (
+            false,
+            [&sent[0].bytes[..], &sent[1].bytes, &sent[2].bytes].concat(),
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = layout(Scalar::Int8, false, CHANNELS, POINTS);
+        let keys = format!("path = \".\"\ntrim = {trim}");
+        let context = context(
+            dir.path(),
+            "adc",
+            layout,
+            PACKETS_PER_FRAME + 1,
+            PACKET_BYTES,
+        );
+        let mut sink = spec("file", "adc", &keys).unwrap().build(context).unwrap();
+        Feed::new(8, FRAME, PACKETS_PER_FRAME + 1).give(&mut *sink, &sent);
+        sink.finish().unwrap();
+        let (meta, data) = segments(dir.path(), "adc").remove(0);
+        assert!(data == expected, "{trim}");
+        let missing = meta.missing().count();
+        assert_eq!(missing, if trim { 0 } else { 2 });
+        let first = if trim { (start / group) as u64 } else { 0 };
+        assert_eq!(meta.captures[0].global_index, Some(first));
+    }
+}
+
 proptest! {
     // The number of cases is limited, because every case writes and syncs several files.
     #![proptest_config(ProptestConfig::with_cases(48))]

@@ -237,6 +237,116 @@ fn frames_never_sent_are_not_counted_as_missing() {
     }
 }
 
+/// Samples outside of the stream are not written. Packets that are missing between others are.
+#[test]
+fn first_and_last_frame_are_trimmed() {
+    // A frame has 6 packets of 10 samples and lasts 60 µs.
+    let whole = Record {
+        bytes: 60,
+        packets_per_frame: 6,
+        truncated: true,
+        moment: Some(Moment {
+            clock: Clock::SensorUtc,
+            ns: 1_000_000,
+        }),
+        ..Record::default()
+    };
+    let mut builder = MetaBuilder::new(Recording {
+        sample_rate: Some(1e6),
+        ..recording(Number::I8, 1, 6, 10)
+    });
+    builder.begin(0);
+    let frames: [(Record, &[(u32, u32)], _); 3] = [
+        (
+            Record {
+                sequence: 3,
+                restart: true,
+                ..whole
+            },
+            &[(0, 2), (4, 1)],
+            20..60,
+        ),
+        (
+            Record {
+                sequence: 4,
+                truncated: false,
+                moment: whole.moment.map(|moment| Moment {
+                    ns: 1_060_000,
+                    ..moment
+                }),
+                ..whole
+            },
+            &[(5, 1)],
+            0..60,
+        ),
+        (
+            Record {
+                sequence: 5,
+                moment: whole.moment.map(|moment| Moment {
+                    ns: 1_120_000,
+                    ..moment
+                }),
+                ..whole
+            },
+            &[(1, 1), (4, 2)],
+            0..40,
+        ),
+    ];
+    for (record, missing, expected) in frames {
+        let inside = builder.inside(&record, missing.iter().copied());
+        assert_eq!(inside, expected);
+        let record = Record {
+            bytes: inside.end - inside.start,
+            trimmed: (inside.start, record.bytes - inside.end),
+            ..record
+        };
+        builder.frame(&record, missing.iter().copied());
+    }
+    let meta = builder.build();
+    let captures = meta.captures.iter();
+    let found: Vec<_> = captures
+        .map(|capture| (capture.sample_start, capture.global_index, capture.clock_ns))
+        .collect();
+    // The first sample of the stream is number 200. The captures continue each other.
+    assert_eq!(
+        found,
+        [
+            (0, Some(200), Some(1_020_000)),
+            (40, Some(240), Some(1_060_000))
+        ]
+    );
+    assert_eq!(meta.captures[0].sequence, Some(3));
+    assert_eq!(meta.captures[1].frames, Some(2));
+    let stream = meta.global.stream.as_ref().unwrap();
+    assert_fields!(stream => bytes: 140, frames: 3, frame_bytes: 60, missing_samples: 30);
+    let missing: Vec<_> = meta.missing().collect();
+    assert_eq!(missing, [(20, 10), (90, 10), (110, 10)]);
+}
+
+/// Without exact packet sizes, or with several parts, a frame is written whole.
+#[test]
+fn frames_that_cannot_be_trimmed_are_written_whole() {
+    let record = Record {
+        bytes: 60,
+        packets_per_frame: 6,
+        truncated: true,
+        restart: true,
+        ..Record::default()
+    };
+    for (rest, parts) in [(0, 1), (10, 2)] {
+        let sizes = PacketSizes {
+            first: rest,
+            rest,
+            parts,
+        };
+        let builder = MetaBuilder::new(Recording {
+            packet_sizes: sizes,
+            ..recording(Number::I8, 1, 6, 10)
+        });
+        assert_eq!(builder.inside(&record, [(0, 2)]), 0..60);
+    }
+}
+
 /// A recording of a replay has the datetime of the recording.
 #[test]
 fn recorded_utc_time_is_a_datetime() {

@@ -26,6 +26,8 @@ pub(super) struct RecordingPlayer {
     repeats: bool,
     timetable: Timetable,
     byte_ns: Option<f64>,
+    /// Number of bytes of the run's first frame that are before the run's first sample.
+    skipped: u64,
     /// Buffer for one frame.
     buffer: Box<[u8]>,
     /// Index of the current run, and number of its bytes that were replayed.
@@ -99,6 +101,7 @@ impl RecordingPlayer {
             buffer: vec![0; geometry.frame_bytes].into_boxed_slice(),
             run: 0,
             done: 0,
+            skipped: 0,
             position: 0,
             restarts: false,
             gap: 0,
@@ -116,7 +119,7 @@ impl RecordingPlayer {
 
     /// Starts the run with index `run`.
     fn begin_run(&mut self) {
-        self.done = 0;
+        (self.done, self.skipped) = (0, 0);
         let Some(run) = self.recording.runs.get(self.run) else {
             return;
         };
@@ -124,8 +127,17 @@ impl RecordingPlayer {
         if run.restarts {
             self.position = 0;
         } else if let Some(sequence) = run.sequence {
-            self.position = sequence.wrapping_mul(self.packets_per_frame());
+            let start = sequence.wrapping_mul(self.packets_per_frame());
+            let first = self.first_packet(run.skipped);
+            self.skipped = first.map_or(0, |_| run.skipped);
+            self.position = start.wrapping_add(first.unwrap_or(0).into());
         }
+    }
+
+    /// Returns the packet of a frame that begins after `skipped` bytes, if there is one.
+    fn first_packet(&self, skipped: u64) -> Option<u32> {
+        let mut packets = 0..self.geometry.packets_per_frame;
+        packets.find(|packet| self.geometry.extent(*packet).start as u64 == skipped)
     }
 
     /// Returns the next piece, or `None` at the end of the recording.
@@ -185,6 +197,8 @@ impl RecordingPlayer {
                 (_, Some(ns), None) if self.done == 0 => Some(ns),
                 _ => None,
             };
+            // The time of a frame is that of its first sample, even if this sample is not in the file.
+            let time = time.map(|ns| ns.saturating_sub(self.skipped_ns()));
             return Some(Piece {
                 file,
                 clock,
@@ -195,6 +209,17 @@ impl RecordingPlayer {
                 time,
             });
         }
+    }
+
+    /// Returns the duration of the samples before the first sample of the run in its frame.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "never negative; saturates"
+    )]
+    fn skipped_ns(&self) -> u64 {
+        let skipped = if self.done == 0 { self.skipped } else { 0 };
+        (skipped as f64 * self.byte_ns.unwrap_or(0.0)).round() as u64
     }
 
     /// Returns to the start of the recording. Returns false if the recording is played once or is empty.

@@ -6,7 +6,7 @@ use daq_core::config::Problem;
 use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
 use daq_core::reorder::{Geometry, Numbering};
-use daq_core::sigmf::{Meta, Number, Stream};
+use daq_core::sigmf::{Capture, Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -31,6 +31,8 @@ pub(super) struct Run {
     pub byte_start: u64,
     /// Length in bytes.
     pub bytes: u64,
+    /// Number of bytes of the first frame that are not in the file, because the stream began after them.
+    pub skipped: u64,
     /// The clock of the times.
     pub clock: Clock,
     /// Number of the first frame; `None` if the run continues the previous run.
@@ -281,6 +283,7 @@ impl Recording {
                 byte_start: span.byte_start,
                 bytes: span.bytes,
                 sequence,
+                skipped: skipped_bytes(capture, self.stream.as_ref(), group),
                 clock: if capture.time_ns().is_some() {
                     Clock::RecordedUtc
                 } else {
@@ -506,6 +509,17 @@ impl Recording {
         }
         notes
     }
+}
+
+/// Returns the number of bytes before the first sample of `capture` in its frame, as `core:global_index` shows.
+fn skipped_bytes(capture: &Capture, stream: Option<&Stream>, group: u64) -> u64 {
+    let skipped = stream.and_then(|stream| {
+        let frame_samples = stream.frame_bytes / group;
+        let start = capture.sequence?.checked_mul(frame_samples)?;
+        let skipped = capture.global_index?.checked_sub(start)?;
+        Some(skipped).filter(|skipped| *skipped < frame_samples)
+    });
+    skipped.unwrap_or(0) * group
 }
 
 /// Checks the names of kept fields, which become names of files in some sinks.

@@ -59,6 +59,8 @@ path = \"out\"
 # segment = \"1 GiB\"
 # And when it is older than this; off if left out.
 # rotate = \"10 min\"
+# Write only from the first to the last sample of a stream, and not the rest of its first and last frame.
+# trim = false
 # Written into the metadata.
 # description = \"What is recorded\"
 # hardware = \"Recording hardware\"
@@ -88,6 +90,11 @@ pub struct FileKeys {
     pub segment: ByteSize,
     /// Maximum age of a file, counted from its first frame. At this age, a new file begins. Default: no limit.
     pub rotate: Option<Span>,
+    /// True: samples before the first and after the last packet of a stream, which were never sent, are not written. Default
+    /// false: they are written with the fill value of the ring and annotated as `missing`, so that all frames have the same size.
+    /// Frames of several parts and frames that are not interleaved samples over time are always written whole.
+    #[serde(default)]
+    pub trim: bool,
     /// Free text for `core:description`; default: none.
     pub description: Option<String>,
     /// Recording hardware, for `core:hw`; default: none.

@@ -20,6 +20,7 @@ pub(super) struct FileSink {
     next: u64,
     limit: u64,
     rotate: Option<Duration>,
+    trim: bool,
     builder: MetaBuilder,
     writer: SegmentWriter,
     /// Whether the open segment accepts no more frames and must be closed. Closing may have to be repeated.
@@ -48,6 +49,7 @@ impl FileSink {
             next,
             limit: keys.segment.0,
             rotate: keys.rotate.map(|rotate| rotate.0),
+            trim: keys.trim,
             builder: MetaBuilder::new(recording),
             writer: SegmentWriter::new(&options).map_err(sink_error)?,
             ending: false,
@@ -66,7 +68,8 @@ impl FileSink {
             what: "this sink".to_owned(),
             why: "the input frames are not in host memory; this is a defect in the plan".to_owned(),
         })?;
-        let length = self.builder.whole(bytes.len() as u64);
+        let record = self.record(frame, self.builder.whole(bytes.len() as u64));
+        let length = record.bytes;
         if length == 0 {
             return Ok(0);
         }
@@ -89,8 +92,21 @@ impl FileSink {
             0
         };
         self.writer.keep_spare(self.builder.json_bytes(spans));
-        let end = usize::try_from(length).unwrap_or(bytes.len());
-        self.writer.write(&bytes[..end]).map_err(sink_error)?;
+        let start = usize::try_from(record.trimmed.0).unwrap_or(bytes.len());
+        let written = usize::try_from(length).unwrap_or(bytes.len());
+        self.writer
+            .write(&bytes[start..start + written])
+            .map_err(sink_error)?;
+        self.refused = None;
+        let missing = meta.is_incomplete().then(|| frame.present().missing());
+        self.builder.frame(&record, missing.into_iter().flatten());
+        self.builder.keep(&meta.kept);
+        Ok(length)
+    }
+
+    /// Returns the properties of a frame, of which at most `length` bytes are written.
+    fn record(&self, frame: &Frame<'_>, length: u64) -> Record {
+        let meta = frame.meta();
         let record = Record {
             sequence: meta.sequence,
             epoch: meta.epoch,
@@ -107,12 +123,17 @@ impl FileSink {
                 .refused
                 .filter(|refused| *refused != (meta.epoch, meta.sequence))
                 .map(|_| CAUSE_FULL),
+            ..Record::default()
         };
-        self.refused = None;
-        let missing = meta.is_incomplete().then(|| frame.present().missing());
-        self.builder.frame(&record, missing.into_iter().flatten());
-        self.builder.keep(&meta.kept);
-        Ok(length)
+        if !self.trim || !record.truncated {
+            return record;
+        }
+        let inside = self.builder.inside(&record, frame.present().missing());
+        Record {
+            bytes: inside.end - inside.start,
+            trimmed: (inside.start, length - inside.end),
+            ..record
+        }
     }
 
     /// Closes the open segment if it must be closed. If there is no space for the metadata, a later call tries again.

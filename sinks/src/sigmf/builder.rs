@@ -1,9 +1,9 @@
 //! Collects captures, annotations and totals while a segment is written.
 
 use super::kept::Kept;
-use super::recording::{Moment, Record, Recording, Tuning, nanoseconds};
+use super::recording::{Moment, Record, Recording, Tuning, nanoseconds, nanoseconds_of};
 use super::times::{Continuation, Listed, MAX_TIMES, Times};
-use daq_core::frame::KeptFields;
+use daq_core::frame::{KeptFields, PacketSizes};
 use daq_core::sigmf::{
     Annotation, Capture, Extension, Global, LABEL_GAP, LABEL_INCOMPLETE, LABEL_MISSING,
     LABEL_SUSPECT, MAX_INTEGER, Meta, NAMESPACE, NAMESPACE_VERSION, SPECIFICATION, Stream,
@@ -87,8 +87,8 @@ impl Unlisted {
 /// Collects the metadata of segments, one after another.
 #[derive(Debug)]
 pub struct MetaBuilder {
-    recording: Recording,
-    group: u64,
+    pub(super) recording: Recording,
+    pub(super) group: u64,
     /// Maximum number of bytes of the part of the text that is the same for all segments.
     global_bytes: u64,
     segment: u64,
@@ -201,6 +201,7 @@ impl MetaBuilder {
         if std::mem::take(&mut self.recording.detects_sizes) && record.packet_sizes.rest > 0 {
             self.detect_sizes(record);
         }
+        let record = &self.with_time_of_first_sample(record);
         let start = self.bytes / self.group;
         let samples = record.bytes / self.group;
         let lost = match &self.last {
@@ -271,11 +272,12 @@ impl MetaBuilder {
             } else {
                 Kind::Missing
             };
-            let sizes = match record.packet_sizes.rest {
-                0 => &self.recording.packet_sizes,
-                _ => &record.packet_sizes,
+            let sizes = self.packet_sizes(record);
+            let before = record.trimmed.0;
+            let byte = |packet: u32| {
+                let at = sizes.offset(packet, record.packets_per_frame, record.frame_bytes());
+                at.saturating_sub(before).min(record.bytes)
             };
-            let byte = |packet: u32| sizes.offset(packet, record.packets_per_frame, record.bytes);
             let from = byte(first) / self.group;
             let to = byte(first.saturating_add(count)).div_ceil(self.group);
             if to > from {
@@ -288,6 +290,29 @@ impl MetaBuilder {
         self.frames += 1;
         self.fresh = false;
         self.last = Some(*record);
+    }
+
+    /// Returns the sizes of the packets of a frame.
+    pub(super) const fn packet_sizes(&self, record: &Record) -> PacketSizes {
+        match record.packet_sizes.rest {
+            0 => self.recording.packet_sizes,
+            _ => record.packet_sizes,
+        }
+    }
+
+    /// Returns `record` with the time of the first sample that was written. Without a rate, the time of a frame is that of its
+    /// first packet that arrived, so it is already that of the first sample of the stream.
+    fn with_time_of_first_sample(&self, record: &Record) -> Record {
+        let samples = (record.trimmed.0 / self.group) as f64;
+        let frames = samples / self.recording.frame_samples().max(1) as f64;
+        let trimmed_ns = nanoseconds_of(frames, self.recording.frame_ns());
+        Record {
+            moment: record.moment.map(|moment| Moment {
+                ns: moment.ns.saturating_add(trimmed_ns),
+                ..moment
+            }),
+            ..*record
+        }
     }
 
     /// Records the kept fields of the frame that was recorded last. Allocates nothing.
@@ -310,12 +335,12 @@ impl MetaBuilder {
     /// Sets the packet sizes from the first frame.
     fn detect_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
-        recording.frame_bytes = first.bytes;
+        recording.frame_bytes = first.frame_bytes();
         recording.packets_per_frame = first.packets_per_frame;
         recording.packet_sizes = first.packet_sizes;
         if let Some(table) = &mut recording.table {
             let point = recording.datatype.bytes() as u64 * u64::from(table.channels.max(1));
-            table.points = first.bytes / point.max(1);
+            table.points = first.frame_bytes() / point.max(1);
         }
     }
 
@@ -461,6 +486,7 @@ impl MetaBuilder {
                 .first
                 .sequence
                 .checked_mul(frame_samples)
+                .and_then(|index| index.checked_add(run.first.trimmed.0 / self.group))
                 .filter(|&index| index <= MAX_INTEGER),
             datetime: moment
                 .filter(|moment| moment.clock.is_utc())

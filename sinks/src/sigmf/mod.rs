@@ -9,6 +9,8 @@
 //!   sent. They are filled and annotated as `missing` with `daq:cause` [`CAUSE_TRUNCATED`]. They do not count in the
 //!   totals of missing data. If packets are missing at both ends of an epoch's first frame, its flags do not show
 //!   whether the packets at its end were sent, so these packets count as lost.
+//! - With [`MetaBuilder::inside`], these samples are not written. The first sample of the stream then begins a capture whose
+//!   frame number is that of the whole frame, and whose `core:global_index` and time are those of the sample.
 //! - Frames that are not interleaved samples over time have no `core:sample_rate`, because SigMF would interpret it as
 //!   the rate of the numbers in the file. Their shape is in `daq:channels`, `daq:points`, `daq:order` and `daq:axis`.
 //!   If known, the number of frames per second is in the global key `daq:frame_rate`.
@@ -29,6 +31,7 @@ mod builder;
 mod kept;
 mod recording;
 mod times;
+mod trim;
 
 pub use builder::{CAUSE_TRUNCATED, LABEL_UNLISTED, MAX_ANNOTATIONS, MAX_CAPTURES, MetaBuilder};
 pub use recording::{Moment, Record, Recording, Table, Tuning};

@@ -72,14 +72,19 @@ impl Recording {
     }
 }
 
-/// Returns the duration of the given number of frames in nanoseconds.
+/// Returns the duration of the given number of frames in nanoseconds; 0 if the duration of a frame is unknown.
+pub(super) fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
+    nanoseconds_of(frames as f64, frame_ns)
+}
+
+/// Returns the duration as [`nanoseconds`] does, for a number of frames that need not be whole.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "the value is never negative, and the cast saturates"
 )]
-pub(super) fn nanoseconds(frames: u64, frame_ns: Option<f64>) -> u64 {
-    (frames as f64 * frame_ns.unwrap_or(0.0)).round() as u64
+pub(super) fn nanoseconds_of(frames: f64, frame_ns: Option<f64>) -> u64 {
+    (frames * frame_ns.unwrap_or(0.0)).round() as u64
 }
 
 /// Acquisition time of a frame, with its clock.
@@ -132,7 +137,9 @@ pub struct Record {
     pub epoch: u32,
     /// Number of bytes written, a multiple of one sample of all channels.
     pub bytes: u64,
-    /// Time at which the frame was acquired, if known.
+    /// Number of bytes of the frame that were trimmed before and after the written ones.
+    pub trimmed: (u64, u64),
+    /// Time of the frame's first sample, also if that sample was trimmed; `None` if unknown.
     pub moment: Option<Moment>,
     /// Whether the frame is not continuous with the previous frame, even if the frame numbers are continuous.
     pub restart: bool,
@@ -153,6 +160,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Returns the size of the frame in bytes, with the bytes that were trimmed.
+    pub(super) const fn frame_bytes(&self) -> u64 {
+        self.trimmed.0 + self.bytes + self.trimmed.1
+    }
+
     /// Returns whether the `count` missing packets starting at `first` are outside of the stream. `begins` is true if
     /// the missing packets at the start of the frame are outside of the stream.
     pub(super) fn truncates(&self, first: u32, count: u32, begins: bool) -> bool {
