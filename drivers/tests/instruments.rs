@@ -2,6 +2,7 @@
 //! builders, and sent through sockets.
 
 mod by_time;
+mod gnu_radio;
 mod hostile;
 
 use crate::spec;
@@ -276,6 +277,7 @@ fn no_control(_: u64) -> Vec<Vec<u8>> {
 fn instruments() -> Vec<Instrument> {
     let mut all = numbered();
     all.extend(by_time::instruments());
+    all.push(gnu_radio::instrument());
     all
 }
 
@@ -513,21 +515,6 @@ fn numbered() -> Vec<Instrument> {
             control: no_control,
         },
         Instrument {
-            name: "GNU Radio: packet counter before the samples",
-            keys: samples("GNU Radio"),
-            first: 0,
-            format: documented("GNU Radio"),
-            parts: 1,
-            packets: 16,
-            payload: |_| 1464,
-            packet: |frame, _, place, payload| {
-                let number = frame * 16 + place as u64;
-                [number.to_le_bytes().to_vec(), payload.to_vec()].concat()
-            },
-            port: |_| 0,
-            control: no_control,
-        },
-        Instrument {
             name: "lidar: frame number and column, a step of 16, and a checksum at the end",
             keys: String::new(),
             first: 0,
@@ -572,33 +559,6 @@ fn frames_of_instruments_are_byte_identical() {
             instrument.name
         );
     }
-}
-
-/// GNU Radio counts packets from 1, and ends a stream with three empty datagrams.
-#[test]
-fn empty_datagrams_of_gnu_radio_are_control_packets() {
-    let all = instruments();
-    let radio = all
-        .iter()
-        .find(|instrument| instrument.name.starts_with("GNU Radio"))
-        .unwrap();
-    let mut sent: Vec<_> = (0..4)
-        .flat_map(|frame| radio.frame(frame))
-        .skip(1)
-        .collect();
-    sent.extend((0..3).map(|_| Packet {
-        frame: 3,
-        part: 0,
-        place: 0,
-        bytes: Vec::new(),
-    }));
-    let report = radio.check(8, &sent);
-    assert_eq!(
-        (report.delivered, report.lost_total()),
-        (63, 0),
-        "{report:?}"
-    );
-    assert_eq!((report.control, report.rejected), (3, 0), "{report:?}");
 }
 
 #[test]
