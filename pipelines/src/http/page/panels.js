@@ -324,13 +324,13 @@ export class Histogram {
 /** Space between the border of a figure and its canvas, in CSS pixels, as in the style sheet. */
 const PADDING = 13;
 
-/** Writes red, green and blue values between `low` and `high` as pixels; pixels without values are grey. */
-const paintColours = (values, low, high, bytes) => {
+/** Writes the values of three colours between `low` and `high` as pixels; pixels without values are grey. Blue is first if `isBgr`. */
+const paintColours = (values, low, high, isBgr, bytes) => {
   const scale = 255 / (high - low || 1);
   for (let pixel = 0; pixel * 3 < values.length; pixel += 1) {
     const colour = values.subarray(pixel * 3, pixel * 3 + 3);
     const missing = colour.some(Number.isNaN);
-    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colour[i] - low) * scale;
+    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colour[isBgr ? 2 - i : i] - low) * scale;
     bytes[pixel * 4 + 3] = 255;
   }
 };
@@ -352,7 +352,7 @@ export class Picture {
     const low = finite[0] ?? 0, high = finite.at(-1) ?? 1;
     [this.pixels.width, this.pixels.height] = [columns, rows];
     const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
-    if (image.shape.length === 3) paintColours(values, low, high, pixels.data);
+    if (image.shape.length === 3) paintColours(values, low, high, frame.axis.colors?.startsWith("BGR"), pixels.data);
     else paint(values, low, high, pixels.data);
     this.pixels.getContext("2d").putImageData(pixels, 0, 0);
     const natural = frame.image?.pixels ?? [rows, columns];

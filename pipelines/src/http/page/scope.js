@@ -15,7 +15,7 @@ const KEYS = Object.keys(DEFAULTS);
 /** Checkbox of the form: levels of spectra and images, and counts, are logarithmic. */
 const LOG = "log";
 /** Clocks whose times are UTC. */
-const UTC_CLOCKS = ["host", "kernel", "sensor-utc"];
+const UTC_CLOCKS = ["host", "kernel", "sensor-utc", "recorded-utc"];
 
 const figure = (name) => document.getElementById(`panel-${name}`);
 const form = document.getElementById("scope-form");
