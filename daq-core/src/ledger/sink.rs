@@ -112,7 +112,8 @@ ledger! {
         },
         /// Frames whose messages are all stored by the server.
         acknowledged: u64 = Counter, counter "daq_sink_acknowledged_frames_total" {
-            meaning: "The server has confirmed that it stores each message of these frames.",
+            meaning: "The server has confirmed that it stores each message of these frames. If the stream does not hold them \
+                      afterwards, the frames also count in daq_sink_lost_frames_total.",
             cause: "A rate below that of daq_sink_published_frames_total: the server is slow, full or not reachable.",
             remedy: "See daq_sink_full and the log; check the server with `nats server report jetstream`.",
         },

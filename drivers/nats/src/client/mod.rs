@@ -2,6 +2,7 @@
 
 mod consumer;
 mod publisher;
+mod state;
 mod stream;
 
 pub use consumer::{Consumer, Received};

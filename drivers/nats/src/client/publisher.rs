@@ -7,6 +7,7 @@
 //! Buffer `n % window` is free again when frame `n` and all frames before it are acknowledged or refused. The data thread
 //! reads this from the number `oldest`.
 
+use super::state::{StateCheck, Unstored};
 use super::{SEND_TIMEOUT, Shared, TICK, Trouble, Worker, connect, stream, with_sources};
 use crate::NatsError;
 use crate::options::{PublisherCounters, PublisherOptions};
@@ -98,7 +99,9 @@ impl Publisher {
             let client = connect(&options.connection, &inner, 2 * window + 64).await?;
             let context = async_nats::jetstream::new(client.clone());
             let stream = stream::prepare(&context, &options.stream, &options.subject).await?;
-            let sending = Sending::new(client, options, inner, free, counts, submitted).await?;
+            let check = StateCheck::new(context, &stream);
+            let sending =
+                Sending::new(client, options, inner, free, counts, submitted, check).await?;
             sending.check_size(&stream)?;
             Ok(((), sending.run()))
         })?;
@@ -213,14 +216,16 @@ struct Flight {
 }
 
 impl Flight {
-    /// Counts the frame when it leaves the window.
-    fn count(&self, counters: &PublisherCounters) {
-        if self.is_refused || !self.open.is_empty() {
+    /// Counts the frame when it leaves the window. Returns whether all its messages are acknowledged.
+    fn count(&self, counters: &PublisherCounters) -> bool {
+        let is_acknowledged = !self.is_refused && self.open.is_empty();
+        if is_acknowledged {
+            counters.acknowledged.add(1);
+        } else {
             counters.refused.add(1);
             counters.lost.add(1);
-        } else {
-            counters.acknowledged.add(1);
         }
+        is_acknowledged
     }
 }
 
@@ -241,6 +246,7 @@ struct Sending {
     /// Headers that all messages have.
     common: HeaderMap,
     connects: u64,
+    check: StateCheck,
     refusals: LogLimit,
 }
 
@@ -252,6 +258,7 @@ impl Sending {
         oldest: Arc<AtomicU64>,
         counters: PublisherCounters,
         submitted: ringbuf::HeapCons<Arc<Buffer>>,
+        check: StateCheck,
     ) -> Result<Self, NatsError> {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(format!("{inbox}.*.*")).await;
@@ -293,6 +300,7 @@ impl Sending {
             chunk,
             common,
             connects: 1,
+            check,
             refusals: LogLimit::new(),
             options,
         })
@@ -333,6 +341,9 @@ impl Sending {
                 self.repeat_all();
             }
             self.publish_due().await;
+            if let Some(unstored) = self.check.tick().await {
+                self.count_unstored(&unstored);
+            }
         }
         self.end().await;
     }
@@ -463,6 +474,7 @@ impl Sending {
         match serde_json::from_slice::<Response<PublishAck>>(&message.payload) {
             Ok(Response::Ok(acknowledgement)) => {
                 flight.open.remove(&index);
+                self.check.message(acknowledgement.sequence);
                 self.shared.progress();
                 self.counters
                     .deduplicated
@@ -505,6 +517,17 @@ impl Sending {
         self.advance();
     }
 
+    /// Counts frames that the server has acknowledged, but that the stream does not hold.
+    fn count_unstored(&self, unstored: &Unstored) {
+        let (name, stream) = (&self.options.name, &self.options.stream.name);
+        let Unstored { frames, why } = unstored;
+        self.counters.lost.add(*frames);
+        tracing::error!(
+            "{name}: {frames} acknowledged frames are not in the stream {stream}, and count as lost: {why}; raise the limits of \
+             the stream, and check who deletes its messages"
+        );
+    }
+
     fn refuse(&self, why: &str) {
         let name = &self.options.name;
         self.refusals.run(|suppressed| {
@@ -525,7 +548,9 @@ impl Sending {
             let Some(flight) = self.flights.pop_front() else {
                 break;
             };
-            flight.count(&self.counters);
+            if flight.count(&self.counters) {
+                self.check.frame(flight.chunks);
+            }
             count += 1;
         }
         if count > 0 {
@@ -542,6 +567,9 @@ impl Sending {
             flight.count(&self.counters);
         }
         let _ = tokio::time::timeout(SEND_TIMEOUT, self.client.flush()).await;
+        if let Some(unstored) = self.check.finish().await {
+            self.count_unstored(&unstored);
+        }
     }
 }
 

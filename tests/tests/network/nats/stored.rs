@@ -1,7 +1,8 @@
 //! What the sink stores, as an independent client reads it.
 
-use super::server::{Server, expected, nats, sink_config, stored};
-use daq_testkit::{Daq, assert_counts, hex, python};
+use super::server::{Server, expected, nats, script, sink_config, stored};
+use daq_testkit::{Daq, assert_contains, assert_counts, free_udp_port, hex, python};
+use std::net::UdpSocket;
 
 #[test]
 fn messages_contain_frames_and_their_metadata() {
@@ -81,4 +82,42 @@ fn large_frames_become_several_messages() {
         frames[frame] += message["data"].as_str().unwrap();
     }
     assert!(frames.iter().all(|frame| frame.len() == 2 * 204_800));
+}
+
+/// Another program deletes all messages after the server has acknowledged them.
+#[test]
+fn acknowledged_frames_that_the_stream_does_not_hold_are_lost() {
+    nats!();
+    let python = python!("nats");
+    let server = Server::new("");
+    let port = free_udp_port();
+    let source = "driver = \"sim\"\nring = \"events\"\npattern = \"counter\"\n\
+                  samples = { type = \"int16\", channels = 1 }\npacket = \"64 B\"\nbackpressure = true\n";
+    let packets = format!(
+        "driver = \"udp\"\nring = \"events\"\nlisten = \"127.0.0.1:{port}\"\n\
+         [source.adc.format]\nkind = \"raw\"\nheader = \"8 B\"\npayload = \"64 B\"\nsequence = {{ offset = 0, bytes = 8 }}\n"
+    );
+    let config = sink_config(server.port, "events", "");
+    assert!(config.contains(source));
+    let daq = Daq::new(&config.replace(source, &packets));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for number in 0..20_u64 {
+        let packet = [&number.to_le_bytes()[..], &[0; 64]].concat();
+        socket.send_to(&packet, ("127.0.0.1", port)).unwrap();
+    }
+    live.wait_count("sinks.tx.acknowledged", 20);
+    let _ = python.run(
+        &script("await js.purge_stream('OBS')"),
+        &[server.port.to_string()],
+    );
+    let outcome = live.stop();
+    assert_counts!(outcome, "sinks.tx" => published: 20, acknowledged: 20, refused: 0, lost: 20);
+    assert_contains!(
+        outcome.stderr =>
+        "20 acknowledged frames are not in the stream OBS",
+        "it holds 0 of 20 messages",
+        "raise the limits of the stream"
+    );
 }
