@@ -3,7 +3,7 @@
 use super::pacer::Pacer;
 use super::share::Share;
 use super::{Udp, headers};
-use daq_core::frame::{Clock, FrameMeta, PacketSizes, Present, Timestamp};
+use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Present, Timestamp};
 use daq_core::layout::{Layout, Order};
 use daq_core::ledger::{Counter, SinkLedger};
 use daq_core::log_limit::LogLimit;
@@ -36,7 +36,8 @@ pub(super) struct Receiver {
     pub(super) sender: Sender,
     /// Index of the next packet of the current frame; the number of packets if the receiver has its share.
     next: u32,
-    /// Number of the frame after the last one that was sent.
+    /// Number that ends the stream: the number after that of the last frame, or its own if the stream ended inside of it. So
+    /// receivers do not expect packets that were never sent.
     end: u64,
 }
 
@@ -231,7 +232,8 @@ impl Transmitter {
             let has_share = stream.share.turns == 1 || i as u64 == turn;
             receiver.next = if has_share { 0 } else { stream.packets };
             if has_share {
-                receiver.end = stream.share.number(meta) + 1;
+                let is_whole = !meta.flags.contains(Flags::TRUNCATED);
+                receiver.end = stream.share.number(meta) + u64::from(is_whole);
             }
         }
         let packets = u64::from(stream.packets) * stream.share.shares as u64;
