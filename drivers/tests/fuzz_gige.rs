@@ -9,7 +9,7 @@ use daq_drivers::gige::gvcp::{Acknowledge, Identity};
 use daq_drivers::gige::gvsp::{self, Content};
 use daq_drivers::gige::pixel::PixelFormat;
 use daq_drivers::gige::placer::{Image, Placer, Setup};
-use daq_testkit::source::{new_fixture, spec};
+use daq_testkit::source::{SourceFixture, new_fixture, spec};
 use std::cell::RefCell;
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ fn fuzz_gvcp() {
 type Step = (u8, i8, u8, u8);
 
 /// Returns the packet of `step` in `block`. The image has 6 payload packets of 700 bytes, the last with 100.
-fn packet((format, _, id, fault): Step, block: u64, is_extended: bool) -> Vec<u8> {
+pub(super) fn packet((format, _, id, fault): Step, block: u64, is_extended: bool) -> Vec<u8> {
     let format = format % 4;
     let id = u32::from(match format {
         1 => 0,
@@ -101,7 +101,8 @@ fn packet((format, _, id, fault): Step, block: u64, is_extended: bool) -> Vec<u8
     packet
 }
 
-fn fuzz_packets(is_extended: bool) {
+/// Returns a source with a camera that sends images of 60 × 60 pixels, and is set up.
+pub(super) fn camera(is_extended: bool) -> (SourceFixture, Placer, CameraCounts) {
     let text = "[source.camera]\ndriver = \"gige\"\nring = \"raw\"\ncamera = \"127.0.0.1\"\nwidth = 60\nheight = 60\n\
                 pixel_format = \"Mono8\"\n";
     let spec = spec(&ENTRY, text).unwrap();
@@ -125,6 +126,11 @@ fn fuzz_packets(is_extended: bool) {
         can_resend: true,
     };
     placer.begin(&mut fixture.windows[0], setup);
+    (fixture, placer, counts)
+}
+
+fn fuzz_packets(is_extended: bool) {
+    let (mut fixture, placer, counts) = camera(is_extended);
     let (mut block, mut sent) = (1_u64, 0_u64);
     let mut now = Instant::now();
     let state = RefCell::new((&mut fixture, placer, &mut block, &mut sent, &mut now));

@@ -8,6 +8,7 @@ mod fuzz_formats;
 mod fuzz_gige;
 mod fuzz_headers;
 mod fuzz_hsb;
+mod gige_block_ids;
 mod hsb;
 mod instruments;
 mod numbered_by_time;
