@@ -79,6 +79,8 @@ pub struct Geometry {
     /// of a frame is then known even if its first packets are missing. 0 if unknown, or if packets contain the time of
     /// their frame.
     pub frame_ns: u64,
+    /// Signal duration of a frame in nanoseconds according to the declared sample rate; 0 if unknown.
+    pub declared_ns: u64,
 }
 
 impl Geometry {
@@ -96,6 +98,7 @@ impl Geometry {
             max_gap: 0,
             resync_after: 4,
             frame_ns: 0,
+            declared_ns: 0,
         }
     }
 

@@ -270,6 +270,7 @@ impl Frames {
             max_gap: self.keys.max_gap(),
             resync_after: self.keys.resync_after,
             frame_ns: self.frame_ns(frame_bytes),
+            declared_ns: self.declared_ns(frame_bytes),
         })
     }
 
@@ -295,19 +296,27 @@ impl Frames {
         // The timestamp of a unit that is a frame is that of the frame. In planar order a packet's timestamp is independent of its position.
         let is_of_frame = self.format.has_frame_times();
         let is_in_order = self.samples.order == Order::Interleaved;
-        match self.samples.rate {
-            Some(rate) if is_in_order && !is_of_frame && rate.0 > 0.0 => {
-                let points = frame_bytes as f64 * 8.0 / self.samples.point_bits() as f64;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "positive; saturates"
-                )]
-                let ns = (points / rate.0 * 1e9).round() as u64;
-                ns
-            }
-            _ => 0,
+        if is_in_order && !is_of_frame {
+            self.declared_ns(frame_bytes)
+        } else {
+            0
         }
+    }
+
+    /// Returns the signal duration of a frame in nanoseconds according to the sample rate, or 0 if the rate is unknown.
+    fn declared_ns(&self, frame_bytes: usize) -> u64 {
+        let rate = self.samples.rate.map_or(0.0, |rate| rate.0);
+        if rate <= 0.0 {
+            return 0;
+        }
+        let points = frame_bytes as f64 * 8.0 / self.samples.point_bits() as f64;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "positive; saturates"
+        )]
+        let ns = (points / rate * 1e9).round() as u64;
+        ns
     }
 
     /// Returns the sample layout of frames with `geometry`.
@@ -394,15 +403,18 @@ fn largest(bytes: usize) -> PacketLayout {
 pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
     let (layout, parts) = (format.packet_layout(), format.parts());
     let frame_bytes = layout.unit_bytes * parts as usize;
-    let frame_ns =
-        u128::from(planned.frame_ns) * frame_bytes as u128 / planned.frame_bytes.max(1) as u128;
+    let scaled = |ns: u64| {
+        let scaled = u128::from(ns) * frame_bytes as u128 / planned.frame_bytes.max(1) as u128;
+        u64::try_from(scaled).unwrap_or(u64::MAX)
+    };
     Geometry {
         packets_per_frame: layout.count() * parts,
         first_bytes: layout.range(0).len(),
         packet_bytes: layout.rest,
         frame_bytes,
         numbering: format.numbering(),
-        frame_ns: u64::try_from(frame_ns).unwrap_or(u64::MAX),
+        frame_ns: scaled(planned.frame_ns),
+        declared_ns: scaled(planned.declared_ns),
         ..*planned
     }
 }

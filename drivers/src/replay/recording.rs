@@ -440,6 +440,7 @@ impl Recording {
             resync_after: 1,
             // Each piece has the timestamp of its first packet, even if that packet is missing.
             frame_ns: 0,
+            declared_ns: 0,
         })
     }
 

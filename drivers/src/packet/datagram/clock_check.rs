@@ -107,12 +107,14 @@ impl ClockCheck {
         let Numbering { step, .. } = geometry.numbering;
         let units = geometry.numbering.distance(last.unit, now.unit) / step.cast_signed().max(1);
         let units_per_frame = geometry.packets_per_frame / geometry.numbering.packets_per_unit;
-        if geometry.frame_ns == 0 || units <= 0 || units_per_frame == 0 {
+        if geometry.declared_ns == 0 || units <= 0 || units_per_frame == 0 {
             return None;
         }
-        let declared = geometry.frame_ns as f64 / f64::from(units_per_frame) * units as f64;
+        let declared = geometry.declared_ns as f64 / f64::from(units_per_frame) * units as f64;
         let ratio = self.rates.add(declared / time)?;
-        let is_wrong = (ratio - 1.0).abs() > RATE_ERROR;
+        // Frames with times of their own, such as those of a trigger, may have pauses between them, but cannot overlap.
+        let is_wrong =
+            ratio - 1.0 > RATE_ERROR || geometry.frame_ns > 0 && 1.0 - ratio > RATE_ERROR;
         is_wrong.then(|| {
             format!(
                 "the times of packets show {ratio:.4} times the declared sample rate: check `rate`, `channels` and `type` of `samples`, \
@@ -159,14 +161,24 @@ mod tests {
 
     /// Returns the warning about packets every 10 ms, whose clock runs `speed` times as fast, with `tick` in nanoseconds.
     fn warning(tick_ns: u64, origin: Option<u64>, speed: f64, frame_ns: u64) -> Option<String> {
+        let geometry = Geometry {
+            frame_ns,
+            declared_ns: frame_ns,
+            ..Geometry::new(10, 1000)
+        };
+        warning_in(geometry, tick_ns, origin, speed)
+    }
+
+    fn warning_in(
+        geometry: Geometry,
+        tick_ns: u64,
+        origin: Option<u64>,
+        speed: f64,
+    ) -> Option<String> {
         let scale = TimeScale {
             nanoseconds: tick_ns,
             ticks: 1,
             origin_ns: origin,
-        };
-        let geometry = Geometry {
-            frame_ns,
-            ..Geometry::new(10, 1000)
         };
         let mut check = ClockCheck::default();
         let mut found = Vec::new();
@@ -214,6 +226,30 @@ mod tests {
             found.contains("0.5000 times the declared sample rate"),
             "{found}"
         );
+    }
+
+    #[test]
+    fn frames_with_times_of_their_own_cannot_overlap() {
+        // A frame of 10 packets every 10 ms.
+        let warning = |declared_ns| {
+            let geometry = Geometry {
+                declared_ns,
+                numbering: Numbering {
+                    packets_per_unit: 10,
+                    ..Numbering::PLAIN
+                },
+                ..Geometry::new(10, 1000)
+            };
+            warning_in(geometry, 1, None, 1.0)
+        };
+        let found = warning(20_000_000).unwrap();
+        assert!(
+            found.contains("2.0000 times the declared sample rate"),
+            "{found}"
+        );
+        for declared_ns in [0, 10_000, 10_000_000] {
+            assert_eq!(warning(declared_ns), None);
+        }
     }
 
     #[test]
