@@ -253,3 +253,69 @@ fn packet_from_two_writers_is_placed_once() {
         );
     });
 }
+
+/// One thread confirms an epoch while the sequencer places packets of the old numbers. The request is not lost, and every packet
+/// is in one count.
+#[test]
+fn epoch_of_another_thread_is_opened_once() {
+    model(3, || {
+        let (_ring, producer) = ring(4, false, 2);
+        let ledger = SourceLedger::default();
+        let geometry = Geometry {
+            resync_after: 2,
+            ..Geometry::new(2, 4)
+        };
+        let [mut sequencer, mut writer] = windows(producer, geometry, &ledger);
+        put(&mut sequencer, 0);
+        let other = thread::spawn(move || {
+            put(&mut writer, 1000);
+            put(&mut writer, 1001);
+        });
+        put(&mut sequencer, 1);
+        other.join().unwrap();
+        put(&mut sequencer, 1002);
+        put(&mut sequencer, 1003);
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!(report.expected, report.delivered + report.lost_total());
+        assert_eq!((report.epochs, counted(&report)), (2, 6), "{report:?}");
+    });
+}
+
+/// Two threads confirm different epochs at the same time, so that one of them replaces the other's. Every packet is in one count.
+#[test]
+fn epochs_of_two_threads_replace_each_other() {
+    model(2, || {
+        let (_ring, producer) = ring(4, false, 2);
+        let ledger = SourceLedger::default();
+        let geometry = Geometry {
+            resync_after: 2,
+            ..Geometry::new(2, 4)
+        };
+        let [mut sequencer, mut writer] = windows(producer, geometry, &ledger);
+        put(&mut sequencer, 0);
+        let other = thread::spawn(move || {
+            for sequence in [1000, 1001, 1002] {
+                put(&mut writer, sequence);
+            }
+        });
+        for sequence in [5000, 5001, 5002] {
+            put(&mut sequencer, sequence);
+        }
+        other.join().unwrap();
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!(report.expected, report.delivered + report.lost_total());
+        assert_eq!(counted(&report), 7, "{report:?}");
+    });
+}
+
+/// Returns the number of packets that arrived, by their counts.
+fn counted(report: &SourceReport) -> u64 {
+    let lost = ["late", "ring_full"].map(|cause| report.lost.get(cause).copied().unwrap_or(0));
+    report.delivered
+        + report.rejected
+        + report.duplicates
+        + report.before_start
+        + lost.iter().sum::<u64>()
+}
