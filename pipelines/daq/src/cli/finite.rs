@@ -4,6 +4,7 @@ use daq_core::ledger::{Missing, Report, SourceReport};
 use daq_core::plan::{Plan, PlannedSource};
 use daq_core::units::{Span, counted};
 use daq_pipelines::runtime::Pipeline;
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The request to stop when a ring has published a number of frames.
@@ -26,7 +27,8 @@ impl Finite {
         }
         let report = pipeline.report();
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        if !is_idle(&report, now.unwrap_or_default(), self.idle.0) {
+        let upstream = Upstream::of(plan, &self.ring);
+        if !upstream.is_idle(&report, now.unwrap_or_default(), self.idle.0) {
             return false;
         }
         let source = plan.source_of(&self.ring);
@@ -68,10 +70,15 @@ impl Finite {
         };
         if !source.parts.is_empty() {
             let each = packets / source.parts.len() as u64;
-            return Some(Missing::PartsUpTo(self.frames * each));
+            return Some(Missing::PartsUpTo(self.frames.saturating_mul(each)));
         }
         let left = self.frames.saturating_sub(published);
-        Some(Missing::Packets(missing_of(counts.pending, packets, left)))
+        let unexpected = self
+            .frames
+            .saturating_mul(packets)
+            .saturating_sub(counts.expected);
+        let missing = missing_of(counts.pending, packets, left);
+        Some(Missing::Packets(missing.min(unexpected)))
     }
 }
 
@@ -80,27 +87,84 @@ impl Finite {
 fn missing_of(pending: u64, packets: u64, frames: u64) -> u64 {
     let packets = packets.max(1);
     let begun = pending.div_ceil(packets);
-    frames.max(begun) * packets - pending
+    frames.max(begun).saturating_mul(packets) - pending
 }
 
-/// Returns whether packets have arrived, but none for `idle`, and all frames were processed. `now` is the time since 1970.
-fn is_idle(report: &Report, now: Duration, idle: Duration) -> bool {
-    let last = report
-        .sources
-        .values()
-        .filter_map(|source| source.last_packet_ns);
-    let Some(last) = last.max().map(Duration::from_nanos) else {
-        return false;
-    };
-    // A source that waits for slow readers sends nothing, but has not ended.
-    let is_drained = report.readers.values().all(|reader| reader.pending == 0);
-    is_drained && now.saturating_sub(last) >= idle
+/// What the frames of a ring are received, copied or computed from.
+#[derive(Debug, Default)]
+struct Upstream<'a> {
+    rings: BTreeSet<&'a str>,
+    /// The readers of these rings.
+    readers: BTreeSet<&'a str>,
+    sources: BTreeSet<&'a str>,
+}
+
+impl<'a> Upstream<'a> {
+    fn of(plan: &'a Plan, ring: &'a str) -> Self {
+        let mut found = Self::default();
+        let mut open = vec![ring];
+        while let Some(ring) = open.pop().filter(|ring| found.rings.insert(ring)) {
+            let copies = plan.copies.iter().filter(|copy| copy.to == ring);
+            open.extend(copies.map(|copy| copy.from.as_str()));
+            let kernels = plan.kernels.iter().filter(|kernel| kernel.output == ring);
+            open.extend(kernels.map(|kernel| kernel.input.as_str()));
+            let gathers = plan.gathers.iter().filter(|gather| gather.to == ring);
+            open.extend(gathers.flat_map(|gather| gather.from.iter().map(String::as_str)));
+        }
+        let is_upstream = |ring: &String| found.rings.contains(ring.as_str());
+        let sources = plan.sources.iter().filter(|it| is_upstream(&it.ring));
+        found.sources = sources.map(|source| source.name.as_str()).collect();
+        let sinks = plan.sinks.iter().filter(|it| is_upstream(&it.input));
+        let kernels = plan.kernels.iter().filter(|it| is_upstream(&it.input));
+        let copies = plan.copies.iter().filter(|it| is_upstream(&it.from));
+        let gathers = plan
+            .gathers
+            .iter()
+            .filter(|it| it.from.iter().any(is_upstream));
+        found.readers = (sinks.map(|sink| sink.name.as_str()))
+            .chain(kernels.map(|kernel| kernel.name.as_str()))
+            .chain(copies.map(|copy| copy.name.as_str()))
+            .chain(gathers.flat_map(|gather| gather.readers.iter().map(String::as_str)))
+            .collect();
+        found
+    }
+
+    /// Returns whether packets have arrived, but none for `idle`, and all frames were processed. `now` is the time since 1970.
+    fn is_idle(&self, report: &Report, now: Duration, idle: Duration) -> bool {
+        let sources = self
+            .sources
+            .iter()
+            .filter_map(|name| report.sources.get(*name));
+        let last = sources.filter_map(|source| source.last_packet_ns);
+        let Some(last) = last.max().map(Duration::from_nanos) else {
+            return false;
+        };
+        // A source that waits for slow readers sends nothing, but has not ended.
+        let mut readers = self
+            .readers
+            .iter()
+            .filter_map(|name| report.readers.get(*name));
+        readers.all(|reader| reader.pending == 0) && now.saturating_sub(last) >= idle
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::config::{Diagnostics, Document};
     use daq_core::ledger::ReaderReport;
+    use daq_core::plan::{Config, PlanContext, resolve};
+    use daq_core::topology::Topology;
+
+    fn plan(text: &str) -> Plan {
+        let mut diagnostics = Diagnostics::new();
+        let document = Document::from_text("daq.toml", text, &mut diagnostics);
+        let registry = daq_pipelines::registry();
+        let config = Config::read(&document, &registry, "daq", &mut diagnostics);
+        let context = PlanContext::default();
+        let plan = resolve(&config, &Topology::detect(), &context, &mut diagnostics);
+        plan.unwrap_or_else(|| panic!("{}", diagnostics.render(document.sources(), false)))
+    }
 
     #[test]
     fn missing_packets_complete_the_last_frames() {
@@ -116,28 +180,83 @@ mod tests {
     }
 
     #[test]
-    fn run_is_idle_after_the_last_packet_and_frame() {
+    fn frames_without_a_slot_are_not_missing() {
+        let text = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npacket = 1024\n[ring.raw]\nslot = 8192\nslots = 16\n\
+                    [sink.n]\ndriver = \"null\"\ninput = \"raw\"\n";
+        let plan = plan(text);
+        let finite = Finite {
+            ring: "raw".to_owned(),
+            frames: 20,
+            idle: Span(Duration::from_secs(5)),
+        };
+        let missing = |expected, pending, published| {
+            let counts = SourceReport {
+                expected,
+                pending,
+                ..SourceReport::default()
+            };
+            let missing = finite.missing(&plan.sources[0], &counts, published);
+            let Some(Missing::Packets(packets)) = missing else {
+                panic!("{missing:?}");
+            };
+            packets
+        };
+        // All frames, of which 5 found the ring full.
+        assert_eq!(missing(160, 0, 15), 0);
+        // The last frame, and 2 of its packets.
+        assert_eq!(missing(152, 0, 19), 8);
+        assert_eq!(missing(154, 2, 19), 6);
+        // A sender that restarted inside of a frame.
+        assert_eq!(missing(146, 0, 19), 8);
+    }
+
+    #[test]
+    fn run_is_idle_after_the_last_packet_and_frame_of_its_ring() {
         let (second, idle) = (Duration::from_secs(1), Duration::from_secs(5));
-        let source = |last_packet_ns| SourceReport {
-            last_packet_ns,
+        let source = |last| SourceReport {
+            last_packet_ns: last,
             ..SourceReport::default()
         };
+        let reader = |pending| ReaderReport {
+            pending,
+            ..ReaderReport::default()
+        };
+        // The source `other` and its reader do not belong to the ring.
         let report = |last, pending| Report {
-            sources: [("adc".to_owned(), source(last))].into(),
-            readers: [(
-                "disk".to_owned(),
-                ReaderReport {
-                    pending,
-                    ..ReaderReport::default()
-                },
-            )]
+            sources: [
+                ("adc".to_owned(), source(last)),
+                ("other".to_owned(), source(Some(104_000_000_000))),
+            ]
+            .into(),
+            readers: [
+                ("disk".to_owned(), reader(pending)),
+                ("else".to_owned(), reader(3)),
+            ]
             .into(),
             ..Report::default()
         };
+        let upstream = Upstream {
+            rings: ["raw"].into(),
+            readers: ["disk"].into(),
+            sources: ["adc"].into(),
+        };
         let last = Some(100_000_000_000);
-        assert!(is_idle(&report(last, 0), 105 * second, idle));
-        assert!(!is_idle(&report(last, 0), 104 * second, idle));
-        assert!(!is_idle(&report(last, 1), 200 * second, idle));
-        assert!(!is_idle(&report(None, 0), 200 * second, idle));
+        assert!(upstream.is_idle(&report(last, 0), 105 * second, idle));
+        assert!(!upstream.is_idle(&report(last, 0), 104 * second, idle));
+        assert!(!upstream.is_idle(&report(last, 1), 200 * second, idle));
+        assert!(!upstream.is_idle(&report(None, 0), 200 * second, idle));
+    }
+
+    #[test]
+    fn frames_of_kernels_come_from_the_source_of_their_input() {
+        let text = "[source.adc]\ndriver = \"sim\"\nring = \"raw\"\npacket = 1024\nsamples = { type = \"int16\" }\n\
+                    [ring.raw]\nslot = 8192\nslots = 16\n[kernel.health]\nuse = \"stats\"\ninput = \"raw\"\n\
+                    output = \"health\"\n[ring.health]\nslots = 16\n[sink.n]\ndriver = \"null\"\ninput = \"health\"\n\
+                    [source.other]\ndriver = \"sim\"\nring = \"else\"\n[ring.else]\nslots = 16\n\
+                    [sink.m]\ndriver = \"null\"\ninput = \"else\"\n";
+        let plan = plan(text);
+        let upstream = Upstream::of(&plan, "health");
+        assert_eq!(upstream.sources, ["adc"].into());
+        assert_eq!(upstream.readers, ["health", "n"].into());
     }
 }
