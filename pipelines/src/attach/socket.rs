@@ -209,31 +209,54 @@ impl Group {
 
     /// Gives the file `path` to the group. Logs a warning if the group cannot enter the directory.
     fn own(&self, path: &Path) -> Result<(), AttachError> {
+        // A service whose group this is may not call `chown`, and need not.
+        let is_owner = path
+            .metadata()
+            .is_ok_and(|metadata| metadata.gid() == self.number);
         let group = rustix::fs::Gid::from_raw(self.number);
-        rustix::fs::chown(path, None, Some(group)).map_err(|error| AttachError::Group {
-            name: self.name.clone(),
-            why: format!(
-                "cannot give {} to the group: {error}; add the user who runs the pipeline to the group, or set Group={} in \
-                 the unit",
-                path.display(),
-                self.name
-            ),
-        })?;
-        let directory = path.parent().unwrap_or(path);
-        if let Ok(metadata) = directory.metadata() {
-            let is_open = metadata.mode() & 0o001 != 0
-                || (metadata.gid() == self.number && metadata.mode() & 0o010 != 0);
-            if !is_open {
-                tracing::warn!(
-                    "attach: group {} cannot enter {}; run: chgrp {} {1} && chmod g+x {1}",
-                    self.name,
-                    directory.display(),
+        if !is_owner && let Err(error) = rustix::fs::chown(path, None, Some(group)) {
+            return Err(AttachError::Group {
+                name: self.name.clone(),
+                why: format!(
+                    "cannot give {} to the group: {error}; add the user who runs the pipeline to the group, or set Group={} \
+                     in the unit",
+                    path.display(),
                     self.name
-                );
-            }
+                ),
+            });
+        }
+        let closed = path
+            .ancestors()
+            .skip(1)
+            .find(|directory| !self.can_enter(directory));
+        if let Some(directory) = closed {
+            tracing::warn!(
+                "attach: group {0} cannot enter {1}, so its members cannot attach; run: chgrp {0} {1} && chmod g+x {1}; or use \
+                 another directory: --state-dir",
+                self.name,
+                directory.display(),
+            );
         }
         Ok(())
     }
+
+    /// Returns whether members of the group can enter `directory`, or whether this is unknown.
+    fn can_enter(&self, directory: &Path) -> bool {
+        directory.metadata().map_or(true, |metadata| {
+            metadata.mode() & 0o001 != 0
+                || (metadata.gid() == self.number && metadata.mode() & 0o010 != 0)
+        })
+    }
+
+    /// Returns whether a process with these groups is a member.
+    fn has(&self, primary: u32, others: &[u32]) -> bool {
+        self.number == primary || others.contains(&self.number)
+    }
+}
+
+/// Returns whether a process of `user` may attach to a pipeline that runs as `owner`. `is_member` is called for other users.
+fn may_attach(user: u32, owner: u32, is_member: impl FnOnce() -> bool) -> bool {
+    user == 0 || user == owner || is_member()
 }
 
 /// A process at the other end of a connection.
@@ -253,11 +276,13 @@ pub(super) fn peer(socket: impl AsFd, group: Option<&Group>) -> Result<Peer, u32
     let (process, user, primary) = credentials.unwrap_or((0, u32::MAX, u32::MAX));
     let is_member = || {
         group.is_some_and(|group| {
-            let others = crate::sys::peer::groups(socket).unwrap_or_default();
-            group.number == primary || others.contains(&group.number)
+            group.has(
+                primary,
+                &crate::sys::peer::groups(socket).unwrap_or_default(),
+            )
         })
     };
-    if user != 0 && user != rustix::process::geteuid().as_raw() && !is_member() {
+    if !may_attach(user, rustix::process::geteuid().as_raw(), is_member) {
         return Err(user);
     }
     let program = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
@@ -458,6 +483,46 @@ mod tests {
         let client = connect(&path).unwrap();
         let accepted = rustix::net::accept(&socket).unwrap();
         assert!(peer(&accepted, Some(&group)).is_ok());
-        assert!(crate::sys::peer::groups(client.as_fd()).is_ok());
+        let own = crate::sys::peer::groups(client.as_fd()).unwrap();
+        let all = rustix::process::getgroups().unwrap();
+        let all: Vec<_> = all.iter().map(|group| group.as_raw()).collect();
+        assert_eq!(own, all);
+    }
+
+    #[test]
+    fn other_users_can_attach_only_as_members() {
+        let group = Group {
+            name: "daq".to_owned(),
+            number: 990,
+        };
+        let allowed =
+            |user, primary, others: &[u32]| may_attach(user, 1000, || group.has(primary, others));
+        assert!(allowed(0, 0, &[]) && allowed(1000, 1000, &[]));
+        assert!(allowed(1001, 990, &[]) && allowed(1001, 1001, &[27, 990]));
+        assert!(!allowed(1001, 1001, &[27, 1000]));
+        // A process in another user namespace has an unknown user.
+        assert!(!may_attach(u32::MAX, 1000, || false));
+    }
+
+    #[test]
+    fn every_directory_must_let_members_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        let set = |path: &Path, mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, mode).unwrap();
+        };
+        set(&inner, 0o710);
+        let group = |number| Group {
+            name: "daq".to_owned(),
+            number,
+        };
+        let own = std::fs::metadata(&inner).unwrap().gid();
+        assert!(group(own).can_enter(&inner) && !group(own + 1).can_enter(&inner));
+        set(&inner, 0o701);
+        assert!(group(own + 1).can_enter(&inner));
+        set(&inner, 0o700);
+        assert!(!group(own).can_enter(&inner));
     }
 }
