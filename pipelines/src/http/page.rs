@@ -15,7 +15,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 /// The page itself.
 const INDEX: &str = include_str!("page/index.html");
 /// All other files: name, content type and text.
-const FILES: [(&str, &str, &str); 14] = [
+const FILES: [(&str, &str, &str); 15] = [
     ("style.css", STYLE, include_str!("page/style.css")),
     ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
     ("main.js", SCRIPT, include_str!("page/main.js")),
@@ -25,6 +25,7 @@ const FILES: [(&str, &str, &str); 14] = [
     ("stream.js", SCRIPT, include_str!("page/stream.js")),
     ("panels.js", SCRIPT, include_str!("page/panels.js")),
     ("palette.js", SCRIPT, include_str!("page/palette.js")),
+    ("picture.js", SCRIPT, include_str!("page/picture.js")),
     ("flow.js", SCRIPT, include_str!("page/flow.js")),
     ("ledger.js", SCRIPT, include_str!("page/ledger.js")),
     (

@@ -63,3 +63,23 @@ export const sum = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + 
 
 /** Returns a count with its noun, such as `1 frame`. */
 export const counted = (count, noun) => `${count.toLocaleString()} ${noun}${count === 1 ? "" : "s"}`;
+
+/** Sets the title of a figure. */
+export const caption = (figure, text) => setText(figure.querySelector("figcaption"), text);
+
+/** Returns a value with at most five digits. */
+export const number = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(5))));
+
+/** Returns the frequencies of `columns` columns of a frame in a readable unit, the factor of this unit, and the unit. */
+export const frequencies = (frame, columns) => {
+  // Bins of a frame are the maxima of several points; the value is shown in their middle.
+  const merged = frame.frame_points / columns;
+  const bins = frame.spectrum ?? { start: (frame.axis.start ?? 0) + (merged - 1) / 2 * (frame.axis.step ?? 1), step: (frame.axis.step ?? 1) * merged };
+  const known = frame.axis.kind === "time" ? frame.axis.rate > 0 : frame.axis.step > 0;
+  const at = (i) => bins.start + i * bins.step;
+  const [factor, unit] = known ? axisUnit(Math.max(Math.abs(at(0)), Math.abs(at(columns - 1))), "Hz") : [1, frame.spectrum ? "cycles per sample" : "bins"];
+  return { values: Array.from({ length: columns }, (_, i) => at(i) * factor), unit };
+};
+
+/** Returns the level of a power in decibels; a very low level for 0. */
+export const decibel = (power) => (power > 0 ? 10 * Math.log10(power) : Number.isNaN(power) ? NaN : -400);

@@ -1,9 +1,7 @@
 // The panels of the view "Scope": each draws one kind of data of a reduced frame.
-import { axisUnit, colour, counted, element, fitted, onScheme, setText } from "./common.js";
+import { axisUnit, caption, colour, counted, decibel, element, frequencies, number, onScheme, setText } from "./common.js";
 import { paint } from "./palette.js";
 
-const caption = (figure, text) => setText(figure.querySelector("figcaption"), text);
-const decibel = (power) => (power > 0 ? 10 * Math.log10(power) : Number.isNaN(power) ? NaN : -400);
 const listed = (values) => Array.from(values, (value) => (Number.isNaN(value) ? null : value));
 
 /** A chart in a figure that follows the width of the figure and the colours of the page. */
@@ -49,7 +47,6 @@ const axes = (x, y) => [x, y].map((label, i) => ({
   grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
 }));
 
-const number = (value) => (value == null ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(5))));
 const drawn = (label, stroke, more) => ({ label, stroke, width: 1.2, points: { show: false }, value: (_, value) => number(value), ...more });
 
 /** Shades the ranges of missing points of the frame in grey. */
@@ -179,15 +176,10 @@ export class Spectrum {
   update(frame, added, { log }) {
     const power = frame.data.spectrum ?? frame.data.waterfall;
     const columns = power.length;
-    // Bins of a frame are the maxima of several points; the value is shown in their middle.
-    const merged = frame.frame_points / columns;
-    const bins = frame.spectrum ?? { start: (frame.axis.start ?? 0) + (merged - 1) / 2 * (frame.axis.step ?? 1), step: (frame.axis.step ?? 1) * merged };
-    const known = frame.axis.kind === "time" ? frame.axis.rate > 0 : frame.axis.step > 0;
-    const at = (i) => bins.start + i * bins.step;
-    const [factor, unit] = known ? axisUnit(Math.max(Math.abs(at(0)), Math.abs(at(columns - 1))), "Hz") : [1, frame.spectrum ? "cycles per sample" : "bins"];
+    const { values: frequency, unit } = frequencies(frame, columns);
     const isDecibel = Boolean(frame.spectrum) || log;
     const level = isDecibel ? decibel : (value) => value;
-    const lines = [Array.from({ length: columns }, (_, i) => at(i) * factor), ...[power, this.mean, this.hold].map((values) => Array.from(values, (value, i) => {
+    const lines = [frequency, ...[power, this.mean, this.hold].map((values) => Array.from(values, (value, i) => {
       const shown = level(value);
       return Number.isNaN(shown) || !this.counts[i] ? null : Math.max(shown, -399);
     }))];
@@ -230,6 +222,29 @@ export class Spectrum {
     this.reset();
     this.waterfall.clear();
   }
+}
+
+/** Phase over frequency of complex bins, such as visibilities. */
+export class Phase {
+  constructor(figure) {
+    this.figure = figure;
+    this.chart = new Chart(figure, 200);
+  }
+
+  update(frame) {
+    const { phase } = frame.data;
+    const { values, unit } = frequencies(frame, phase.length);
+    const [horizontal, vertical] = axes(`frequency (${unit})`, "phase (degrees)");
+    const dots = { paths: () => null, points: { show: true, size: 3, fill: colour("accent") } };
+    this.chart.show([unit, frame.ring].join(), [values, listed(phase)], () => ({
+      axes: [horizontal, { ...vertical, splits: () => [-180, -90, 0, 90, 180] }],
+      scales: { x: { time: false }, y: { range: () => [-180, 180] } },
+      series: [{ label: unit, value: (_, value) => number(value) }, drawn("phase", colour("accent"), dots)],
+    }));
+    caption(this.figure, `Phase of channel ${frame.channel}`);
+  }
+
+  clear() { this.chart.clear(); }
 }
 
 /** Spectra over time: the newest row is on top, and missing values are grey. */
@@ -281,6 +296,16 @@ class Waterfall {
   }
 }
 
+/** Name of a bin of the kernel `stats`. */
+const BIN = /^hist_\d+$/;
+
+/** Returns the histogram that a frame of named values contains; `null` without one. Its bins are numbered. */
+export const binsOf = ({ axis, data }) => {
+  if (axis.kind !== "fields" || !data.values) return null;
+  const counts = [...data.values].filter((_, i) => BIN.test(axis.names[i] ?? ""));
+  return counts.length ? counts : null;
+};
+
 /** How often each value occurs. Values at the limits of the converter are red. */
 export class Histogram {
   constructor(figure) {
@@ -289,23 +314,25 @@ export class Histogram {
   }
 
   update(frame, { log }) {
+    const bins = binsOf(frame);
+    if (bins) this.showBins(frame, bins, log);
+    else this.showValues(frame, log);
+  }
+
+  /** Shows the bins of the kernel `stats`. */
+  showBins(frame, counts, log) {
+    this.draw(frame.ring, counts, { start: -.5, step: 1, label: "bin", log }, () => false);
+    const total = counts.reduce((sum, count) => sum + (Number.isNaN(count) ? 0 : count), 0);
+    caption(this.figure, `Histogram of channel ${frame.channel}: ${total.toLocaleString()} values in ${counted(counts.length, "bin")}`);
+    const note = document.getElementById("clipping");
+    note.classList.remove("bad");
+    setText(note, "");
+  }
+
+  showValues(frame, log) {
     const { start, step, low, high, count, min, max, mean, rms, not_finite: notFinite, low_limit: lowLimit, high_limit: highLimit } = frame.histogram;
     const counts = frame.data.histogram;
-    this.step = step;
-    const isClipped = (i) => (i === 0 && low > 0) || (i === counts.length - 1 && high > 0);
-    const shown = (value) => (log && value === 0 ? null : value);
-    const lines = [
-      Array.from(counts, (_, i) => start + (i + .5) * step),
-      Array.from(counts, (value, i) => (isClipped(i) ? null : shown(value))),
-      Array.from(counts, (value, i) => (isClipped(i) ? shown(value) : null)),
-    ];
-    const bars = uPlot.paths.bars({ size: [1, Infinity], gap: 0 });
-    this.chart.show([log, frame.ring].join(), lines, () => ({
-      axes: axes("value", "count"),
-      scales: { x: { time: false, range: (_, from, to) => [from - this.step / 2, to + this.step / 2] }, y: log ? { distr: 3 } : { range: (_, from, to) => [0, to * 1.05 || 1] } },
-      legend: { show: false },
-      series: [{}, drawn("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), drawn("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
-    }));
+    this.draw(frame.ring, counts, { start, step, label: "value", log }, (i) => (i === 0 && low > 0) || (i === counts.length - 1 && high > 0));
     caption(this.figure, `Histogram of ${count.toLocaleString()} values`);
     const clipped = low + high;
     const note = document.getElementById("clipping");
@@ -318,59 +345,25 @@ export class Histogram {
     ].filter(Boolean).join(" · "));
   }
 
+  /** Draws `counts` as bars; those for which `isClipped` returns true are red. */
+  draw(ring, counts, { start, step, label, log }, isClipped) {
+    this.step = step;
+    const shown = (value) => (log && value === 0 ? null : value);
+    const lines = [
+      Array.from(counts, (_, i) => start + (i + .5) * step),
+      Array.from(counts, (value, i) => (isClipped(i) ? null : shown(value))),
+      Array.from(counts, (value, i) => (isClipped(i) ? shown(value) : null)),
+    ];
+    const bars = uPlot.paths.bars({ size: [1, Infinity], gap: 0 });
+    this.chart.show([log, label, ring].join(), lines, () => ({
+      axes: axes(label, "count"),
+      scales: { x: { time: false, range: (_, from, to) => [from - this.step / 2, to + this.step / 2] }, y: log ? { distr: 3 } : { range: (_, from, to) => [0, to * 1.05 || 1] } },
+      legend: { show: false },
+      series: [{}, drawn("values", colour("accent"), { fill: colour("accent"), width: 0, paths: bars }), drawn("clipped", colour("bad"), { fill: colour("bad"), width: 0, paths: bars })],
+    }));
+  }
+
   clear() { this.chart.clear(); }
-}
-
-/** Space between the border of a figure and its canvas, in CSS pixels, as in the style sheet. */
-const PADDING = 13;
-
-/** Writes the values of three colours between `low` and `high` as pixels; pixels without values are grey. Blue is first if `isBgr`. */
-const paintColours = (values, low, high, isBgr, bytes) => {
-  const scale = 255 / (high - low || 1);
-  for (let pixel = 0; pixel * 3 < values.length; pixel += 1) {
-    const colour = values.subarray(pixel * 3, pixel * 3 + 3);
-    const missing = colour.some(Number.isNaN);
-    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colour[isBgr ? 2 - i : i] - low) * scale;
-    bytes[pixel * 4 + 3] = 255;
-  }
-};
-
-/** A frame as an image: its rows are lines or channels. */
-export class Picture {
-  constructor(figure) {
-    this.figure = figure;
-    this.canvas = figure.querySelector("canvas");
-    this.pixels = document.createElement("canvas");
-  }
-
-  update(frame, { log }) {
-    const image = frame.data.image;
-    const [rows, columns] = image.shape;
-    const level = log ? decibel : (value) => value;
-    const values = Float32Array.from(image, level);
-    const finite = values.filter((value) => value > -300).sort();
-    const low = finite[0] ?? 0, high = finite.at(-1) ?? 1;
-    [this.pixels.width, this.pixels.height] = [columns, rows];
-    const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
-    if (image.shape.length === 3) paintColours(values, low, high, frame.axis.colors?.startsWith("BGR"), pixels.data);
-    else paint(values, low, high, pixels.data);
-    this.pixels.getContext("2d").putImageData(pixels, 0, 0);
-    const natural = frame.image?.pixels ?? [rows, columns];
-    // Lines of an image keep their proportions; channels become rows of a readable height.
-    const isImage = frame.image !== null && frame.image?.kind !== "channels";
-    const space = this.canvas.parentElement.clientWidth - 2 * PADDING;
-    const tall = isImage ? Math.min(640, space * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6));
-    this.canvas.style.height = `${tall}px`;
-    this.canvas.style.width = `${isImage ? tall * natural[1] / natural[0] : space}px`;
-    this.figure.classList.toggle("first", isImage);
-    const { context, width, height } = fitted(this.canvas);
-    context.imageSmoothingEnabled = columns > width;
-    context.drawImage(this.pixels, 0, 0, width, height);
-    caption(this.figure, isImage ? `Image, ${natural[1]} × ${natural[0]} pixels` : `Channels, ${natural[0]} × ${natural[1]} points`);
-    setText(this.figure.querySelector(".note"), `dark: ${number(low)}, bright: ${number(high)}${log ? " dB" : ""}; missing values are grey`);
-  }
-
-  clear() {}
 }
 
 /** Named values, such as the statistics of a channel. */
@@ -382,7 +375,9 @@ export class Values {
 
   update(frame) {
     caption(this.figure, `Values of channel ${frame.channel}`);
-    const rows = [...frame.data.values].map((value, i) => [frame.axis.names[i] ?? String(i), number(Number.isNaN(value) ? null : value)]);
+    const rows = [...frame.data.values]
+      .map((value, i) => [frame.axis.names[i] ?? String(i), number(Number.isNaN(value) ? null : value)])
+      .filter(([name]) => !BIN.test(name));
     const table = element("table");
     for (const [name, value] of rows) {
       const line = element("tr", undefined, table);

@@ -1,6 +1,7 @@
 // The view "Scope": the newest frames of a ring as curves, spectra, histograms and images.
 import { element, scale, setText } from "./common.js";
-import { Histogram, Picture, Series, Spectrum, Values } from "./panels.js";
+import { Histogram, Phase, Series, Spectrum, Values, binsOf } from "./panels.js";
+import { Picture } from "./picture.js";
 import { read } from "./stream.js";
 
 /** Sizes of Fourier transforms. */
@@ -54,6 +55,7 @@ const make = () => {
   panels = {
     time: new Series(figure("time"), zoom),
     spectrum: new Spectrum(figure("spectrum")),
+    phase: new Phase(figure("phase")),
     histogram: new Histogram(figure("histogram")),
     image: new Picture(figure("image")),
     values: new Values(figure("values")),
@@ -188,7 +190,7 @@ const repaint = () => {
     for (let row = 0; row < count; row += 1) rows.push(data.waterfall.subarray(row * columns, (row + 1) * columns));
   }
   const { data } = last;
-  const has = { time: data.min, spectrum: data.waterfall, histogram: data.histogram, image: data.image, values: data.values };
+  const has = { time: data.min, spectrum: data.waterfall, phase: data.phase, histogram: data.histogram ?? binsOf(last), image: data.image, values: data.values };
   for (const [name, panel] of Object.entries(panels)) {
     figure(name).hidden = !has[name];
     if (!has[name]) continue;

@@ -194,8 +194,9 @@ impl Reducer {
                 };
             }
             Axis::Frequency { .. } => {
-                self.square();
                 let columns = self.re.len().min(BINS);
+                self.phases(columns, &mut arrays);
+                self.square();
                 let maxima =
                     (0..columns).map(|i| extremes(&self.re[column(i, columns, self.re.len())]).1);
                 arrays.push("waterfall", &[1, columns], maxima);
@@ -213,6 +214,26 @@ impl Reducer {
         for (re, im) in self.re.iter_mut().zip(self.im.drain(..)) {
             *re = *re * *re + im * im;
         }
+    }
+
+    /// Adds the phase of each column of complex bins in degrees: that of the sum of its values. NaN without a value.
+    fn phases(&self, columns: usize, arrays: &mut Arrays) {
+        if self.im.is_empty() {
+            return;
+        }
+        let phase = |i| {
+            let bins = column(i, columns, self.re.len());
+            let [re, im] = [&self.re, &self.im].map(|values| {
+                let known = values[bins.clone()].iter().filter(|value| !value.is_nan());
+                known.sum::<f32>()
+            });
+            if re == 0.0 && im == 0.0 {
+                f32::NAN
+            } else {
+                im.atan2(re).to_degrees()
+            }
+        };
+        arrays.push("phase", &[columns], (0..columns).map(phase));
     }
 
     /// Adds the minimum and the maximum of each column of a curve.

@@ -1,0 +1,193 @@
+// The panel "Image" of the view "Scope": a frame as an image, with axes, a colour scale, and the value below the pointer.
+import { axisUnit, caption, colour, decibel, fitted, frequencies, number, onScheme, setText } from "./common.js";
+import { paint } from "./palette.js";
+
+/** Space around the pixels in CSS pixels: for the axes on the left and below, and for the colour scale on the right. */
+const MARGIN = { left: 56, right: 78, top: 8, bottom: 40 };
+/** Space between the border of a figure and its canvas, in CSS pixels, as in the style sheet. */
+const PADDING = 13;
+/** Width of the colour scale in CSS pixels. */
+const SCALE_WIDTH = 12;
+/** Minimum distance of two labels in CSS pixels. */
+const LABEL_DISTANCE = { x: 70, y: 36 };
+
+/** Returns round values between `low` and `high` for at most `count` labels. */
+export const ticks = (low, high, count) => {
+  const span = high - low;
+  if (!(span > 0) || count < 1) return [low];
+  const power = 10 ** Math.floor(Math.log10(span / count));
+  const step = power * [1, 2, 5, 10].find((factor) => span / (power * factor) <= count);
+  const first = Math.ceil(low / step), last = Math.floor(high / step + 1e-9);
+  return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
+};
+
+/** Writes the values of three colours between `low` and `high` as pixels; pixels without values are grey. Blue is first if `isBgr`. */
+const paintColours = (values, low, high, isBgr, bytes) => {
+  const scale = 255 / (high - low || 1);
+  for (let pixel = 0; pixel * 3 < values.length; pixel += 1) {
+    const colours = values.subarray(pixel * 3, pixel * 3 + 3);
+    const missing = colours.some(Number.isNaN);
+    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colours[isBgr ? 2 - i : i] - low) * scale;
+    bytes[pixel * 4 + 3] = 255;
+  }
+};
+
+/** Returns the horizontal and the vertical axis of an image: its label, and its values at the borders. */
+const axesOf = (frame, natural) => {
+  const rows = { label: "row", from: 0, to: natural[0] };
+  if (frame.image?.kind !== "channels") return [{ label: "column", from: 0, to: natural[1] }, rows];
+  const channels = { ...rows, label: "channel" };
+  if (frame.axis.kind === "frequency") {
+    const { values, unit } = frequencies(frame, natural[1]);
+    const half = values.length > 1 ? (values[1] - values[0]) / 2 : .5;
+    return [{ label: `frequency (${unit})`, from: values[0] - half, to: values.at(-1) + half }, channels];
+  }
+  const { rate } = frame.axis;
+  const [factor, unit] = rate > 0 ? axisUnit(frame.frame_points / rate, "s") : [1, "samples"];
+  return [{ label: `time in the frame (${unit})`, from: 0, to: frame.frame_points * (rate > 0 ? factor / rate : 1) }, channels];
+};
+
+/** A frame as an image: its rows are lines or channels. */
+export class Picture {
+  constructor(figure) {
+    this.figure = figure;
+    this.canvas = figure.querySelector("canvas");
+    this.output = figure.querySelector("output");
+    this.pixels = document.createElement("canvas");
+    this.shown = null;
+    this.pointer = null;
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => { this.pointer = null; this.read(); });
+    new ResizeObserver(() => this.draw()).observe(figure);
+    onScheme(() => this.draw());
+  }
+
+  update(frame, { log }) {
+    const { image } = frame.data;
+    const [rows, columns, colours = 1] = image.shape;
+    const level = log ? decibel : (value) => value;
+    const values = Float32Array.from(image, level);
+    let [low, high] = [Infinity, -Infinity];
+    for (const value of values) {
+      if (value < low && value > -300) low = value;
+      if (value > high) high = value;
+    }
+    if (!(low <= high)) [low, high] = [0, 1];
+    [this.pixels.width, this.pixels.height] = [columns, rows];
+    const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
+    if (colours === 3) paintColours(values, low, high, frame.axis.colors?.startsWith("BGR"), pixels.data);
+    else paint(values, low, high, pixels.data);
+    this.pixels.getContext("2d").putImageData(pixels, 0, 0);
+    const natural = frame.image?.pixels ?? [rows, columns];
+    const isImage = frame.image?.kind !== "channels";
+    this.shown = { values, rows, columns, colours, low, high, natural, isImage, axes: axesOf(frame, natural), unit: log ? " dB" : "" };
+    this.figure.classList.toggle("first", isImage);
+    this.draw();
+    caption(this.figure, isImage ? `Image, ${natural[1]} × ${natural[0]} pixels` : `Channels, ${natural[0]} × ${natural[1]} points`);
+    setText(this.figure.querySelector(".note"), "Missing values are grey.");
+  }
+
+  /** Returns the place of the pixels on the canvas. Lines of an image keep their proportions; channels become rows of a readable
+   *  height. */
+  place() {
+    const { natural, rows, isImage } = this.shown;
+    const space = Math.max(60, this.figure.clientWidth - 2 * PADDING - MARGIN.left - MARGIN.right);
+    const height = isImage ? Math.min(640, space * natural[0] / natural[1]) : Math.max(140, Math.min(420, rows * 6));
+    return { left: MARGIN.left, top: MARGIN.top, width: isImage ? height * natural[1] / natural[0] : space, height };
+  }
+
+  draw() {
+    if (!this.shown || !this.figure.clientWidth) return;
+    const { left, top, width, height } = this.place();
+    this.canvas.style.width = `${left + width + MARGIN.right}px`;
+    this.canvas.style.height = `${top + height + MARGIN.bottom}px`;
+    const { context, width: all, height: tall } = fitted(this.canvas);
+    context.clearRect(0, 0, all, tall);
+    context.imageSmoothingEnabled = this.shown.columns > width;
+    context.drawImage(this.pixels, left, top, width, height);
+    context.font = "12px system-ui, sans-serif";
+    context.fillStyle = colour("text");
+    context.strokeStyle = colour("line");
+    this.drawAxes(context, left, top, width, height);
+    if (this.shown.colours === 1) this.drawScale(context, left + width + 14, top, height);
+    this.read();
+  }
+
+  drawAxes(context, left, top, width, height) {
+    const [x, y] = this.shown.axes;
+    const line = (...points) => {
+      context.beginPath();
+      for (const point of points) context.lineTo(...point);
+      context.stroke();
+    };
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    for (const value of ticks(x.from, x.to, Math.floor(width / LABEL_DISTANCE.x))) {
+      const at = left + (value - x.from) / (x.to - x.from) * width;
+      line([at, top + height], [at, top + height + 4]);
+      context.fillText(number(value), at, top + height + 6);
+    }
+    context.fillText(x.label, left + width / 2, top + height + 22);
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    for (const value of ticks(y.from, y.to, Math.max(1, Math.floor(height / LABEL_DISTANCE.y)))) {
+      const at = top + (value - y.from) / (y.to - y.from) * height;
+      line([left - 4, at], [left, at]);
+      context.fillText(number(value), left - 7, at);
+    }
+    context.save();
+    context.translate(8, top + height / 2);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "center";
+    context.fillText(y.label, 0, 0);
+    context.restore();
+  }
+
+  /** Draws the colours with their values. */
+  drawScale(context, left, top, height) {
+    const { low, high, unit } = this.shown;
+    const bar = document.createElement("canvas");
+    [bar.width, bar.height] = [1, 256];
+    const colours = bar.getContext("2d").createImageData(1, 256);
+    paint(Float32Array.from({ length: 256 }, (_, i) => 255 - i), 0, 255, colours.data);
+    bar.getContext("2d").putImageData(colours, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(bar, left, top, SCALE_WIDTH, height);
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    for (const value of ticks(low, high, Math.max(1, Math.floor(height / LABEL_DISTANCE.y)))) {
+      const at = high > low ? top + (high - value) / (high - low) * height : top + height / 2;
+      context.fillText(`${number(value)}${unit}`, left + SCALE_WIDTH + 5, at);
+    }
+  }
+
+  point(event) {
+    this.pointer = [event.offsetX, event.offsetY];
+    this.read();
+  }
+
+  /** Shows the place and the value below the pointer. */
+  read() {
+    setText(this.output, (this.pointer && this.shown && this.at(...this.pointer)) || "");
+  }
+
+  /** Returns the place and the value at a point of the canvas in CSS pixels; an empty text outside the pixels. */
+  at(offsetX, offsetY) {
+    const { left, top, width, height } = this.place();
+    const [across, down] = [(offsetX - left) / width, (offsetY - top) / height];
+    if (!(across >= 0 && across < 1 && down >= 0 && down < 1)) return "";
+    const { values, rows, columns, colours, natural, unit, isImage } = this.shown;
+    const [x, y] = this.shown.axes;
+    const cell = Math.floor(down * rows) * columns + Math.floor(across * columns);
+    const shown = [...values.subarray(cell * colours, (cell + 1) * colours)];
+    const text = shown.map((value) => (Number.isNaN(value) ? "missing" : `${number(value)}${unit}`)).join(", ");
+    const column = isImage ? `column ${Math.floor(across * natural[1])}` : `${x.label.replace(/ \(.*/, "")} ${number(x.from + across * (x.to - x.from))} ${x.label.match(/\((.*)\)/)?.[1] ?? ""}`;
+    return `${y.label} ${Math.floor(down * natural[0])}, ${column.trim()}: ${text}`;
+  }
+
+  clear() {
+    this.shown = this.pointer = null;
+    setText(this.output, "");
+  }
+}
