@@ -176,7 +176,7 @@ impl<'a> Batch<'a> {
                     Err(outcome) => outcome,
                 };
             }
-            Found::BeforeStart => return self.repeat(id, size, time, Earlier::BeforeStart, write),
+            Found::BeforeStart => return self.repeat(id, size, time, self.before(), write),
             Found::Undecided => return self.keep(id, Content::Payload(size), time, write),
             Found::Reject => return self.reject(id),
         };
@@ -239,7 +239,7 @@ impl<'a> Batch<'a> {
                 let late = self.place_late(id, frame, index, None);
                 self.count_late(id, late)
             }
-            Found::BeforeStart => self.count_late(id, Ok(Earlier::BeforeStart)),
+            Found::BeforeStart => self.count_late(id, Ok(self.before())),
             Found::Undecided => self.keep(id, Content::Damaged, Timestamp::default(), |_| {}),
             Found::Reject => self.reject(id),
         }
@@ -482,8 +482,8 @@ impl<'a> Batch<'a> {
         }
         let is_finalised = frame < self.shared.finalised.load(Ordering::Acquire);
         let was_expected = self.shared.was_expected(frame, index);
-        if !was_expected && self.state.epoch.segment == 1 {
-            return Ok(Earlier::BeforeStart);
+        if !was_expected && self.shared.begins_epoch() {
+            return Ok(self.before());
         }
         if is_finalised || !was_expected || record.state.load(Ordering::Acquire) == state::SKIPPED {
             return Ok(Earlier::Missing);

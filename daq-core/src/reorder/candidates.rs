@@ -1,5 +1,6 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
+use super::shared::MAX_DISTRUST;
 use super::{Geometry, PacketId, PacketSize, count_rejected};
 use crate::frame::{KeptFields, Timestamp};
 use crate::ledger::SourceLedger;
@@ -8,6 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Maximum size of one thread's buffer in bytes.
 const MAX_BYTES: usize = 8 << 20;
+/// Maximum size of one thread's buffer in bytes if it is larger than necessary for senders that do not alternate.
+const MAX_DISTRUST_BYTES: usize = 2 << 20;
+/// Maximum number of packets in such a buffer.
+const MAX_PACKETS: usize = 1024;
 /// Maximum time for which candidates are kept while no other packet arrives.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
@@ -79,12 +84,23 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// Creates a buffer for the `resync_after - 1` packets of each part before the confirming packet, and for the same
-    /// number of units without data between them.
+    /// Returns the number of packets that are kept: for each part, as many as can be necessary to confirm an epoch while senders
+    /// alternate, and twice `resync_after`, because there may be units without data between them.
+    pub(super) fn capacity_for(geometry: &Geometry) -> usize {
+        let before = geometry.resync_after.max(1) as usize - 1;
+        let wanted = (before << MAX_DISTRUST).saturating_mul(geometry.parts as usize);
+        let min = 2 * before * geometry.parts as usize;
+        let max = |bytes: usize| bytes / geometry.max_payload().max(1);
+        wanted
+            .min(MAX_PACKETS)
+            .min(max(MAX_DISTRUST_BYTES))
+            .max(min.min(max(MAX_BYTES)))
+    }
+
+    /// Creates a buffer for the packets before the one that confirms an epoch.
     pub(super) fn new(geometry: &Geometry) -> Self {
         let max_payload = geometry.max_payload();
-        let wanted = 2 * (geometry.resync_after.max(1) as usize - 1) * geometry.parts as usize;
-        let capacity = wanted.min(MAX_BYTES / max_payload.max(1));
+        let capacity = Self::capacity_for(geometry);
         Self {
             memory: vec![0; capacity * max_payload].into_boxed_slice(),
             max_payload,

@@ -12,6 +12,8 @@ use crate::sync::Ordering;
 pub(super) struct Candidate {
     /// The unit number of the last packet.
     pub(super) unit: u64,
+    /// Index of the last packet in its unit.
+    pub(super) sub: u32,
     /// The part of the last packet.
     pub(super) part: u32,
     /// Number of consistent packets.
@@ -33,7 +35,7 @@ pub(super) enum Classification {
     NewEpoch,
     /// The packet may be the first sign of a new epoch or of a gap.
     Undecided,
-    /// The packet belongs to a frame before the first frame of the run.
+    /// The packet belongs to a frame before the first frame of the epoch.
     BeforeStart,
     /// The number is implausible, or the index or size of the packet does not fit the unit.
     Reject,
@@ -83,8 +85,8 @@ impl WriterState {
             return self.classify_distant(shared, front, id);
         }
         if frame < shared.floor.load(Ordering::Acquire) {
-            // The epoch started after this frame, so the packet is a straggler and not a sign of new numbering.
-            let class = if self.epoch.segment == 1 {
+            // The epoch, or the segment after a long gap, started after this frame.
+            let class = if shared.begins_epoch() {
                 Classification::BeforeStart
             } else {
                 Classification::Reject
@@ -133,6 +135,7 @@ impl WriterState {
         };
         let candidate = Some(Candidate {
             unit: id.unit,
+            sub: id.sub,
             part: geometry.part_of(id),
             count: agreed,
             since,
@@ -144,7 +147,7 @@ impl WriterState {
                 .parts
                 .agree(geometry.part_of(id), since, base, window)
         };
-        if agreed < shared.required() || !parts_agree() && !shared.is_silent() {
+        if agreed < shared.required() || !parts_agree() && !shared.is_silent(seen) {
             return (Classification::Undecided, candidate);
         }
         if let Some(frame) = self.locate_beyond_gap(geometry, base, id) {

@@ -264,6 +264,9 @@ struct WriterState {
     cursor: u64,
     /// Whether the next packet opens an epoch regardless of its number.
     restarts: bool,
+    /// The horizon since which only repeated numbers have arrived whose payload could not be compared, and the number of these
+    /// packets.
+    unexplained: (u64, u64),
     /// The next expected packet with its frame and index; `None` if they must be computed from `cursor`.
     next: Option<(PacketId, u64, u32)>,
     /// Whether payload was copied with streaming stores that other threads may not see yet.
@@ -331,6 +334,7 @@ impl ReorderWindow {
                     candidates: Candidates::new(&geometry),
                     cursor: 0,
                     restarts: false,
+                    unexplained: (0, 0),
                     next: None,
                     streamed: false,
                     ledger: ledger.clone(),

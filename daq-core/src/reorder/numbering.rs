@@ -69,15 +69,15 @@ impl Numbering {
 
     /// Returns the number of the packet that is `ahead` packets after the first packet of `unit`.
     pub const fn after(&self, unit: u64, ahead: u64) -> PacketId {
-        let packets_per_frame = self.packets_per_unit as u64;
+        let packets_per_unit = self.packets_per_unit as u64;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "the remainder is less than `packets_per_unit`, which is a u32"
         )]
-        let sub = (ahead % packets_per_frame) as u32;
+        let sub = (ahead % packets_per_unit) as u32;
         PacketId {
             unit: self
-                .wrapped(unit.wrapping_add((ahead / packets_per_frame).wrapping_mul(self.step))),
+                .wrapped(unit.wrapping_add((ahead / packets_per_unit).wrapping_mul(self.step))),
             sub,
         }
     }

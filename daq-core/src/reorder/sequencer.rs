@@ -77,8 +77,9 @@ pub(super) struct Sequencer {
     drops: u64,
     /// Long gaps that are not final.
     held: HeldGaps,
-    /// The unit number at which the epoch before the current one ended.
-    ended: Option<u64>,
+    /// The unit numbers at which the current epoch began, and those at which the epoch before it began and ended.
+    begun: Option<u64>,
+    before: Option<(u64, u64)>,
     /// Time of the first tick after the numbers alternated between two senders.
     alternated: Option<Instant>,
     /// Whether the frames that are closed end before a long gap, so that they are not truncated.
@@ -117,7 +118,8 @@ impl Sequencer {
             gaps: (0, 0),
             drops: 0,
             held: HeldGaps::new(),
-            ended: None,
+            begun: None,
+            before: None,
             alternated: None,
             is_before_gap: false,
             after_gap: 0,

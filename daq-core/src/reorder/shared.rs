@@ -5,6 +5,7 @@
 //! the position, and then waits for a grace period: until no older pin exists. Afterwards no writer accesses the frames
 //! that were passed, so their records may be read, published and reused.
 
+use super::candidates::Candidates;
 use super::parts::Parts;
 use super::record::{History, Record};
 use super::{Geometry, PacketId};
@@ -18,7 +19,7 @@ pub(super) const IDLE: u64 = u64::MAX;
 pub(super) const BLOCKED: u64 = u64::MAX - 1;
 
 /// Maximum binary logarithm of the factor by which alternating senders increase the number of packets that confirm an epoch.
-const MAX_DISTRUST: u32 = 6;
+pub(super) const MAX_DISTRUST: u32 = 6;
 
 /// Position, in frames, where the first epoch starts. It leaves room for packets with lower numbers.
 const FIRST: u64 = 1 << 20;
@@ -206,21 +207,33 @@ impl Shared {
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = epoch;
     }
 
-    /// Returns whether no packet has arrived since the stream became silent.
-    pub(super) fn is_silent(&self) -> bool {
-        self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    /// Returns whether no packet has arrived since the stream became silent. `seen` is one past the highest position that a
+    /// thread has seen.
+    pub(super) fn is_silent(&self, seen: u64) -> bool {
+        self.silent.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire).max(seen)
     }
 
     /// Returns whether no packet has arrived since the stream paused, which is earlier than [silence](Self::is_silent).
-    pub(super) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire)
+    pub(super) fn is_paused(&self, seen: u64) -> bool {
+        self.paused.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire).max(seen)
+    }
+
+    /// Returns whether the segment begins with the epoch, not after a long gap.
+    pub(super) fn begins_epoch(&self) -> bool {
+        self.floor.load(Ordering::Acquire) == self.first.load(Ordering::Acquire)
     }
 
     /// Returns the number of consistent packets that confirm an epoch or a long gap: `resync_after`, and up to 64 times as many while
-    /// two senders with different numbers alternate.
+    /// two senders with different numbers alternate. The packets before the last of them are kept.
     pub(super) fn required(&self) -> u32 {
+        let resync_after = self.geometry.resync_after;
         let factor = (self.distrust.load(Ordering::Relaxed) / 4).min(MAX_DISTRUST);
-        self.geometry.resync_after.saturating_mul(1 << factor)
+        let kept = u32::try_from(Candidates::capacity_for(&self.geometry)).unwrap_or(u32::MAX);
+        let max = (kept / self.geometry.parts).saturating_add(1);
+        resync_after
+            .saturating_mul(1 << factor)
+            .min(max)
+            .max(resync_after)
     }
 
     /// Counts a change between two senders with different numbers.

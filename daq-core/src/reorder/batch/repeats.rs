@@ -8,6 +8,10 @@
 //!   restart. Equal bytes show a restart only if the run begins at the first packet of the epoch.
 //! - They precede the first packet of the epoch, although packets of several frames have arrived.
 //!
+//! If the payload that arrived first is not accessible, because several threads fill the frames or they are in a GPU's memory, it
+//! counts as equal. After many such packets without a new one, further ones are rejected instead of counted as duplicates, because a
+//! sender may have restarted unnoticed.
+//!
 //! The packets are kept aside until the run is long enough.
 
 use super::{Batch, Found, Outcome};
@@ -19,6 +23,10 @@ use crate::sync::Ordering;
 
 /// Time in nanoseconds between a packet and an earlier packet with the same number that shows a pause.
 const PAUSE_NS: u64 = 100_000_000;
+/// Number of frames, and minimum number of packets, of repeated numbers without a new packet after which mere repeats do not explain
+/// them.
+const UNEXPLAINED_FRAMES: u64 = 2;
+const MIN_UNEXPLAINED: u64 = 64;
 
 /// How a packet number was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +42,8 @@ pub(super) enum Earlier {
     Missing,
     /// The packet precedes the first packet of the run.
     BeforeStart,
+    /// The packet precedes the first packet of a later epoch.
+    BeforeEpoch,
 }
 
 impl Batch<'_> {
@@ -56,7 +66,8 @@ impl Batch<'_> {
                 _ => self.count_repeat(id, earlier),
             };
         }
-        let is_late = earlier == Earlier::Missing && run.is_none() && !self.shared.is_paused();
+        let is_late =
+            earlier == Earlier::Missing && run.is_none() && !self.shared.is_paused(horizon);
         if self.shared.geometry.resync_after == 1 || is_late {
             return self.count_repeat(id, earlier);
         }
@@ -65,6 +76,7 @@ impl Batch<'_> {
         }
         self.state.candidate = Some(Candidate {
             unit: id.unit,
+            sub: id.sub,
             part: self.shared.geometry.part_of(id),
             count: run.map_or(1, |run| run.count + 1),
             since: horizon,
@@ -77,22 +89,52 @@ impl Batch<'_> {
         };
         write(memory.as_mut_ptr());
         self.state.candidates.set_refuted(earlier.refuted());
-        if run.is_none() && !self.is_evidence(id, time, earlier) {
-            self.state.reject_candidates(self.shared);
-            self.state.candidate = None;
-            return earlier.outcome();
+        let is_equal = match earlier {
+            Earlier::Arrived { frame, index } => self.equals_earlier(frame, index),
+            _ => Some(false),
+        };
+        if run.is_some() || self.is_evidence(id, time, earlier, is_equal) {
+            return Outcome::Repeated;
         }
-        Outcome::Repeated
+        let is_unexplained = is_equal.is_none() && self.note_unexplained(horizon);
+        if is_unexplained {
+            self.state.candidates.set_refuted(Refuted::Rejected);
+        }
+        self.state.reject_candidates(self.shared);
+        self.state.candidate = None;
+        if is_unexplained {
+            Outcome::Rejected
+        } else {
+            earlier.outcome()
+        }
+    }
+
+    /// Counts a packet that may be repeated, or may be of a restarted sender. Returns whether there are so many without a new packet
+    /// that mere repeats do not explain them.
+    fn note_unexplained(&mut self, horizon: u64) -> bool {
+        let (since, count) = self.state.unexplained;
+        let count = if since == horizon { count + 1 } else { 1 };
+        self.state.unexplained = (horizon, count);
+        self.is_unexplained()
+    }
+
+    /// Returns whether the last packet was rejected because too many packets had numbers that have arrived before, while it is
+    /// unknown whether their payload differs.
+    pub fn is_unexplained(&self) -> bool {
+        let (since, count) = self.state.unexplained;
+        let frames = UNEXPLAINED_FRAMES * u64::from(self.shared.geometry.packets_per_frame);
+        since == self.seen_horizon() && count > frames.max(MIN_UNEXPLAINED)
     }
 
     /// Returns the run of repeated packets that `id` continues.
     fn run(&self, id: PacketId) -> Option<Candidate> {
         let geometry = &self.shared.geometry;
         let run = self.state.candidate?;
-        let distance = geometry.numbering.packets_between(run.unit, id)?;
+        let distance = geometry.numbering.packets_between(run.unit, id)? - i64::from(run.sub);
         let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
-        // Packets of several parts are not in order.
-        let is_next = distance.unsigned_abs() <= near && (distance >= 0 || geometry.parts > 1);
+        // Packets of several parts are not in order. A number that does not change is no run.
+        let is_next =
+            distance.unsigned_abs() <= near && (distance > 0 || distance < 0 && geometry.parts > 1);
         (run.is_repeat && run.since == self.seen_horizon() && is_next).then_some(run)
     }
 
@@ -106,7 +148,7 @@ impl Batch<'_> {
                 run.since,
                 self.base,
                 geometry.window as u64,
-            ) || self.shared.is_silent())
+            ) || self.shared.is_silent(self.horizon))
     }
 
     /// Returns whether a packet with number `id`, which has arrived before, confirms that the sender has restarted.
@@ -132,18 +174,27 @@ impl Batch<'_> {
     }
 
     /// Returns whether the packet that was kept last can be the first of a restarted sender.
-    fn is_evidence(&self, id: PacketId, time: Timestamp, earlier: Earlier) -> bool {
-        let shared = self.shared;
+    /// `is_equal` states whether its payload is that of the packet that arrived first, if both are known.
+    fn is_evidence(
+        &self,
+        id: PacketId,
+        time: Timestamp,
+        earlier: Earlier,
+        is_equal: Option<bool>,
+    ) -> bool {
+        let is_paused = self.shared.is_paused(self.horizon);
         let (frame, index) = match earlier {
-            Earlier::Missing => return shared.is_paused(),
-            Earlier::BeforeStart => return shared.is_paused() || self.has_progressed(),
+            Earlier::Missing => return is_paused,
+            Earlier::BeforeStart | Earlier::BeforeEpoch => {
+                return is_paused || self.has_progressed();
+            }
             Earlier::Arrived { frame, index } => (frame, index),
         };
-        let is_paused = shared.is_paused() || self.is_apart(frame, index, time);
-        match self.equals_earlier(frame, index) {
-            Some(true) => is_paused && self.is_first(id),
+        let is_paused = is_paused || self.is_apart(frame, index, time);
+        match is_equal {
             Some(false) => true,
-            None => is_paused,
+            // Bytes that are not accessible may be equal.
+            Some(true) | None => is_paused && self.is_first(id),
         }
     }
 
@@ -158,11 +209,29 @@ impl Batch<'_> {
             && self.seen_horizon() >= start.saturating_add(min)
     }
 
-    /// Returns whether `id` is at or before the first packet of the epoch.
+    /// Returns whether `id` is at or before the first packet of the epoch. If each thread may receive only some packets of a frame,
+    /// those of the first frame are first.
     fn is_first(&self, id: PacketId) -> bool {
+        let geometry = &self.shared.geometry;
         let start = self.shared.start.load(Ordering::Acquire).min(self.start);
-        let position = self.state.epoch.locate(&self.shared.geometry, id);
-        position.is_some_and(|position| position <= start)
+        let first = |position| {
+            if self.shared.is_exclusive() {
+                position
+            } else {
+                position / u64::from(geometry.packets_per_frame)
+            }
+        };
+        let position = self.state.epoch.locate(geometry, id);
+        position.is_some_and(|position| first(position) <= first(start))
+    }
+
+    /// Returns how the number of a packet was used that precedes the first packet of the epoch.
+    pub(super) const fn before(&self) -> Earlier {
+        if self.state.epoch.segment == 1 {
+            Earlier::BeforeStart
+        } else {
+            Earlier::BeforeEpoch
+        }
     }
 
     /// Returns whether `time` is much later or earlier than the time of the packet `index` of `frame` that arrived first.
@@ -213,7 +282,7 @@ impl Earlier {
     const fn refuted(self) -> Refuted {
         match self {
             Self::Arrived { .. } => Refuted::Duplicate,
-            Self::Missing => Refuted::Rejected,
+            Self::Missing | Self::BeforeEpoch => Refuted::Rejected,
             Self::BeforeStart => Refuted::BeforeStart,
         }
     }
@@ -221,7 +290,7 @@ impl Earlier {
     const fn outcome(self) -> Outcome {
         match self {
             Self::Arrived { .. } => Outcome::Duplicate,
-            Self::Missing => Outcome::Rejected,
+            Self::Missing | Self::BeforeEpoch => Outcome::Rejected,
             Self::BeforeStart => Outcome::BeforeStart,
         }
     }

@@ -184,19 +184,26 @@ impl Sequencer {
     }
 
     /// Counts an epoch at `id` that continues the numbers of the epoch before `last`. Many such epochs show two senders with
-    /// different numbers. `horizon` is one past the highest position in `last`.
+    /// different numbers. An epoch that rather begins where an earlier one began is the next acquisition of the same sender.
+    /// `horizon` is one past the highest position in `last`.
     fn note_alternation(&mut self, shared: &Shared, last: Epoch, id: PacketId, horizon: u64) {
         let Geometry {
             numbering, window, ..
         } = shared.geometry;
         let near = window as u64 * u64::from(shared.geometry.packets_per_frame);
-        let distance = |ended| numbering.packets_between(ended, PacketId::of(id.unit));
-        let is_near = |distance: i64| distance.unsigned_abs() <= near;
-        if self.ended.and_then(distance).is_some_and(is_near) {
+        let distance = |from| {
+            let distance = numbering.packets_between(from, PacketId::of(id.unit));
+            distance.map_or(u64::MAX, i64::unsigned_abs)
+        };
+        if let Some((begun, ended)) = self.before
+            && distance(ended) <= near
+            && distance(ended) < distance(begun)
+        {
             self.alternate(shared);
         }
         let last_packets = horizon.saturating_sub(last.position);
-        self.ended = (last.number > 0).then(|| numbering.after(last.unit, last_packets).unit);
+        let ended = numbering.after(last.unit, last_packets).unit;
+        self.before = self.begun.replace(id.unit).map(|begun| (begun, ended));
     }
 
     fn alternate(&mut self, shared: &Shared) {

@@ -77,6 +77,120 @@ fn short_acquisitions_are_epochs() {
     }
 }
 
+/// Many acquisitions are restarts of one sender, not two senders that alternate.
+#[test]
+fn many_acquisitions_are_epochs() {
+    for window in [2, 8, 64] {
+        let mut bench = wide(window);
+        let mut lost = 0;
+        for acquisition in 0..40 {
+            // Some acquisitions lose their first packets.
+            let first = if acquisition % 7 == 3 { 24 } else { 4 };
+            lost += first - 4;
+            for sequence in first..84 {
+                put(&mut bench, sequence, acquisition, 0);
+            }
+        }
+        bench.window.finish();
+        let report = bench.report();
+        assert_eq!(
+            (report.epochs, report.delivered),
+            (40, 3200 - lost),
+            "window {window}: {report:?}"
+        );
+        assert_eq!(report.duplicates + report.rejected + report.before_start, 0);
+    }
+}
+
+/// A number that never changes shows a wrong offset of the field, not a restart.
+#[test]
+fn constant_number_opens_no_epoch() {
+    let mut bench = wide(8);
+    for run in 0..50 {
+        put(&mut bench, 7, run, 0);
+    }
+    bench.window.finish();
+    let report = bench.report();
+    assert_eq!(
+        (report.epochs, report.delivered, report.duplicates),
+        (1, 1, 49)
+    );
+}
+
+/// Several threads cannot compare payload, so packets that arrive again after pauses open no epoch.
+#[test]
+fn repeats_in_several_threads_open_no_epoch() {
+    let options = RingOptions {
+        packets_per_frame: PACKETS_PER_FRAME,
+        supports_backpressure: false,
+        ..RingOptions::new("raw", 256, geometry().frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let wide = Geometry {
+        window: 16,
+        ..geometry()
+    };
+    let mut windows = ReorderWindow::new(producer, wide, 2, &ledger);
+    let mut sequencer = windows.swap_remove(0);
+    let mut now = Instant::now();
+    let mut sent = 0;
+    for burst in 0..12_u64 {
+        // The sequencer notices the pause.
+        for _ in 0..10 {
+            now += Duration::from_millis(20);
+            sequencer.tick(now);
+        }
+        sequencer.with_batch(|batch| {
+            let packets = 8 * burst..8 * burst + 8;
+            // The end of the burst before arrives again, and so does the burst itself.
+            let again = packets.start.saturating_sub(4)..packets.start;
+            for sequence in again.chain(packets.clone()).chain(packets) {
+                let payload = payload(sequence);
+                batch.place(PacketId::of(sequence), &payload, Timestamp::default());
+                sent += 1;
+            }
+        });
+    }
+    sequencer.finish();
+    let report = SourceReport::of(&ledger);
+    assert_eq!((report.epochs, report.delivered), (1, 96), "{report:?}");
+    assert_eq!(report.delivered + report.duplicates, sent);
+}
+
+/// A restart in the window that several threads cannot recognise is not reported as mere duplicates.
+#[test]
+fn many_repeats_without_a_new_packet_are_rejected() {
+    let options = RingOptions {
+        packets_per_frame: PACKETS_PER_FRAME,
+        supports_backpressure: false,
+        ..RingOptions::new("raw", 256, geometry().frame_bytes)
+    };
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let ledger = SourceLedger::default();
+    let wide = Geometry {
+        window: 64,
+        ..geometry()
+    };
+    let mut windows = ReorderWindow::new(producer, wide, 2, &ledger);
+    let mut sequencer = windows.swap_remove(0);
+    let mut unexplained = 0;
+    for _ in 0..2 {
+        for sequence in 0..100 {
+            let payload = payload(sequence);
+            sequencer.with_batch(|batch| {
+                batch.place(PacketId::of(sequence), &payload, Timestamp::default());
+                unexplained += u64::from(batch.is_unexplained());
+            });
+        }
+    }
+    let report = SourceReport::of(&ledger);
+    assert_eq!((report.duplicates, report.rejected), (64, 36), "{report:?}");
+    assert_eq!(unexplained, 36);
+}
+
 /// The first acquisition was joined in the middle, so the next one begins before its first packet.
 #[test]
 fn acquisition_joined_in_the_middle_is_followed_by_a_whole_one() {

@@ -180,3 +180,84 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
         "{report:?}"
     );
 }
+
+/// What a thread of the test receives.
+#[derive(Clone, Copy, Debug)]
+enum Received {
+    /// The next packets of its sender.
+    Next(u64),
+    /// The sender restarts at this number.
+    Restart(u64),
+    /// Consecutive packets far ahead, after which the sender continues.
+    Strays(u64),
+    /// The last packets again.
+    Again(u64),
+}
+
+fn received() -> impl Strategy<Value = Vec<Received>> {
+    let one = prop_oneof![
+        6 => (1_u64..40).prop_map(Received::Next),
+        1 => prop_oneof![Just(4_u64), 0_u64..2000].prop_map(Received::Restart),
+        1 => (1_u64..8).prop_map(Received::Strays),
+        1 => (1_u64..8).prop_map(Received::Again),
+    ];
+    prop::collection::vec(one, 1..30)
+}
+
+/// Returns the numbers of the packets that `received` describes.
+fn numbers(received: &[Received]) -> Vec<u64> {
+    let mut next = 4;
+    let mut numbers = Vec::new();
+    for one in received {
+        match *one {
+            Received::Next(packets) => {
+                numbers.extend(next..next + packets);
+                next += packets;
+            }
+            Received::Restart(first) => next = first,
+            Received::Strays(packets) => numbers.extend(next + 5000..next + 5000 + packets),
+            Received::Again(packets) => numbers.extend(next.saturating_sub(packets)..next),
+        }
+    }
+    numbers
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    /// Two threads receive restarts, strays and repeats at any time. Neither waits for ever, and every packet is in one count.
+    #[test]
+    fn threads_account_every_packet_of_restarts(lists in [received(), received()], window in prop_oneof![Just(2_usize), Just(16)]) {
+        let geometry = Geometry { window, max_gap: 100, ..geometry() };
+        let options = RingOptions {
+            packets_per_frame: PACKETS_PER_FRAME,
+            supports_backpressure: false,
+            ..RingOptions::new("raw", 64, geometry.frame_bytes)
+        };
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let ledger = SourceLedger::default();
+        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
+        let mut other = windows.pop().unwrap();
+        let mut sequencer = windows.pop().unwrap();
+        let [first, second] = lists.map(|list| numbers(&list));
+        let sent = (first.len() + second.len()) as u64;
+        let put = |window: &mut ReorderWindow, sequence: u64| {
+            window.with_batch(|batch| batch.place(PacketId::of(sequence), &payload(sequence), Timestamp::default()));
+            window.tick(Instant::now());
+        };
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || second.iter().for_each(|sequence| put(&mut other, *sequence)));
+            first.iter().for_each(|sequence| put(&mut sequencer, *sequence));
+            while !thread.is_finished() {
+                sequencer.tick(Instant::now());
+                std::thread::yield_now();
+            }
+        });
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        let lost = |cause| report.lost.get(cause).copied().unwrap_or(0);
+        let counted = report.delivered + report.duplicates + report.rejected + report.before_start + lost("late") + lost("ring_full");
+        prop_assert_eq!(counted, sent, "{:?}", report);
+        prop_assert_eq!(report.expected, report.delivered + report.lost_total());
+    }
+}
