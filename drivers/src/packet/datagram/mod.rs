@@ -13,7 +13,7 @@ use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Geometry, Outcome, PacketId, PacketSize, ReorderWindow};
 use detection::Detection;
 use keeping::Keeping;
-pub(crate) use reassembly::Reassembly;
+pub(crate) use reassembly::{Added, Reassembly};
 use std::fmt::Display;
 
 /// The format states a payload that is not in the packet.
@@ -32,6 +32,9 @@ const UNEXPECTED_SIZE: Reject = Reject::Other {
     name: "unexpected_size",
     message: "the packet is `Sized`, but `has_sized_units` of the packet format returns false, or the reverse: this is an error in the code of the packet format",
 };
+
+/// Reason of packets whose numbers have arrived before, if it is unknown whether the sender has restarted.
+const REPEATED_NUMBER: &str = "repeated_number";
 
 /// Parses datagrams and places their payload in the reorder window.
 #[derive(Debug)]
@@ -335,6 +338,7 @@ impl Depacketizer {
             self.keep_fields(batch, outcome, id.sub, bytes);
         }
         match outcome {
+            Outcome::Rejected if batch.is_unexplained() => self.log_unexplained(id),
             Outcome::Rejected | Outcome::Kept => self.log_placement(id, batch.kernel_drops()),
             Outcome::Duplicate => return Put::Duplicate,
             Outcome::Placed
@@ -397,7 +401,7 @@ impl Depacketizer {
             KeptFields::default()
         };
         let epoch = batch.epoch_of(PacketId::of(fragment.unit));
-        let placed = reassembly.add(
+        let added = reassembly.add(
             fragment,
             epoch,
             payload,
@@ -425,13 +429,19 @@ impl Depacketizer {
                 true
             },
         );
+        reassembly.set_epoch(fragment, batch.epoch_of(PacketId::of(fragment.unit)));
         if let Some(id) = far {
             self.log_placement(id, batch.kernel_drops());
         }
-        match placed {
-            false => Put::PendingDatagrams,
-            true if is_duplicate => Put::Duplicate,
-            true => Put::Done,
+        match added {
+            Added::Waiting => Put::PendingDatagrams,
+            Added::Outside => self.reject(batch, &PAYLOAD_RANGE, bytes),
+            Added::Repeated => {
+                batch.repeated(1);
+                Put::Duplicate
+            }
+            Added::New if is_duplicate => Put::Duplicate,
+            Added::New => Put::Done,
         }
     }
 
@@ -454,6 +464,22 @@ impl Depacketizer {
             tracing::warn!(
                 "source {}: frames have no timestamp: {why}, or omit `timestamp` to use the receive \
                  time",
+                self.name
+            );
+        }
+    }
+
+    /// Counts packets with repeated numbers that are neither known to be the same packets nor to be of a restarted sender.
+    #[cold]
+    fn log_unexplained(&self, id: PacketId) {
+        let message = format_args!(
+            "number {} and many before it have arrived before, without a new number between them. If the sender restarts its \
+             numbers, let it pause for at least 0.1 s, or set `sockets = 1` and a ring in host memory, so that daq can compare the payload",
+            id.unit
+        );
+        if self.rejections.count(REPEATED_NUMBER, 1, message) {
+            tracing::warn!(
+                "source {}: packets are rejected ({REPEATED_NUMBER}): {message}. Further such packets are only counted",
                 self.name
             );
         }

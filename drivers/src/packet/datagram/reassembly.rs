@@ -79,8 +79,9 @@ impl PartialUnit {
         pairs.any(|(at, (old, new))| old != new && has_arrived(at))
     }
 
-    /// Records that the bytes `range`, which are in packet slot `sub`, have arrived.
-    fn note(&mut self, sub: usize, range: Range<usize>) {
+    /// Records that the bytes `range`, which are in packet slot `sub`, have arrived. Returns whether any of them is new.
+    fn note(&mut self, sub: usize, range: Range<usize>) -> bool {
+        let before = self.lacking[sub];
         for byte in range {
             let (word, bit) = (&mut self.arrived[byte / 64], 1 << (byte % 64));
             if *word & bit == 0 {
@@ -88,7 +89,21 @@ impl PartialUnit {
                 self.lacking[sub] -= 1;
             }
         }
+        self.lacking[sub] < before
     }
+}
+
+/// The result of adding a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Added {
+    /// Its bytes are new, or a packet slot was placed.
+    New,
+    /// All its bytes had arrived before.
+    Repeated,
+    /// A packet slot waits for memory; the fragment must be added again.
+    Waiting,
+    /// It is outside of the unit.
+    Outside,
 }
 
 impl Reassembly {
@@ -110,8 +125,8 @@ impl Reassembly {
 
     /// Adds `payload`, the bytes of `fragment`, and the fields `kept` of its packet. Calls `place` for each packet slot that is
     /// complete and was not accepted before, with the payload and the fields of all packets of the unit. `place` returns whether it
-    /// accepted the slot. If `place` returns false, this function does not call it again and returns false. `epoch` is the epoch to
-    /// which the number of the unit belongs; `None` if the number is far from the stream.
+    /// accepted the slot. If `place` returns false, this function does not call it again. `epoch` is the epoch to which the number
+    /// of the unit belongs; `None` if the number is far from the stream.
     pub(crate) fn add(
         &mut self,
         fragment: &Fragment,
@@ -119,13 +134,13 @@ impl Reassembly {
         payload: &[u8],
         kept: KeptFields,
         mut place: impl FnMut(u32, &[u8], Option<u64>, KeptFields) -> bool,
-    ) -> bool {
+    ) -> Added {
         let unit = fragment.unit;
         let part = fragment.part as usize;
         let units = part * UNITS..(part + 1) * UNITS;
         let (Some(newest), Some(units)) = (self.newest.get_mut(part), self.units.get_mut(units))
         else {
-            return true;
+            return Added::Outside;
         };
         let known = units.iter().position(|other| other.unit == Some(unit));
         let index = known.unwrap_or((*newest + 1) % UNITS);
@@ -137,7 +152,7 @@ impl Reassembly {
         partial.epoch = partial.epoch.or(epoch);
         let end = fragment.offset.saturating_add(payload.len());
         let Some(into) = partial.bytes.get_mut(fragment.offset..end) else {
-            return true;
+            return Added::Outside;
         };
         into.copy_from_slice(payload);
         partial.kept.fill_from(&kept);
@@ -146,12 +161,15 @@ impl Reassembly {
         let before = fragment.part * self.layout.count();
         let from = fragment.offset.checked_sub(first);
         let from = from.map_or(0, |after| after / rest.max(1) + 1);
+        let mut added = Added::Repeated;
         for (sub, number) in (from..partial.lacking.len()).zip((0..).skip(from)) {
             let extent = self.layout.range(number);
             if extent.start >= end {
                 break;
             }
-            partial.note(sub, extent.start.max(fragment.offset)..extent.end.min(end));
+            if partial.note(sub, extent.start.max(fragment.offset)..extent.end.min(end)) {
+                added = Added::New;
+            }
             if partial.lacking[sub] == 0 && !partial.is_placed[sub] {
                 if !place(
                     before + number,
@@ -159,12 +177,23 @@ impl Reassembly {
                     partial.timestamp,
                     partial.kept,
                 ) {
-                    return false;
+                    return Added::Waiting;
                 }
                 partial.is_placed[sub] = true;
+                added = Added::New;
             }
         }
-        true
+        added
+    }
+
+    /// Sets the epoch of the unit of `fragment`, because its packet slots may have opened one.
+    pub(crate) fn set_epoch(&mut self, fragment: &Fragment, epoch: Option<u64>) {
+        let part = fragment.part as usize;
+        let units = self.units.get_mut(part * UNITS..(part + 1) * UNITS);
+        let own = |unit: &&mut PartialUnit| unit.unit == Some(fragment.unit);
+        if let Some(unit) = units.and_then(|units| units.iter_mut().find(own)) {
+            unit.epoch = epoch.or(unit.epoch);
+        }
     }
 }
 
@@ -231,6 +260,39 @@ mod tests {
         }
     }
 
+    /// The epoch opens after a slot in the middle of the unit, while the start of the next slot has arrived.
+    #[test]
+    fn unit_continues_in_the_epoch_that_it_opens() {
+        let layout = PacketLayout {
+            unit_bytes: 16,
+            first: 8,
+            rest: 8,
+        };
+        let mut reassembly = Reassembly::new(layout, 1);
+        let mut placed = Vec::new();
+        for (epoch, opened, offset, length) in [
+            (NEAR, NEAR, 0, 6),
+            (NEAR, Some(2), 6, 6),
+            (Some(2), Some(2), 12, 4),
+        ] {
+            let fragment = Fragment {
+                unit: 1,
+                part: 0,
+                offset,
+                payload: 0..length,
+                timestamp: None,
+            };
+            let place = |sub, bytes: &[u8], _, _| {
+                placed.push((sub, bytes[0]));
+                true
+            };
+            let payload = vec![3; length];
+            reassembly.add(&fragment, epoch, &payload, KeptFields::default(), place);
+            reassembly.set_epoch(&fragment, opened);
+        }
+        assert_eq!(placed, [(0, 3), (1, 3)]);
+    }
+
     /// The first packet of a heap contains the timestamp, but often only descriptors and the start of a slot.
     #[test]
     fn slots_have_the_timestamp_of_their_unit_and_part() {
@@ -262,13 +324,17 @@ mod tests {
                 },
             )
         };
-        assert!(add(5, 0, 0, 4, Some(70)));
+        assert_eq!(add(5, 0, 0, 4, Some(70)), Added::New);
+        assert_eq!(add(5, 0, 0, 4, Some(70)), Added::Repeated);
+        assert_eq!(add(5, 2, 0, 4, Some(70)), Added::Outside);
+        assert_eq!(add(5, 0, 14, 4, Some(70)), Added::Outside);
         // Many units of the other part do not end those of the first part.
         for unit in 100..110 {
-            assert!(add(unit, 1, 0, 4, Some(80)));
+            assert_eq!(add(unit, 1, 0, 4, Some(80)), Added::New);
         }
-        assert!(add(5, 0, 4, 12, None));
-        assert!(add(109, 1, 4, 4, None));
+        assert_eq!(add(5, 0, 4, 12, None), Added::New);
+        assert_eq!(add(5, 0, 4, 12, None), Added::Repeated);
+        assert_eq!(add(109, 1, 4, 4, None), Added::New);
         assert_eq!(
             placed,
             [

@@ -1,6 +1,6 @@
 use super::super::{Item, build_packet};
 use super::*;
-use crate::packet::datagram::Reassembly;
+use crate::packet::datagram::{Added, Reassembly};
 use crate::packet::{Control, Format, PacketFormat, Parsed};
 use daq_core::frame::KeptFields;
 use daq_testkit::assert_fields;
@@ -94,18 +94,16 @@ fn heaps_with_descriptors_equal_heaps_without() {
         };
         let payload = &datagram[fragment.payload.clone()];
         let kept = KeptFields::default();
-        assert!(
-            reassembly.add(&fragment, Some(1), payload, kept, |sub, bytes, _, _| {
-                frame[layout.range(sub)].copy_from_slice(bytes);
-                placed += 1;
-                true
-            })
-        );
-        assert!(
-            reassembly.add(&fragment, Some(1), payload, kept, |_, _, _, _| panic!(
-                "placed twice"
-            ))
-        );
+        let added = reassembly.add(&fragment, Some(1), payload, kept, |sub, bytes, _, _| {
+            frame[layout.range(sub)].copy_from_slice(bytes);
+            placed += 1;
+            true
+        });
+        assert_eq!(added, Added::New);
+        let again = reassembly.add(&fragment, Some(1), payload, kept, |_, _, _, _| {
+            panic!("placed twice")
+        });
+        assert_eq!(again, Added::Repeated);
     }
     assert_eq!(placed, layout.count());
     let expected = (172..60_172).map(|at| u8::try_from((at + 9) % 251).unwrap());
