@@ -7,43 +7,65 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// No number was received.
 const NEVER: u64 = u64::MAX;
 
-/// A range of numbers. All clones share the highest number, so the threads of a source agree.
+/// A range of numbers. All clones share the reference, so the threads of a source agree.
 #[derive(Clone, Debug)]
 pub(super) struct NumberRange {
     first: u64,
     /// Number of different numbers, at least 2.
-    count: u64,
-    /// The highest continued number.
-    highest: Arc<AtomicU64>,
+    count: u128,
+    reference: Arc<Reference>,
+}
+
+/// Continued numbers of previous packets, or [`NEVER`].
+#[derive(Debug)]
+struct Reference {
+    /// The next number is the one nearest to this one.
+    newest: AtomicU64,
+    /// A number far from the newest one. A damaged number must not move the reference, so another one near it must follow.
+    far: AtomicU64,
+}
+
+impl Default for Reference {
+    fn default() -> Self {
+        Self {
+            newest: AtomicU64::new(NEVER),
+            far: AtomicU64::new(NEVER),
+        }
+    }
 }
 
 impl NumberRange {
     /// Returns the range from `first` to `last`, which must be higher.
     pub(super) fn new(first: u64, last: u64) -> Self {
+        let count = u128::from(last.saturating_sub(first)) + 1;
         Self {
             first,
-            count: last.saturating_sub(first).saturating_add(1).max(2),
-            highest: Arc::new(AtomicU64::new(NEVER)),
+            count: count.max(2),
+            reference: Arc::default(),
         }
     }
 
     /// Returns the same range without knowledge of previous numbers, for another run.
     pub(super) fn restarted(&self) -> Self {
         Self {
-            highest: Arc::new(AtomicU64::new(NEVER)),
+            reference: Arc::default(),
             ..*self
         }
     }
 
-    /// Returns the number of different numbers.
-    pub(super) const fn count(&self) -> u64 {
-        self.count
+    /// Returns the number of different numbers; the largest `u64` if there are more.
+    pub(super) fn count(&self) -> u64 {
+        u64::try_from(self.count).unwrap_or(u64::MAX)
     }
 
-    /// Returns `value` plus a multiple of the range, so that it is nearest to the highest number so far.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "distances are at most half of the range, which fits into 64 bits"
+    )]
+    /// Returns `value` plus a multiple of the range, so that it is nearest to the numbers before it.
     #[inline]
     pub(super) fn continued(&self, value: u64, key: &'static str) -> Result<u64, Reject> {
-        let offset = value.wrapping_sub(self.first);
+        let offset = u128::from(value.wrapping_sub(self.first));
         if offset >= self.count {
             return Err(Reject::Number {
                 name: "number_range",
@@ -52,30 +74,57 @@ impl NumberRange {
                 why: "which is outside its `range`: check its position, byte order and `range`",
             });
         }
-        let highest = self.highest.load(Ordering::Relaxed);
-        if highest == NEVER {
-            self.highest.store(value, Ordering::Relaxed);
+        let newest = self.reference.newest.load(Ordering::Relaxed);
+        if newest == NEVER {
+            self.reference.newest.store(value, Ordering::Relaxed);
             return Ok(value);
         }
-        let ahead = (offset + self.count - self.offset(highest)) % self.count;
-        if ahead <= self.count / 2 {
-            let number = highest.wrapping_add(ahead);
-            if ahead > 0 {
-                self.highest.store(number, Ordering::Relaxed);
-            }
-            return Ok(number);
+        let ahead = (offset + self.count - self.offset(newest)) % self.count;
+        let (is_ahead, distance) = if ahead <= self.count / 2 {
+            (true, ahead)
+        } else {
+            (false, self.count - ahead)
+        };
+        let number = if is_ahead {
+            newest.wrapping_add(distance as u64)
+        } else {
+            newest.wrapping_sub(distance as u64)
+        };
+        if distance > self.near() {
+            self.follow_far(number);
+        } else if is_ahead && distance > 0 {
+            self.reference.newest.store(number, Ordering::Relaxed);
         }
-        Ok(highest.wrapping_sub(self.count - ahead))
+        Ok(number)
+    }
+
+    /// Returns the distance up to which a number follows another one.
+    fn near(&self) -> u128 {
+        (self.count / 8).max(1)
+    }
+
+    /// Moves the reference to `number`, which is far from it, if the number before it was near `number`.
+    #[cold]
+    fn follow_far(&self, number: u64) {
+        let far = self.reference.far.swap(number, Ordering::Relaxed);
+        let distance = far.wrapping_sub(number).cast_signed().unsigned_abs();
+        if far != NEVER && u128::from(distance) <= self.near() {
+            self.reference.newest.store(number, Ordering::Relaxed);
+        }
     }
 
     /// Returns the number in packets for a continued number.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an offset is less than 2^64"
+    )]
     pub(super) fn number(&self, continued: u64) -> u64 {
-        self.first + self.offset(continued)
+        self.first.wrapping_add(self.offset(continued) as u64)
     }
 
-    fn offset(&self, continued: u64) -> u64 {
-        let before = self.count - self.first % self.count;
-        (continued % self.count + before) % self.count
+    fn offset(&self, continued: u64) -> u128 {
+        let before = self.count - u128::from(self.first) % self.count;
+        (u128::from(continued) % self.count + before) % self.count
     }
 }
 
@@ -85,7 +134,15 @@ mod tests {
 
     #[test]
     fn numbers_continue_at_the_end_of_their_range() {
-        for (first, last) in [(1, 65_535), (0, 9), (7, 999), (1, u64::MAX / 4), (0, 255)] {
+        let ranges = [
+            (1, 65_535),
+            (0, 9),
+            (7, 999),
+            (0, 255),
+            (1, u64::MAX / 4),
+            (1, u64::MAX / 2 + 5),
+        ];
+        for (first, last) in ranges {
             let range = NumberRange::new(first, last);
             let begin = last - 3;
             for (i, continued) in (begin..begin + 2500).enumerate() {
@@ -102,6 +159,48 @@ mod tests {
                 assert_eq!(found.name(), "number_range");
             }
         }
+    }
+
+    /// The widest range has one number less than 64 bits, so its continued numbers wrap.
+    #[test]
+    fn numbers_of_the_widest_range_differ() {
+        let range = NumberRange::new(1, u64::MAX);
+        assert_eq!(range.count(), u64::MAX);
+        for number in [5, 6, 7, 1 << 40, (1 << 40) + 1] {
+            assert_eq!(range.continued(number, "frame"), Ok(number));
+        }
+        let range = NumberRange::new(0, u64::MAX);
+        assert_eq!(range.continued(u64::MAX - 1, "frame"), Ok(u64::MAX - 1));
+        assert_eq!(range.continued(0, "frame"), Ok(0));
+    }
+
+    #[test]
+    fn damaged_numbers_do_not_move_the_reference() {
+        let range = NumberRange::new(1, 65_535);
+        let mut wrong = 0;
+        for number in 60_000_u64..200_000 {
+            let value = (number - 1) % 65_535 + 1;
+            if number % 1000 == 0 {
+                // One packet, or several consecutive ones, with damaged numbers.
+                let damage = 20_000 + number % 30_000;
+                for i in 0..=number / 1000 % 5 {
+                    let _ = range.continued((value + damage + i - 1) % 65_535 + 1, "frame");
+                }
+            }
+            wrong += u64::from(range.continued(value, "frame") != Ok(number));
+        }
+        assert_eq!(wrong, 0);
+    }
+
+    #[test]
+    fn stream_continues_far_away_after_two_numbers() {
+        let range = NumberRange::new(1, 65_535);
+        assert_eq!(range.continued(10, "frame"), Ok(10));
+        // The sender restarts at lower or higher numbers more than half of the range away in total.
+        for number in [25_000, 25_001, 50_000, 50_001] {
+            assert_eq!(range.continued(number, "frame"), Ok(number));
+        }
+        assert_eq!(range.continued(3, "frame"), Ok(65_538));
     }
 
     #[test]
