@@ -73,6 +73,8 @@ impl TimeScale {
 const YEAR_2040: u64 = 2_208_988_800_000_000_000;
 /// The offset between the times and the host's clock is unknown.
 const UNKNOWN: i64 = i64::MIN;
+/// Number of clocks.
+const CLOCKS: usize = 9;
 /// No packet had a time.
 const NEVER: u64 = u64::MAX;
 
@@ -93,8 +95,9 @@ pub struct TimeWrap {
 /// The time of a previous packet.
 #[derive(Debug)]
 struct Reference {
-    /// Time of the packet minus the time at which it was received, in nanoseconds, or [`UNKNOWN`].
-    offset: AtomicI64,
+    /// Time of the packet minus the time at which it was received, in nanoseconds, or [`UNKNOWN`]; for each clock of receive times,
+    /// because the clock of a NIC may differ from that of the host.
+    offsets: [AtomicI64; CLOCKS],
     /// Time of the packet in nanoseconds, or [`NEVER`].
     latest: AtomicU64,
 }
@@ -109,7 +112,7 @@ impl TimeWrap {
             period_ns,
             is_declared: false,
             shared: Arc::new(Reference {
-                offset: AtomicI64::new(UNKNOWN),
+                offsets: [const { AtomicI64::new(UNKNOWN) }; CLOCKS],
                 latest: AtomicU64::new(NEVER),
             }),
         })
@@ -149,7 +152,7 @@ impl TimeWrap {
     pub fn ns(&self, scale: &TimeScale, ticks: u64, received: Timestamp) -> u64 {
         let wrapped = scale.ns(ticks);
         let has_clock = received.clock != Clock::None;
-        let offset = self.shared.offset.load(Ordering::Relaxed);
+        let offset = self.offset_of(received.clock).load(Ordering::Relaxed);
         let predicted = if has_clock && offset != UNKNOWN {
             received.ns.saturating_add_signed(offset)
         } else {
@@ -163,6 +166,12 @@ impl TimeWrap {
             return self.learn(scale, (ticks, ns), (offset, deviation), received);
         }
         ns
+    }
+
+    /// Returns the offset for receive times of `clock`.
+    #[inline]
+    fn offset_of(&self, clock: Clock) -> &AtomicI64 {
+        &self.shared.offsets[clock as usize % CLOCKS]
     }
 
     /// Returns a time near that of the packet, if no packet was received with a time of the host's clock.
@@ -210,7 +219,7 @@ impl TimeWrap {
                 offset.saturating_add((deviation / 16.0) as i64)
             };
             let new = new.max(UNKNOWN + 1);
-            let stored = &self.shared.offset;
+            let stored = self.offset_of(received.clock);
             let result = stored.compare_exchange(offset, new, Ordering::Relaxed, Ordering::Relaxed);
             if result.is_err() && offset == UNKNOWN {
                 return self.ns(scale, ticks, received);
@@ -295,6 +304,30 @@ mod tests {
         // No time is before the origin.
         let found = TimeWrap::new(&scale, 1 << 32).unwrap().ns(&scale, 7, at(5));
         assert_eq!(found, origin + 7000);
+    }
+
+    /// A NIC stamps only some packets, and its clock is 37 s ahead of the host's.
+    #[test]
+    fn receive_times_of_two_clocks_do_not_disturb_each_other() {
+        let scale = TimeScale {
+            nanoseconds: 1,
+            ..MICROSECONDS
+        };
+        let wrap = wrap(&scale, 32);
+        for i in 0..2000_u64 {
+            let ns = 5_000_000_000 + i * 10_000_000;
+            let (ahead, clock) = if i % 3 == 0 {
+                (37_000_000_000, Clock::Hardware)
+            } else {
+                (0, Clock::Kernel)
+            };
+            let received = Timestamp {
+                ns: 1_700_000_000_000_000_000 + ns + ahead,
+                clock,
+            };
+            let found = wrap.ns(&scale, ns & 0xffff_ffff, received);
+            assert_eq!(found, 705_032_704 + i * 10_000_000, "packet {i}");
+        }
     }
 
     #[test]
