@@ -268,11 +268,6 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Returns the streams whose packets are accepted; `None` for every stream.
-    pub(crate) const fn streams(&self) -> Option<&Selector> {
-        self.streams.as_ref()
-    }
-
     /// Returns the bound address.
     pub fn local(&self) -> SocketAddr {
         self.local

@@ -5,6 +5,8 @@
 //!   UDP port ─────┤        Linux runs a program for each datagram, which reads the stream and selects the socket
 //!                 └─▶ socket of source 1 (thread 1)
 //! ```
+//! The first socket also receives the streams that belong to no source; its source rejects them.
+//!
 //! Linux numbers the sockets of a port in the order in which they were opened, and renumbers them if one is closed. So all sockets
 //! stay open until the last source ends. Datagrams are not coalesced, because a coalesced message may contain several streams.
 
@@ -19,7 +21,7 @@ static PORTS: Mutex<Vec<(SocketAddr, Weak<SharedPort>)>> = Mutex::new(Vec::new()
 
 /// A port, with the sockets of its sources in the order in which they were opened.
 #[derive(Debug)]
-pub(super) struct SharedPort(Mutex<Vec<Arc<UdpSocket>>>);
+pub(super) struct SharedPort(Mutex<Vec<(Arc<UdpSocket>, Selector)>>);
 
 impl SharedPort {
     /// Opens another socket on `address` for the streams `streams`.
@@ -44,7 +46,8 @@ impl SharedPort {
         let options = Options {
             reuse_port: true,
             coalesce: false,
-            streams: Some(streams.clone()),
+            // The first socket also receives the streams of no source, which the source rejects and counts.
+            streams: known.is_some().then(|| streams.clone()),
             ..options.clone()
         };
         let socket = Arc::new(UdpSocket::open(address, &options)?);
@@ -53,7 +56,7 @@ impl SharedPort {
             ports.push((address, Arc::downgrade(&port)));
             port
         });
-        port.add(socket.clone())
+        port.add(socket.clone(), streams)
             .map_err(|error| SocketError::Call {
                 action: "select the socket of each stream",
                 address,
@@ -62,16 +65,10 @@ impl SharedPort {
         Ok((socket, port))
     }
 
-    fn add(&self, socket: Arc<UdpSocket>) -> std::io::Result<()> {
+    fn add(&self, socket: Arc<UdpSocket>, streams: &Selector) -> std::io::Result<()> {
         let mut sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.push(socket);
-        let selectors: Vec<_> = sockets
-            .iter()
-            .filter_map(|socket| socket.streams())
-            .collect();
-        match sockets.last() {
-            Some(last) => last.select(&selectors),
-            None => Ok(()),
-        }
+        sockets.push((socket.clone(), streams.clone()));
+        let selectors: Vec<_> = sockets.iter().map(|(_, streams)| streams).collect();
+        socket.select(&selectors)
     }
 }
