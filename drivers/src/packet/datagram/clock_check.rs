@@ -19,7 +19,7 @@ const NORMAL: std::ops::RangeInclusive<f64> = 0.67..=1.5;
 const RATE_ERROR: f64 = 0.01;
 /// Maximum number of nanoseconds by which a time in UTC may be after the time of its arrival.
 const MAX_AHEAD: u64 = 86_400_000_000_000;
-/// Maximum relative difference of a ratio from a power of ten.
+/// Maximum relative difference of a ratio from a power of ten, or from that of consecutive units.
 const NEAR: f64 = 0.2;
 
 /// A packet that was compared.
@@ -36,6 +36,10 @@ pub(super) struct ClockCheck {
     /// The receive time of the next comparison in nanoseconds.
     next_ns: u64,
     last: Option<Sample>,
+    /// The last packet that was compared, until the next unit has arrived.
+    pair: Option<Sample>,
+    /// The declared duration of a unit in proportion to the difference between the times of consecutive units.
+    adjacent: Option<f64>,
     clocks: Repeated,
     rates: Repeated,
     is_done: bool,
@@ -62,7 +66,7 @@ impl ClockCheck {
     /// Returns whether a packet received at `received` is compared.
     #[inline]
     pub(super) const fn is_due(&self, received: Timestamp) -> bool {
-        received.ns >= self.next_ns && !self.is_done && received.ns > 0
+        (received.ns >= self.next_ns || self.pair.is_some()) && !self.is_done && received.ns > 0
     }
 
     /// Compares a packet with `time`. Returns a warning, once.
@@ -75,15 +79,22 @@ impl ClockCheck {
         scale: &TimeScale,
         geometry: &Geometry,
     ) -> Option<String> {
-        self.next_ns = received.ns.saturating_add(INTERVAL);
-        if time.clock == Clock::None || received.clock == Clock::None {
-            return None;
-        }
         let now = Sample {
             received_ns: received.ns,
             time_ns: time.ns,
             unit: id.unit,
         };
+        if let Some(first) = self.pair.take_if(|first| first.unit != id.unit) {
+            self.adjacent = adjacent(&first, &now, geometry).or(self.adjacent);
+        }
+        if received.ns < self.next_ns {
+            return None;
+        }
+        self.next_ns = received.ns.saturating_add(INTERVAL);
+        if time.clock == Clock::None || received.clock == Clock::None {
+            return None;
+        }
+        self.pair = (geometry.frame_ns > 0).then_some(now);
         let warning = future(&now, scale).or_else(|| self.progress(&now, scale, geometry));
         self.last = Some(now);
         self.is_done = warning.is_some();
@@ -112,9 +123,13 @@ impl ClockCheck {
         }
         let declared = geometry.declared_ns as f64 / f64::from(units_per_frame) * units as f64;
         let ratio = self.rates.add(declared / time)?;
-        // Frames with times of their own, such as those of a trigger, may have pauses between them, but cannot overlap.
-        let is_wrong =
-            ratio - 1.0 > RATE_ERROR || geometry.frame_ns > 0 && 1.0 - ratio > RATE_ERROR;
+        // After a trigger, there may be pauses between frames or between packets, but they cannot overlap.
+        let has_no_pauses = || {
+            let adjacent = self.adjacent?;
+            Some((adjacent / ratio - 1.0).abs() <= NEAR)
+        };
+        let is_wrong = ratio - 1.0 > RATE_ERROR
+            || 1.0 - ratio > RATE_ERROR && has_no_pauses().unwrap_or(false);
         is_wrong.then(|| {
             format!(
                 "the times of packets show {ratio:.4} times the declared sample rate: check `rate`, `channels` and `type` of `samples`, \
@@ -122,6 +137,16 @@ impl ClockCheck {
             )
         })
     }
+}
+
+/// Returns the declared duration of a unit in proportion to the time from `first` to `now`, if they are consecutive units.
+fn adjacent(first: &Sample, now: &Sample, geometry: &Geometry) -> Option<f64> {
+    let Numbering { step, .. } = geometry.numbering;
+    let is_next = geometry.numbering.distance(first.unit, now.unit) == step.cast_signed();
+    let units_per_frame = geometry.packets_per_frame / geometry.numbering.packets_per_unit;
+    let time = now.time_ns.checked_sub(first.time_ns)?;
+    let declared = geometry.declared_ns as f64 / f64::from(units_per_frame.max(1));
+    (is_next && time > 0).then(|| declared / time as f64)
 }
 
 /// Returns a warning if the time is in the future.
@@ -250,6 +275,39 @@ mod tests {
         for declared_ns in [0, 10_000, 10_000_000] {
             assert_eq!(warning(declared_ns), None);
         }
+    }
+
+    /// A trigger every 100 ms, after which 10 packets follow each other for 10 ms.
+    #[test]
+    fn pauses_between_triggers_are_not_a_wrong_rate() {
+        let found = |declared_ns| {
+            let geometry = Geometry {
+                frame_ns: declared_ns,
+                declared_ns,
+                ..Geometry::new(10, 1000)
+            };
+            let scale = TimeScale {
+                nanoseconds: 1,
+                ticks: 1,
+                origin_ns: None,
+            };
+            let mut check = ClockCheck::default();
+            let mut found = None;
+            for unit in 0..2000_u64 {
+                let ns = unit / 10 * 100_000_000 + unit % 10 * 1_000_000;
+                let at = |ns, clock| Timestamp { ns, clock };
+                let received = at(START + ns, Clock::Kernel);
+                let time = at(START + ns, Clock::Sensor);
+                if check.is_due(received) {
+                    let id = PacketId::of(unit);
+                    found = found.or(check.compare(id, time, received, &scale, &geometry));
+                }
+            }
+            found
+        };
+        assert_eq!(found(10_000_000), None);
+        // Frames that overlap the next trigger.
+        assert!(found(200_000_000).is_some());
     }
 
     #[test]
