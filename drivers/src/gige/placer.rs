@@ -114,6 +114,46 @@ const fn padded(padding: (u16, u16)) -> &'static str {
     }
 }
 
+/// The blocks of which only the leader or the trailer arrived.
+#[derive(Clone, Copy, Debug, Default)]
+struct Empty {
+    /// Number of the last of these blocks.
+    last: u64,
+    /// Number of these blocks since the last payload.
+    blocks: u64,
+    /// Whether the trailer of the last block arrived. Its payload may still follow otherwise.
+    is_ended: bool,
+    /// Number of these blocks before the first payload, which no gap in the numbers shows.
+    before_first: u64,
+}
+
+impl Empty {
+    /// Records the leader or the trailer of block `number`.
+    fn announce(&mut self, number: u64, is_trailer: bool) {
+        if number > self.last {
+            (self.last, self.is_ended) = (number, is_trailer);
+            self.blocks += 1;
+        } else if number == self.last {
+            self.is_ended |= is_trailer;
+        }
+    }
+
+    /// Records payload of block `number`.
+    fn end(&mut self, number: u64, is_first: bool) {
+        if is_first {
+            let own = u64::from(self.last == number && self.blocks > 0);
+            self.before_first = self.blocks - own;
+        }
+        (self.blocks, self.is_ended) = (0, false);
+    }
+
+    /// Returns the number of blocks whose payload is missing without a gap in the numbers.
+    fn absent(&self) -> u64 {
+        let may_follow = u64::from(self.blocks > 0 && !self.is_ended);
+        self.before_first + self.blocks - may_follow
+    }
+}
+
 /// Places the payload of packets in the window.
 #[derive(Debug)]
 pub struct Placer {
@@ -128,9 +168,7 @@ pub struct Placer {
     blocks: Blocks,
     /// The last leader that is far from the open blocks: it belongs to a new epoch if payload of its block is placed.
     far: Option<(u64, Timestamp)>,
-    /// Number of the last block of which the leader or the trailer arrived, but no payload, and the number of such blocks since
-    /// the last payload.
-    empty: (u64, u64),
+    empty: Empty,
     has_placed: bool,
     mismatch: Option<Mismatch>,
     rejections: Rejections,
@@ -155,7 +193,7 @@ impl Placer {
             open,
             blocks: Blocks::new(open, 1, false, counts),
             far: None,
-            empty: (0, 0),
+            empty: Empty::default(),
             has_placed: false,
             mismatch: None,
             rejections: Rejections::default(),
@@ -186,7 +224,7 @@ impl Placer {
     /// Counts the payload of the blocks of which only leaders and trailers arrived, because no later block shows that it is
     /// missing.
     fn count_empty(&mut self, window: &mut ReorderWindow) {
-        let (_, blocks) = std::mem::take(&mut self.empty);
+        let blocks = std::mem::take(&mut self.empty).absent();
         if let Some(division) = self.division.filter(|_| blocks > 0) {
             window.count_absent(blocks * u64::from(division.packets));
         }
@@ -361,10 +399,8 @@ impl Placer {
         };
         match batch.place(id, payload, time) {
             Outcome::Placed => {
-                // If this is not the first payload, the gap in the numbers shows the empty blocks.
-                if std::mem::replace(&mut self.has_placed, true) {
-                    self.empty = (0, 0);
-                }
+                let is_first = !std::mem::replace(&mut self.has_placed, true);
+                self.empty.end(number, is_first);
                 self.arrive(packet, number, time, now);
                 Ok(false)
             }
@@ -451,7 +487,7 @@ impl Placer {
             return Ok(true);
         }
         batch.control(1);
-        self.announce(number);
+        self.announce(number, false);
         if let Some(block) = self.blocks.get(number) {
             block.time = time;
             if block.is_ended && block.has_payload() {
@@ -476,7 +512,7 @@ impl Placer {
             return true;
         }
         batch.control(1);
-        self.announce(number);
+        self.announce(number, true);
         if let Some(block) = self.blocks.get(number)
             && !block.is_refused
         {
@@ -490,12 +526,10 @@ impl Placer {
     }
 
     /// Counts block `number` as empty if none of its payload has arrived.
-    fn announce(&mut self, number: u64) {
+    fn announce(&mut self, number: u64, is_trailer: bool) {
         let block = self.blocks.get(number);
-        if block.is_none_or(|block| !block.has_payload() && !block.is_refused)
-            && number > self.empty.0
-        {
-            self.empty = (number, self.empty.1 + 1);
+        if block.is_none_or(|block| !block.has_payload() && !block.is_refused) {
+            self.empty.announce(number, is_trailer);
         }
     }
 
@@ -567,5 +601,34 @@ pub(super) fn geometry(frame_bytes: usize, packet_size: usize, is_extended: bool
             packets_per_unit: packets,
         },
         ..Geometry::new(packets, payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_without_payload_are_absent_once() {
+        let mut empty = Empty::default();
+        // A stop between the leader and the first payload.
+        empty.announce(5, false);
+        assert_eq!(empty.absent(), 0);
+        empty.announce(5, true);
+        assert_eq!(empty.absent(), 1);
+        empty.announce(6, false);
+        assert_eq!(empty.absent(), 1);
+        // The first payload is of block 6, so only block 5 is absent, whatever follows.
+        empty.end(6, true);
+        assert_eq!(empty.absent(), 1);
+        empty.announce(7, false);
+        empty.end(7, false);
+        assert_eq!(empty.absent(), 1);
+        // Blocks at the end.
+        empty.announce(8, false);
+        empty.announce(9, false);
+        assert_eq!(empty.absent(), 2);
+        empty.announce(9, true);
+        assert_eq!(empty.absent(), 3);
     }
 }
