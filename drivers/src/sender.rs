@@ -14,7 +14,7 @@ pub(crate) const MAX_ALLOWED: usize = 64;
 const MAX_KNOWN: usize = 16;
 /// Number of changes between two streams of numbers after which they are logged as two senders. A sender that restarts begins
 /// with other numbers.
-const MIN_ALTERNATIONS: u64 = 3;
+pub(crate) const MIN_ALTERNATIONS: u64 = 3;
 /// Number of batches after a duplicate packet in which the addresses of all senders are read.
 const ATTENTIVE_BATCHES: u32 = 1024;
 

@@ -277,7 +277,7 @@ pub enum Reject {
     },
     /// The packet belongs to another stream than the configured one.
     #[error(
-        "the packet belongs to {what} {found:#x}, not {expected:#x}: list both in `{what}` of the format, set `{what}` to receive only one, or receive this stream with another source on the same port"
+        "the packet belongs to {what} {found:#x}, not {expected:#x}: list both in `{what}` of the format, set `{what}` to receive only one, or receive this stream with another source `udp`, which may have the same port if both have one socket"
     )]
     OtherStream {
         /// The key of the format that selects the stream.

@@ -170,7 +170,11 @@ pub struct Vdif {
     seconds: LastSeconds,
 }
 
-/// The frames of the last two seconds.
+/// Number of subsequent seconds with equal numbers of frames after which the number counts as that of the sender. Losses at the end
+/// of each of them are improbable.
+const EQUAL_SECONDS: u32 = 5;
+
+/// The frames of the last seconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastSeconds {
     second: u64,
@@ -178,12 +182,14 @@ struct LastSeconds {
     frames: u64,
     /// The same of the second before it; 0 if unknown.
     previous: u64,
+    /// Number of subsequent seconds with this number.
+    equal: u32,
     is_logged: bool,
 }
 
 impl LastSeconds {
-    /// Counts frame `frame` of `second`. Returns the number of frames per second at the end of the second of two subsequent seconds
-    /// with equal numbers.
+    /// Counts frame `frame` of `second`. Returns the number of frames per second at the end of a second if several subsequent seconds
+    /// had equal numbers.
     #[inline]
     fn observe(&mut self, second: u64, frame: u64) -> Option<u64> {
         if second == self.second {
@@ -196,7 +202,12 @@ impl LastSeconds {
         let follows = second == self.second + 1;
         self.previous = if follows { ended } else { 0 };
         (self.second, self.frames) = (second, frame + 1);
-        (follows && ended == before).then_some(ended)
+        self.equal = if follows && ended == before {
+            self.equal + 1
+        } else {
+            1
+        };
+        (self.equal >= EQUAL_SECONDS).then_some(ended)
     }
 }
 
@@ -301,6 +312,11 @@ impl Vdif {
         }
         let words = &packet[self.before..];
         let [time, number, size, about] = [0, 4, 8, 12].map(|at| word(words, at));
+        // The other fields of an invalid frame need not be valid.
+        if time >> 31 == 1 {
+            self.counts.invalid.add_shared(1);
+            return Err(INVALID);
+        }
         let is_legacy = time & 1 << 30 != 0;
         let header = self.before + if is_legacy { LEGACY_HEADER } else { HEADER };
         let stated = self.before + (size & 0xff_ffff) as usize * 8;
@@ -329,11 +345,6 @@ impl Vdif {
             });
         }
         let part = self.part(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
-        // The other fields of an invalid frame need not be valid.
-        if time >> 31 == 1 {
-            self.counts.invalid.add_shared(1);
-            return Err(INVALID);
-        }
         let frame = u64::from(number & 0xff_ffff);
         if frame >= self.frames_per_second {
             return Err(Reject::Other {

@@ -6,6 +6,7 @@ use super::timetable::Timetable;
 use crate::packet::datagram::{Depacketizer, split_message};
 use crate::packet::pcap::{Capture, Datagram};
 use crate::packet::{Flow, Format};
+use crate::sender::MIN_ALTERNATIONS;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::ledger::Playback;
@@ -329,5 +330,12 @@ impl Filler for CapturePlayer {
 
     fn finish(&mut self, window: &mut ReorderWindow) {
         self.splitter.depacketizer.flush(window, false);
+        if window.alternations() >= MIN_ALTERNATIONS {
+            tracing::warn!(
+                "source {}: packet numbers alternate between two streams, and each change begins an epoch; select one stream with \
+                 `port` and `destination`, or configure a source for each",
+                self.name
+            );
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::packet::pcap::Datagram;
 use crate::packet::{Format, Parsed};
+use daq_core::ledger::Counts;
 
 /// A record that is longer than its first packet and cannot be split reliably.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +46,8 @@ pub(super) fn segment(format: &Format, record: &Datagram<'_>) -> Result<usize, N
 #[cold]
 fn begins_with_packets(format: &Format, payload: &[u8], packet: usize) -> bool {
     let mut format = format.clone();
+    // The attempt must not change the state and the counters that copies of a format share.
+    format.start("", &Counts::default());
     let mut id = |chunk: usize| {
         let bytes = payload.get(chunk * packet..(chunk + 1) * packet)?;
         match format.parse(bytes).ok()? {

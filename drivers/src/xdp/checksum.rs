@@ -1,4 +1,5 @@
-//! Verifies the checksums of IPv4 and UDP, with the same results as the Linux network stack.
+//! Verifies the checksums of IPv4 and UDP. A checksum of 0 means that the sender computed none; other checksums are verified as in
+//! the Linux network stack, which also drops IPv4 headers and UDP over IPv6 with a checksum of 0.
 //!
 //! Packets of the same host, such as those of a container, can have a partial checksum: Linux leaves the rest to the NIC,
 //! which never sees the packet. XDP sockets have no metadata for it, but the checksum field shows it: it contains the

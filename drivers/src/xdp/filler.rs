@@ -486,6 +486,7 @@ impl Filler for Receiver {
                 self.wake()?;
             }
             any |= got.any;
+            self.senders.alternated(window.alternations());
             if window.wants_drops() {
                 self.read_drops(window);
             }

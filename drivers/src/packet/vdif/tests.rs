@@ -82,11 +82,15 @@ fn invalid_frames_are_counted_whatever_their_number_is() {
         ..SENT
     };
     assert_eq!(format("").parse(&junk.bytes()), Err(INVALID));
+    // Also if thread and size are junk.
+    let mut bytes = junk.bytes();
+    bytes[8..16].fill(0xa5);
+    assert_eq!(format("thread = 3").parse(&bytes), Err(INVALID));
 }
 
 #[test]
 fn shorter_seconds_than_configured_are_found() {
-    let ends = |per_second: [u64; 5]| {
+    let ends = |per_second: [u64; 8]| {
         let mut seconds = LastSeconds::default();
         let mut found = Vec::new();
         for (second, frames) in per_second.into_iter().enumerate() {
@@ -96,8 +100,8 @@ fn shorter_seconds_than_configured_are_found() {
         }
         found
     };
-    assert_eq!(ends([2, 5, 5, 5, 5]), [5, 5]);
-    assert!(ends([5, 4, 5, 4, 5]).is_empty());
+    assert_eq!(ends([2, 5, 5, 5, 5, 5, 5, 5]), [5, 5]);
+    assert!(ends([5, 4, 4, 4, 4, 5, 4, 5]).is_empty());
 }
 
 #[test]
