@@ -166,7 +166,7 @@ pub struct Placer {
     division: Option<Division>,
     open: usize,
     blocks: Blocks,
-    /// The last leader that is far from the open blocks: it belongs to a new epoch if payload of its block is placed.
+    /// The last leader of a block that is not open: it belongs to a new epoch if payload of its block is placed.
     far: Option<(u64, Timestamp)>,
     empty: Empty,
     has_placed: bool,
@@ -434,7 +434,10 @@ impl Placer {
     /// Opens block `number`, because the window accepted its packet `id`.
     #[inline]
     fn follow(&mut self, number: u64, id: u32, time: Timestamp) {
-        let is_epoch = !self.blocks.is_near(number);
+        // The window opened the frame, so a block before the newest one is open too, unless the newest one was a stray.
+        let is_behind = self.blocks.newest().is_some_and(|newest| number <= newest);
+        let is_epoch =
+            !self.blocks.is_near(number) || is_behind && self.blocks.get(number).is_none();
         if is_epoch {
             self.blocks.close_all();
         }
@@ -479,7 +482,7 @@ impl Placer {
             return Err(mismatch.into());
         }
         let time = self.time(leader.ticks);
-        if !is_near {
+        if self.blocks.get(number).is_none() {
             self.far = Some((number, time));
         }
         if self.blocks.arrive(number, 0, packet.is_resent, now) == Arrival::Repeated {
