@@ -407,7 +407,7 @@ impl Parts {
     }
 
     /// Returns the highest possible number of parts.
-    pub(super) fn most(&self) -> u32 {
+    pub(super) fn max_count(&self) -> u32 {
         if self.dimensions.iter().any(|dimension| dimension.is_open) {
             MAX_PARTS
         } else {
@@ -705,7 +705,7 @@ mod tests {
         };
         let origins = Origins::new(&listen, &from(&["10.0.0.7", "10.0.0.5:4000"]));
         let mut ports = parts("from = \"port\"").unwrap();
-        assert_eq!((ports.count(), ports.most()), (1, MAX_PARTS));
+        assert_eq!((ports.count(), ports.max_count()), (1, MAX_PARTS));
         ports.use_origins(&origins).unwrap();
         assert_eq!(ports.names(), ["50001", "50000"]);
         ports.use_flow(&flow("10.0.0.1:9", "10.0.0.2:50000"));

@@ -129,14 +129,14 @@ impl StreamFrames {
     }
 
     /// Sets the number of packets of each stream if the configuration does not: the largest divisor of `whole`, or the largest number
-    /// if `whole` is 0, with which a frame has at most [`FRAME`] bytes. Packets have `payload` bytes.
+    /// if `whole` is 0, with which a frame has at max [`FRAME`] bytes. Packets have `payload` bytes.
     pub(super) fn settle(&mut self, payload: usize, whole: u64) {
         if self.packets > 0 {
             return;
         }
-        let most = (FRAME / (payload.max(1) * self.streams as usize)).max(1) as u64;
+        let max = (FRAME / (payload.max(1) * self.streams as usize)).max(1) as u64;
         let divides = |packets: &u64| whole.is_multiple_of(*packets);
-        let packets = (1..=most).rev().find(divides);
+        let packets = (1..=max).rev().find(divides);
         self.packets = packets.map_or(1, |packets| u32::try_from(packets).unwrap_or(1));
     }
 

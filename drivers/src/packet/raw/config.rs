@@ -268,7 +268,7 @@ impl RawConfig {
         let parts = part.map_or_else(Parts::default, |part| {
             part.parts(Readable::Fields(header), check)
         });
-        let in_frame = u64::from(packets) * u64::from(parts.most());
+        let in_frame = u64::from(packets) * u64::from(parts.max_count());
         check.must(in_frame < u64::from(u32::MAX), "packets", || {
             (
                 format!(

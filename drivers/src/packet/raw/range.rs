@@ -178,6 +178,7 @@ mod tests {
     fn damaged_numbers_do_not_move_the_reference() {
         let range = NumberRange::new(1, 65_535);
         let mut wrong = 0;
+        assert_eq!(range.continued(59_999, "frame"), Ok(59_999));
         for number in 60_000_u64..200_000 {
             let value = (number - 1) % 65_535 + 1;
             if number % 1000 == 0 {

@@ -119,7 +119,7 @@ impl SpeadConfig {
         let numbers = self.numbers(address_bits, &mut check);
         let parts = numbers
             .as_ref()
-            .map_or(1, |numbers| numbers.parts.most() as usize);
+            .map_or(1, |numbers| numbers.parts.max_count() as usize);
         let step = self
             .frame
             .as_ref()
