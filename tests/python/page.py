@@ -1,6 +1,6 @@
 """Checks the page of a running daq in a headless Chromium, and keeps screenshots.
 
-Arguments: what to check (`tone`, `losses`, `views` or `empty`), the address of the page, and the folder of the screenshots.
+Arguments: what to check (`tone`, `losses`, `views`, `empty` or `kinds`), the address of the page, and the folder of the screenshots.
 """
 
 import sys
@@ -166,6 +166,54 @@ def empty(browser, address, pictures):
     assert all("400" in problem for problem in page.problems()), page.problems()
 
 
+def kinds(browser, address, pictures):
+    """Images with axes and values, phases of visibilities, and the histogram of statistics."""
+    for kind in ("light", "phone"):
+
+        def show(ring):
+            page = browser.open("about:blank")
+            page.emulate(*SIZES[kind])
+            page.navigate(f"{address}/#scope?ring={ring}")
+            return page
+
+        def close(page, name):
+            page.screenshot(Path(pictures) / f"scope-{name}-{kind}.png")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, f"{name}, {kind}: {overflow} pixels wider than the window"
+            assert page.problems() == [], page.problems()
+            page.connection.close()
+
+        page = show("images")
+        page.wait("the image", SCOPE + ".image.shown?.rows)")
+        # Values in the middle of pixels, and none beside the image. Words of 8 bytes count up by 1.
+        values = page.evaluate(SCOPE + """.image).then((image) => {
+          const { left, top, width, height } = image.place();
+          const at = (row, column) => image.at(left + (column + .5) / 32 * width, top + (row + .5) / 24 * height);
+          return [at(5, 16), at(5, 24), at(6, 16), image.at(left - 3, top)];
+        })""")
+        places, numbers = zip(*(value.split(": ") for value in values[:3]))
+        assert places == ("row 5, column 16", "row 5, column 24", "row 6, column 16"), values
+        first, *rest = map(int, numbers)
+        assert [(number - first) % 256 for number in rest] == [1, 4] and values[3] == "", values
+        axes = page.evaluate("import('/page/picture.js').then(({ ticks }) => [ticks(0, 32, 8), ticks(-1, 1, 4), ticks(3, 3, 5)])")
+        assert axes == [[0, 5, 10, 15, 20, 25, 30], [-1, -0.5, 0, 0.5, 1], [3]], axes
+        close(page, "image")
+
+        page = show("visibilities&channel=1")
+        frequencies, phases = page.wait("the phases", SCOPE + ".phase.chart?.data?.map((line) => [...line]))")
+        tone = min(range(len(frequencies)), key=lambda i: abs(frequencies[i] - 1))
+        assert abs(phases[tone]) < 3, (frequencies[tone], phases[tone])
+        assert all(phase is None or -180 <= phase <= 180 for phase in phases), phases
+        close(page, "visibilities")
+
+        page = show("health")
+        bins, counts, _ = page.wait("the bins", SCOPE + ".histogram.chart?.data?.map((line) => [...line]))")
+        assert (len(bins), sum(counts)) == (256, 768), (len(bins), sum(counts))
+        rows = page.evaluate("[...document.querySelectorAll('#panel-values th')].map((cell) => cell.textContent)")
+        assert rows == ["count", "min", "max", "mean", "rms", "clip"], rows
+        close(page, "health")
+
+
 def names(page):
     """Checks that assistive programs find a name for each control."""
     page.call("Accessibility.enable")
@@ -217,4 +265,4 @@ def views(browser, address, pictures):
 
 
 with Browser() as opened:
-    {"tone": tone, "losses": losses, "views": views, "empty": empty}[sys.argv[1]](opened, *sys.argv[2:])
+    {"tone": tone, "losses": losses, "views": views, "empty": empty, "kinds": kinds}[sys.argv[1]](opened, *sys.argv[2:])

@@ -127,6 +127,80 @@ fn page_says_why_a_ring_has_no_frame_and_shows_short_frames() {
     let _ = live.stop();
 }
 
+/// Images whose pixels count up, visibilities of a tone with the same phase in all antennas, and a histogram.
+const KINDS: &str = r#"
+[source.camera]
+driver = "sim"
+ring = "images"
+pattern = "counter"
+samples = { type = "uint8", width = 32, height = 24 }
+packet = 768
+pace = "1 Mbit/s"
+[ring.images]
+slot = 768
+slots = 64
+[kernel.health]
+use = "stats"
+input = "images"
+output = "health"
+[ring.health]
+slots = 16
+[sink.first]
+driver = "null"
+input = "health"
+[source.antennas]
+driver = "sim"
+ring = "voltages"
+samples = { type = "int8", channels = 2, order = "planar", rate = "8 MHz" }
+tones = [{ frequency = "1 MHz", amplitude = 0.2 }]
+noise = 0.01
+pace = "10 Mbit/s"
+[ring.voltages]
+slot = "32 KiB"
+slots = 64
+[kernel.f-engine]
+use = "channelize"
+input = "voltages"
+output = "spectra"
+channels = 64
+taps = 4
+[ring.spectra]
+slots = 16
+[kernel.x-engine]
+use = "correlate"
+input = "spectra"
+output = "visibilities"
+antennas = 2
+integrate = 128
+frequency = "0 Hz"
+spacing = "62.5 kHz"
+[ring.visibilities]
+slots = 16
+[sink.second]
+driver = "null"
+input = "visibilities"
+[http]
+listen = "127.0.0.1:0"
+"#;
+
+#[test]
+fn page_shows_images_phases_and_histograms() {
+    if !has_browser() {
+        skip!("python3 and Chromium are not installed (Debian packages python3 and chromium)")
+    }
+    let daq = Daq::new(KINDS);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("rings.visibilities.published", 1);
+    live.wait_count("rings.health.published", 1);
+    let output = browse(&mut live, "kinds");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let _ = live.stop();
+}
+
 #[test]
 fn ten_open_pages_lose_nothing() {
     let config = TONE

@@ -44,6 +44,7 @@ const wide = (_, labels) => Math.max(58, 20 + 7 * Math.max(0, ...(labels ?? []).
 
 const axes = (x, y) => [x, y].map((label, i) => ({
   label, labelSize: 18, size: i ? wide : 34, stroke: colour("text"), font: "12px system-ui", labelFont: "12px system-ui",
+  values: (_, ticks) => ticks.map((tick) => (tick == null ? tick : number(tick))),
   grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 },
 }));
 
@@ -194,9 +195,9 @@ export class Spectrum {
       series: [{ label: unit, value: (_, value) => number(value) }, drawn("now", colour("accent")), drawn("mean", colour("second"), { width: 2 }), drawn("maximum", colour("hold"))],
       hooks: { draw: [({ bbox }) => this.waterfall.align(bbox.left / devicePixelRatio, bbox.width / devicePixelRatio)] },
     }));
-    const [frequencies, , mean] = lines;
+    const [at, , mean] = lines;
     const peak = mean.reduce((best, value, i) => (value !== null && (best === null || value > mean[best]) ? i : best), null);
-    const where = peak === null ? "" : `, peak ${isDecibel ? `${mean[peak].toFixed(1)} ${reference}` : number(mean[peak])} at ${unit === "bins" ? `bin ${number(frequencies[peak])}` : `${number(frequencies[peak])} ${unit}`}`;
+    const where = peak === null ? "" : `, peak ${isDecibel ? `${mean[peak].toFixed(1)} ${reference}` : number(mean[peak])} at ${unit === "bins" ? `bin ${number(at[peak])}` : `${number(at[peak])} ${unit}`}`;
     caption(this.figure, `Spectrum (mean of ${counted(this.count, "frame")}${where})`);
     this.waterfall.update(added.map((values) => values.map(level)), columns, this.low, this.high);
   }
