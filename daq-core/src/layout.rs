@@ -426,7 +426,9 @@ pub struct Samples {
     pub width: Option<u32>,
     /// Number of rows of an image.
     pub height: Option<u32>,
-    /// Colour filter of the pixels of an image in the notation of GenICam, such as `"BayerRG"`. It is only written to metadata.
+    /// Colour filter of the pixels of an image, or the order of their colours, in the notation of GenICam, such as `"BayerRG"` or
+    /// `"BGR"`. It is written to metadata. The page shows three channels as red, green and blue, unless `colors` is another order
+    /// than `"RGB"` or `"BGR"`.
     pub colors: Option<String>,
     /// The places of detector modules in an image, if a frame contains several modules one after the other. `width` and `height`
     /// are then the size of a module.

@@ -379,7 +379,7 @@ pub struct Plan {
     pub threads: usize,
     /// Cores that data threads may use; empty if unknown.
     pub cores: Vec<usize>,
-    /// Total bytes of host memory for rings, kernels and sinks.
+    /// Total bytes of host memory for rings, kernels, sinks and browsers.
     pub memory: usize,
     /// Total bytes of GPU memory for rings and kernels.
     pub device_memory: usize,

@@ -9,8 +9,8 @@ use super::check;
 use super::config::{FILE_KERNEL, at};
 use super::wiring::{Filler, Wiring};
 use super::{
-    Config, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther, PlannedSource,
-    RingSection,
+    Config, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther, PlannedRing,
+    PlannedSource, RingSection,
 };
 use super::{dma, mapping, memory, nics, totals};
 use crate::claim::Claim;
@@ -38,6 +38,9 @@ pub struct PlanContext {
     pub directory: PathBuf,
     /// Resources that sections outside the pipeline (such as `[http]`) claim.
     pub claims: Vec<(Section, Vec<Claim>)>,
+    /// Returns the maximum size in bytes of the host memory that sections outside the pipeline use for `rings`; `None` without
+    /// such sections.
+    pub memory: Option<fn(rings: &[PlannedRing]) -> usize>,
     /// Measured copy profiles of GPUs, by ordinal.
     pub profiles: BTreeMap<u32, Profile>,
 }
@@ -61,7 +64,7 @@ pub fn resolve(
     let mut resolver = Resolver {
         config,
         topology,
-        profiles: &context.profiles,
+        context,
         wiring,
         layouts: BTreeMap::new(),
         kept: BTreeMap::new(),
@@ -109,7 +112,7 @@ pub fn resolve(
 struct Resolver<'a> {
     config: &'a Config,
     topology: &'a Topology,
-    profiles: &'a BTreeMap<u32, Profile>,
+    context: &'a PlanContext,
     wiring: Wiring,
     /// The frame layout of each resolved ring.
     layouts: BTreeMap<String, Layout>,
@@ -505,7 +508,7 @@ impl Resolver<'_> {
         gpus::stage_from_host(&mut plan, self.topology);
         nics::assign_to_sinks(&mut plan, self.config, self.topology);
         mapping::decide(&mut plan, self.topology, &self.config.staging.backends);
-        totals::add(&mut plan);
+        totals::add(&mut plan, self.context.memory);
         memory::compare(&mut plan, self.topology);
         plan
     }

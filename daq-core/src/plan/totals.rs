@@ -1,12 +1,13 @@
 //! Totals of a plan: memory and threads.
 
-use super::Plan;
+use super::{Plan, PlannedRing};
 use crate::kernel::Side;
 use crate::region::Placement;
 use std::collections::BTreeSet;
 
-/// Computes the size of each ring and the totals of memory and threads, and stores them in `plan`.
-pub(super) fn add(plan: &mut Plan) {
+/// Computes the size of each ring and the totals of memory and threads, and stores them in `plan`. `others` returns the memory
+/// of sections outside the pipeline.
+pub(super) fn add(plan: &mut Plan, others: Option<fn(&[PlannedRing]) -> usize>) {
     for ring in &mut plan.rings {
         let options = ring.options();
         (ring.region_bytes, ring.metadata_bytes) =
@@ -43,7 +44,8 @@ pub(super) fn add(plan: &mut Plan) {
     let records = plan.rings.iter().map(|ring| ring.metadata_bytes);
     let sources = plan.sources.iter().map(|source| source.memory);
     let sinks = plan.sinks.iter().map(|sink| sink.memory);
-    let beside: usize = records.chain(sources).chain(sinks).sum();
+    let others = others.map(|memory| memory(&plan.rings));
+    let beside: usize = records.chain(sources).chain(sinks).chain(others).sum();
     // The private slots of free-running engines are in the same memory as the ring.
     let (mut on_host, mut on_device) = (on(true) + beside + copies, on(false));
     for source in &plan.sources {

@@ -44,7 +44,7 @@ impl Resolver<'_> {
         let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
             // If the frames are copied to host memory for another reader, the sink reads that copy.
             (Placements::Measured, Some(ring)) if !is_copied => {
-                nics::reads(&*sink.spec, ring, self.topology, self.profiles).map(Some)
+                nics::reads(&*sink.spec, ring, self.topology, &self.context.profiles).map(Some)
             }
             // The sink reads the joined frames of a spread ring.
             (_, None) | (Placements::Host | Placements::Measured, _) => Err(String::new()),

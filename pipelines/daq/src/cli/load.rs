@@ -217,6 +217,7 @@ impl Loaded {
             around
                 .claims
                 .push((section, vec![Claim::TcpPort(http.listen)]));
+            around.memory = Some(max_memory);
             Some(http)
         });
         let mut topology = match hardware {
@@ -284,8 +285,7 @@ fn note_taps(plan: &mut Plan) {
     let Some(http) = plan.others.iter_mut().find(|other| other.name == "http") else {
         return;
     };
-    let memory = max_memory(plan.rings.iter().map(|ring| ring.slot_bytes));
-    let memory = ByteSize(memory as u64).rounded();
+    let memory = ByteSize(max_memory(&plan.rings) as u64).rounded();
     http.notes.push(format!(
         "while browsers show or download frames, uses at most {memory} of memory"
     ));

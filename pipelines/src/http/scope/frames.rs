@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Maximum size of the copies of all rings in bytes.
-pub(super) const MAX_BYTES: usize = 128 << 20;
+const MAX_BYTES: usize = 128 << 20;
 /// Maximum size of all copies of one ring in bytes.
 const MAX_RING_BYTES: usize = 64 << 20;
 /// Maximum number of copies that no browser shows frozen.
@@ -52,6 +52,18 @@ impl Recent {
             copies: VecDeque::new(),
             max_bytes: (MAX_BYTES / rings.max(1)).min(MAX_RING_BYTES),
         }
+    }
+
+    /// Returns the maximum size of all copies of frames of `slot_bytes` bytes, of which browsers show `frozen` frozen. A copy is
+    /// added before another one is dropped.
+    pub(super) fn max_memory(&self, slot_bytes: usize, frozen: usize) -> usize {
+        if slot_bytes > self.max_frame_bytes() {
+            return self.max_bytes;
+        }
+        let copies = MAX_RECENT + frozen + 1;
+        slot_bytes
+            .saturating_mul(copies)
+            .min(self.max_bytes + slot_bytes)
     }
 
     /// Returns the maximum size of a frame that is kept, so that a frozen frame and the newest frame are kept together.

@@ -17,8 +17,10 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-/// Maximum number of different views of one ring at the same time.
-const MAX_VIEWS: usize = 16;
+/// Maximum number of different views at the same time.
+pub(super) const MAX_VIEWS: usize = 16;
+/// Maximum number of streams at the same time. Each stream can have the message that it sends and the next one.
+pub(super) const MAX_STREAMS: usize = 32;
 /// Maximum number of downloads at the same time.
 pub(super) const MAX_DOWNLOADS: usize = 2;
 /// Time in which the threads must end when the server stops. A thread that a GPU blocks is left running.
@@ -27,7 +29,10 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// All rings that browsers can show.
 pub(in super::super) struct Hub {
     scopes: BTreeMap<String, Arc<Scope>>,
+    streams: Arc<Semaphore>,
     downloads: Arc<Semaphore>,
+    /// Locked while the views of all rings are counted.
+    counting: Mutex<()>,
     threads: Threads,
 }
 
@@ -67,6 +72,12 @@ impl State {
             is_closed: false,
         }
     }
+
+    /// Drops the views that no browser shows.
+    fn drop_closed(&mut self) {
+        self.views
+            .retain(|(_, messages)| messages.receiver_count() > 0);
+    }
 }
 
 impl Hub {
@@ -83,7 +94,9 @@ impl Hub {
                 .into_iter()
                 .map(|(name, ring)| (name, scope(ring)))
                 .collect(),
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             downloads: Arc::new(Semaphore::new(MAX_DOWNLOADS)),
+            counting: Mutex::default(),
             threads: Threads::default(),
         }
     }
@@ -105,11 +118,20 @@ impl Hub {
     ) -> Result<Messages, ScopeError> {
         let scope = self.scope(ring)?;
         view.check(&scope.ring)?;
+        let permit = self.streams.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| ScopeError::Streams(MAX_STREAMS))?;
         let description = description(&scope.ring, &view);
-        let newest = scope.subscribe(view, &self.threads)?;
+        let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = self
+            .scopes
+            .values()
+            .filter(|other| !Arc::ptr_eq(other, scope));
+        let others = others.map(|other| other.shown()).sum();
+        let newest = scope.subscribe(view, others, &self.threads)?;
         Ok(Messages {
             newest,
             description,
+            permit,
         })
     }
 
@@ -178,19 +200,26 @@ impl Scope {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the messages of a view. Calls no function of a GPU, because the HTTP server must not wait for a GPU.
+    /// Returns the number of views that browsers show.
+    fn shown(&self) -> usize {
+        let mut state = self.state();
+        state.drop_closed();
+        state.views.len()
+    }
+
+    /// Returns the messages of a view. Browsers show `others` views of other rings. Calls no function of a GPU, because the HTTP
+    /// server must not wait for a GPU.
     fn subscribe(
         self: &Arc<Self>,
         view: View,
+        others: usize,
         threads: &Threads,
     ) -> Result<watch::Receiver<Bytes>, ScopeError> {
         let mut state = self.state();
         if state.is_closed {
             return Err(ScopeError::Stopped);
         }
-        state
-            .views
-            .retain(|(_, messages)| messages.receiver_count() > 0);
+        state.drop_closed();
         if let Some((_, messages)) = state.views.iter().find(|(known, _)| *known == view) {
             let mut messages = messages.subscribe();
             // Before the first frame there is no message. Later, the newest message is sent immediately.
@@ -202,7 +231,7 @@ impl Scope {
         if let Some(index) = view.index {
             self.frozen(&state, index)?;
         }
-        if state.views.len() >= MAX_VIEWS {
+        if state.views.len() + others >= MAX_VIEWS {
             return Err(ScopeError::Views(MAX_VIEWS));
         }
         if state.thread.is_none() {
@@ -276,9 +305,7 @@ impl Scope {
     /// Returns the views that browsers show. Without a view, returns `None`, and the thread must end.
     fn views(&self) -> Option<Vec<Shown>> {
         let mut state = self.state();
-        state
-            .views
-            .retain(|(_, messages)| messages.receiver_count() > 0);
+        state.drop_closed();
         if state.views.is_empty() {
             state.recent.clear();
             state.thread = None;

@@ -17,7 +17,9 @@
 mod decode;
 mod frames;
 mod hub;
+mod memory;
 mod npy;
+mod points;
 mod reduce;
 mod spectrum;
 mod stream;
@@ -25,6 +27,7 @@ mod threads;
 mod view;
 
 pub(super) use hub::Hub;
+pub use memory::max_memory;
 pub(super) use stream::{Stream, forward};
 pub(crate) use threads::{TapCalls, mark_hung};
 pub(super) use view::{View, index_of};
@@ -117,13 +120,6 @@ impl fmt::Display for TapBudget {
     }
 }
 
-/// Returns the maximum memory in bytes that browsers use: copies of frames, and downloads of the largest of `slots`,
-/// which are slot sizes in bytes. A download has a copy of the slot and a file.
-pub fn max_memory(slots: impl Iterator<Item = usize>) -> usize {
-    let largest = slots.max().unwrap_or(0);
-    frames::MAX_BYTES.saturating_add(largest.saturating_mul(2 * hub::MAX_DOWNLOADS))
-}
-
 /// A number without trailing zeros.
 struct Rounded(f64);
 
@@ -150,9 +146,12 @@ pub(super) enum ScopeError {
     },
     /// Browsers already show too many different views.
     #[error(
-        "browsers already show {0} different views of this ring, which is the maximum; close one of these pages"
+        "browsers already show {0} different views of rings, which is the maximum; close one of these pages"
     )]
     Views(usize),
+    /// Too many browsers show rings.
+    #[error("{0} pages already show rings, which is the maximum; close one of these pages")]
+    Streams(usize),
     /// Too many downloads at the same time.
     #[error(
         "{0} downloads are in progress, which is the maximum; try again when one of them has ended"

@@ -4,10 +4,11 @@
 //!   header bytes (u32) | data bytes (u32) | header: JSON, padded with spaces | data: float32 … |     all little-endian
 //! ```
 
-use super::decode::{Samples, within};
+use super::ScopedRing;
+use super::decode::Samples;
+use super::points::{Block, Points, column_of};
 use super::spectrum::Transform;
 use super::view::View;
-use super::{ScopedRing, column};
 use axum::body::Bytes;
 use daq_core::frame::Flags;
 use daq_core::layout::{Axis, Image, Scalar};
@@ -20,9 +21,9 @@ const MAX_GAPS: usize = 256;
 /// Maximum number of values of a histogram.
 const HISTOGRAM: usize = 256;
 /// Number of channels of a colour image: red, green and blue.
-const COLOURS: usize = 3;
+pub(super) const COLOURS: usize = 3;
 /// Maximum number of rows and columns of an image.
-const IMAGE: (usize, usize) = (384, 512);
+pub(super) const IMAGE: (usize, usize) = (384, 512);
 /// Maximum number of columns of a waterfall over the bins of a frame.
 const BINS: usize = 1024;
 /// Maximum number of named values.
@@ -34,8 +35,7 @@ const MIN_CHANNELS: usize = 4;
 pub(super) struct Reducer {
     view: View,
     transform: Option<Transform>,
-    re: Vec<f32>,
-    im: Vec<f32>,
+    block: Block,
 }
 
 /// The arrays of a message.
@@ -95,13 +95,21 @@ impl Reducer {
         Self {
             view,
             transform: None,
-            re: Vec::new(),
-            im: Vec::new(),
+            block: Block {
+                re: Vec::new(),
+                im: Vec::new(),
+            },
         }
     }
 
     pub(super) const fn view(&self) -> &View {
         &self.view
+    }
+
+    /// Returns the size of the buffers for decoded points in bytes.
+    #[cfg(test)]
+    pub(super) const fn buffers(&self) -> usize {
+        (self.block.re.capacity() + self.block.im.capacity()) * size_of::<f32>()
     }
 
     /// Reduces one frame, the `index`-th that was published. Skips the image if `is_wanted` returns false meanwhile.
@@ -125,13 +133,7 @@ impl Reducer {
         }
         let channel = self.view.channel;
         let range = ring.range(self.view.part, samples.points);
-        let missing = samples.missing(channel);
-        samples.read(channel, range.clone(), &missing, &mut self.re, &mut self.im);
-        let gaps: Vec<_> = missing
-            .iter()
-            .map(|gap| within(gap, &range))
-            .filter(|gap| !gap.is_empty())
-            .collect();
+        let shown = Points::of(samples, channel, range.clone());
         let full_scale = self
             .view
             .full_scale
@@ -162,8 +164,8 @@ impl Reducer {
             frame_points: range.len(),
             first,
             points,
-            missing: gaps
-                .iter()
+            missing: shown
+                .gaps()
                 .take(MAX_GAPS)
                 .map(|gap| [gap.start, gap.end])
                 .collect(),
@@ -175,97 +177,112 @@ impl Reducer {
         };
         match &layout.axis {
             Axis::Fields(_) => {
-                let values = self.re.iter().copied().take(MAX_VALUES);
-                arrays.push("values", &[values.len()], values);
+                let count = shown.len().min(MAX_VALUES);
+                shown.read(0..count, &mut self.block);
+                arrays.push("values", &[count], self.block.re.iter().copied());
             }
             Axis::Time { rate } => {
-                self.curve(first..first + points, &mut arrays);
-                header.spectrum = self.spectrum(*rate, full_scale, layout.complex, &mut arrays);
-                let masked = gaps.iter().map(Range::len).sum();
-                header.histogram = self.histogram(layout.scalar, full_scale, masked, &mut arrays);
-                header.image = self.image(ring, channel, range, samples, is_wanted, &mut arrays);
+                self.curve(&shown, first..first + points, layout.complex, &mut arrays);
+                header.spectrum =
+                    self.spectrum(&shown, *rate, full_scale, layout.complex, &mut arrays);
+                header.histogram = self.histogram(
+                    &shown,
+                    layout.scalar,
+                    full_scale,
+                    layout.complex,
+                    &mut arrays,
+                );
+                header.image = self.image(ring, shown, is_wanted, &mut arrays);
             }
             Axis::Pixels(image) => {
-                let masked = gaps.iter().map(Range::len).sum();
-                header.histogram = self.histogram(layout.scalar, full_scale, masked, &mut arrays);
+                header.histogram = self.histogram(
+                    &shown,
+                    layout.scalar,
+                    full_scale,
+                    layout.complex,
+                    &mut arrays,
+                );
                 header.image = match self.view.row {
-                    Some(_) => self.image(ring, channel, range, samples, is_wanted, &mut arrays),
-                    None => self.pixels(image, samples, is_wanted, &mut arrays),
+                    Some(_) => self.image(ring, shown, is_wanted, &mut arrays),
+                    None => self.pixels(image, samples, &range, is_wanted, &mut arrays),
                 };
             }
             Axis::Frequency { .. } => {
-                let columns = self.re.len().min(BINS);
-                self.phases(columns, &mut arrays);
-                self.square();
-                let maxima =
-                    (0..columns).map(|i| extremes(&self.re[column(i, columns, self.re.len())]).1);
+                let columns = shown.len().min(BINS);
+                if layout.complex {
+                    self.phases(&shown, columns, &mut arrays);
+                }
+                let shown = shown.power();
+                let mut maxima = vec![f32::NAN; columns];
+                shown.each_column(0..shown.len(), columns, &mut self.block, |i, re, _| {
+                    maxima[i] = maxima[i].max(extremes(re).1);
+                });
                 arrays.push("waterfall", &[1, columns], maxima);
-                let masked = gaps.iter().map(Range::len).sum();
-                header.histogram = self.histogram(Scalar::Float32, full_scale, masked, &mut arrays);
-                header.image = self.image(ring, channel, range, samples, is_wanted, &mut arrays);
+                header.histogram =
+                    self.histogram(&shown, Scalar::Float32, full_scale, false, &mut arrays);
+                header.image = self.image(ring, shown, is_wanted, &mut arrays);
             }
         }
         header.arrays = std::mem::take(&mut arrays.names);
         encode(&header, &arrays.data)
     }
 
-    /// Replaces complex samples by their squared magnitude.
-    fn square(&mut self) {
-        for (re, im) in self.re.iter_mut().zip(self.im.drain(..)) {
-            *re = *re * *re + im * im;
-        }
-    }
-
     /// Adds the phase of each column of complex bins in degrees: that of the sum of its values. NaN without a value.
-    fn phases(&self, columns: usize, arrays: &mut Arrays) {
-        if self.im.is_empty() {
-            return;
-        }
-        let phase = |i| {
-            let bins = column(i, columns, self.re.len());
-            let [re, im] = [&self.re, &self.im].map(|values| {
-                let known = values[bins.clone()].iter().filter(|value| !value.is_nan());
-                known.sum::<f32>()
-            });
+    fn phases(&mut self, shown: &Points<'_>, columns: usize, arrays: &mut Arrays) {
+        let mut sums = vec![(0.0_f32, 0.0_f32); columns];
+        let known = |values: &[f32]| -> f32 { values.iter().filter(|value| !value.is_nan()).sum() };
+        shown.each_column(0..shown.len(), columns, &mut self.block, |i, re, im| {
+            let (sum_re, sum_im) = &mut sums[i];
+            (*sum_re, *sum_im) = (*sum_re + known(re), *sum_im + known(im));
+        });
+        let phase = |(re, im): (f32, f32)| {
             if re == 0.0 && im == 0.0 {
                 f32::NAN
             } else {
                 im.atan2(re).to_degrees()
             }
         };
-        arrays.push("phase", &[columns], (0..columns).map(phase));
+        arrays.push("phase", &[columns], sums.into_iter().map(phase));
     }
 
     /// Adds the minimum and the maximum of each column of a curve.
-    fn curve(&self, range: Range<usize>, arrays: &mut Arrays) {
+    fn curve(
+        &mut self,
+        shown: &Points<'_>,
+        range: Range<usize>,
+        complex: bool,
+        arrays: &mut Arrays,
+    ) {
         let columns = range.len().min(self.view.width);
-        let values = [("min", "max", &self.re), ("min_im", "max_im", &self.im)];
-        for (min, max, values) in values {
-            let Some(values) = values.get(range.clone()) else {
-                continue;
-            };
-            let columns_of =
-                || (0..columns).map(|i| extremes(&values[column(i, columns, values.len())]));
-            arrays.push(min, &[columns], columns_of().map(|(min, _)| min));
-            arrays.push(max, &[columns], columns_of().map(|(_, max)| max));
+        let empty = vec![(f32::NAN, f32::NAN); columns];
+        let (mut re, mut im) = (empty.clone(), empty);
+        shown.each_column(range, columns, &mut self.block, |i, real, imaginary| {
+            widen(&mut re[i], extremes(real));
+            widen(&mut im[i], extremes(imaginary));
+        });
+        let curves = [("min", "max", re), ("min_im", "max_im", im)];
+        for (min, max, columns_of) in curves.into_iter().take(if complex { 2 } else { 1 }) {
+            arrays.push(min, &[columns], columns_of.iter().map(|(min, _)| *min));
+            arrays.push(max, &[columns], columns_of.iter().map(|(_, max)| *max));
         }
     }
 
     /// Adds the spectrum and the rows of the waterfall. Returns the axis of the bins; `None` if there are too few samples.
     fn spectrum(
         &mut self,
+        shown: &Points<'_>,
         rate: Option<f64>,
         full_scale: f64,
         complex: bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
-        let size = self.view.transform_size(self.re.len())?;
+        let size = self.view.transform_size(shown.len())?;
         let transform = self
             .transform
             .take()
             .filter(|transform| transform.size() == size);
         let mut transform = transform.unwrap_or_else(|| Transform::new(size, complex));
-        let spectra = transform.spectra(&self.re, &self.im, full_scale);
+        let spectra = transform.spectra(shown, &mut self.block, full_scale);
         let bins = transform.bins();
         self.transform = Some(transform);
         arrays.push("spectrum", &[bins], spectra.mean);
@@ -283,32 +300,30 @@ impl Reducer {
         Some(json!({ "start": start, "step": step, "size": size }))
     }
 
-    /// Adds the number of values per bin. `masked` points are missing. Returns the bins and the statistics.
+    /// Adds the number of values per bin. Complex points have two values. Returns the bins and the statistics.
     fn histogram(
-        &self,
+        &mut self,
+        shown: &Points<'_>,
         scalar: Scalar,
         full_scale: f64,
-        masked: usize,
+        complex: bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
-        let values = || {
-            self.re
-                .iter()
-                .chain(&self.im)
-                .copied()
-                .filter(|value| value.is_finite())
-        };
-        let total = self.re.len() + self.im.len();
-        let masked = masked * if self.im.is_empty() { 1 } else { 2 };
+        let values = if complex { 2 } else { 1 };
+        let total = shown.len() * values;
+        let masked = shown.gaps().map(|gap| gap.len()).sum::<usize>() * values;
+        let all = 0..shown.len();
         let (mut count, mut sum, mut squares) = (0_usize, 0.0, 0.0);
         let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
-        for value in values().map(f64::from) {
-            count += 1;
-            sum += value;
-            squares += value * value;
-            min = min.min(value);
-            max = max.max(value);
-        }
+        shown.each(all.clone(), &mut self.block, |_, block| {
+            for value in finite(block) {
+                count += 1;
+                sum += value;
+                squares += value * value;
+                min = min.min(value);
+                max = max.max(value);
+            }
+        });
         if count == 0 {
             return None;
         }
@@ -316,13 +331,15 @@ impl Reducer {
         let (start, step, bins) = bins(scalar.is_float(), min, max);
         let mut counts = vec![0_u32; bins];
         let (mut low, mut high) = (0_u64, 0_u64);
-        for value in values().map(f64::from) {
-            counts[(((value - start) / step) as usize).min(bins - 1)] += 1;
-            if let Some((floor, ceiling)) = limits {
-                low += u64::from(floor.is_some_and(|floor| value <= floor));
-                high += u64::from(value >= ceiling);
+        shown.each(all, &mut self.block, |_, block| {
+            for value in finite(block) {
+                counts[(((value - start) / step) as usize).min(bins - 1)] += 1;
+                if let Some((floor, ceiling)) = limits {
+                    low += u64::from(floor.is_some_and(|floor| value <= floor));
+                    high += u64::from(value >= ceiling);
+                }
             }
-        }
+        });
         arrays.push(
             "histogram",
             &[bins],
@@ -336,45 +353,43 @@ impl Reducer {
         }))
     }
 
-    /// Adds the image that the modules of a frame form: of the requested channel, or of three colours. Returns its kind and size in
-    /// pixels. Places without a module have no values.
+    /// Adds the image that the modules of a frame form: of the requested channel, or of three colours. Shows the pixels `range`;
+    /// the others, and places without a module, have no values. Returns its kind and size in pixels.
     fn pixels(
         &mut self,
         image: &Image,
         samples: &Samples<'_>,
+        range: &Range<usize>,
         is_wanted: &dyn Fn() -> bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
         let (width, height) = image.size();
         let (rows, columns) = (height.min(IMAGE.0), width.min(IMAGE.1));
-        let points = image.pixels().min(self.re.len());
-        let is_colour = samples.channels == COLOURS;
-        let channels = if is_colour { COLOURS } else { 1 };
-        let mut sums = vec![(0.0_f32, 0_u32); rows * columns * channels];
-        for channel in 0..channels {
+        let pixels = image.pixels();
+        let range = range.start.min(pixels)..range.end.min(pixels);
+        let is_colour = has_colours(image, samples.channels);
+        let channels = if is_colour {
+            0..COLOURS
+        } else {
+            self.view.channel..self.view.channel + 1
+        };
+        let numbers = channels.len();
+        let mut means = vec![Mean::default(); rows * columns * numbers];
+        for (number, channel) in channels.enumerate() {
             if !is_wanted() {
                 return None;
             }
-            if is_colour {
-                let missing = samples.missing(channel);
-                samples.read(channel, 0..points, &missing, &mut self.re, &mut self.im);
-            }
-            self.square();
-            for (point, value) in self.re.iter().take(points).enumerate() {
-                if value.is_nan() {
-                    continue;
+            let shown = Points::of(samples, channel, range.clone()).power();
+            shown.each(0..shown.len(), &mut self.block, |first, block| {
+                for (point, value) in block.re.iter().enumerate() {
+                    let (x, y) = image.place(shown.first() + first + point);
+                    let cell = y * rows / height * columns + x * columns / width;
+                    means[cell * numbers + number].add(*value);
                 }
-                let (x, y) = image.place(point);
-                let cell = y * rows / height * columns + x * columns / width;
-                let (sum, count) = &mut sums[cell * channels + channel];
-                (*sum, *count) = (*sum + value, *count + 1);
-            }
+            });
         }
-        let means = sums.iter().map(|(sum, count)| match count {
-            0 => f32::NAN,
-            count => sum / *count as f32,
-        });
         let shape = [rows, columns, COLOURS];
+        let means = means.iter().map(Mean::value);
         arrays.push("image", &shape[..if is_colour { 3 } else { 2 }], means);
         let kind = if is_colour { "colours" } else { "pixels" };
         let channel = (!is_colour).then_some(self.view.channel);
@@ -385,61 +400,114 @@ impl Reducer {
     fn image(
         &mut self,
         ring: &ScopedRing,
-        channel: usize,
-        range: Range<usize>,
-        samples: &Samples<'_>,
+        shown: Points<'_>,
+        is_wanted: &dyn Fn() -> bool,
+        arrays: &mut Arrays,
+    ) -> Option<Value> {
+        let row = self.view.row;
+        match row.filter(|row| *row > 1 && *row <= shown.len()) {
+            Some(row) => Some(self.rows(&shown.power(), row, arrays)),
+            None => self.channels(ring, &shown, is_wanted, arrays),
+        }
+    }
+
+    /// Adds the image of all rows of `row` points. Returns its kind and size in pixels.
+    fn rows(&mut self, shown: &Points<'_>, row: usize, arrays: &mut Arrays) -> Value {
+        let lines = shown.len() / row;
+        let (rows, columns) = (lines.min(IMAGE.0), row.min(IMAGE.1));
+        let mut means = vec![Mean::default(); rows * columns];
+        shown.each(0..lines * row, &mut self.block, |first, block| {
+            for (point, value) in (first..).zip(&block.re) {
+                let down = column_of(point / row, rows, lines);
+                let across = column_of(point % row, columns, row);
+                means[down * columns + across].add(*value);
+            }
+        });
+        arrays.push("image", &[rows, columns], means.iter().map(Mean::value));
+        json!({ "kind": "rows", "pixels": [lines, row], "channel": self.view.channel })
+    }
+
+    /// Adds the image of all channels: one row for each channel. Returns its kind and size in pixels.
+    fn channels(
+        &mut self,
+        ring: &ScopedRing,
+        shown: &Points<'_>,
         is_wanted: &dyn Fn() -> bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
         let is_time = matches!(ring.layout.axis, Axis::Time { .. });
-        let row = self.view.row;
-        if let Some(row) = row.filter(|row| *row > 1 && *row <= range.len()) {
-            self.square();
-            let pixels = (range.len() / row, row);
-            let (rows, columns) = (pixels.0.min(IMAGE.0), row.min(IMAGE.1));
-            let re = &self.re;
-            let cell = |i: usize| {
-                let (down, across) = (
-                    column(i / columns, rows, pixels.0),
-                    column(i % columns, columns, row),
-                );
-                mean(down.flat_map(|line| re[line * row..][across.clone()].iter().copied()))
-            };
-            arrays.push("image", &[rows, columns], (0..rows * columns).map(cell));
-            return Some(
-                json!({ "kind": "rows", "pixels": [pixels.0, pixels.1], "channel": channel }),
-            );
-        }
-        if samples.channels < if is_time { MIN_CHANNELS } else { 2 } {
+        let is_real = !ring.layout.complex;
+        let channels = shown.channels();
+        if channels < if is_time { MIN_CHANNELS } else { 2 } {
             return None;
         }
-        let (rows, columns) = (samples.channels.min(IMAGE.0), range.len().min(IMAGE.1));
+        let (rows, columns) = (channels.min(IMAGE.0), shown.len().min(IMAGE.1));
         let mut image = Vec::with_capacity(rows * columns);
         for row in 0..rows {
             if !is_wanted() {
                 return None;
             }
             // Of more channels than rows, only some are shown.
-            let channel = row * samples.channels / rows;
-            let missing = samples.missing(channel);
-            samples.read(channel, range.clone(), &missing, &mut self.re, &mut self.im);
-            if self.im.is_empty() && is_time {
-                self.re.iter_mut().for_each(|value| *value *= *value);
-            }
-            self.square();
-            let cells = (0..columns).map(|i| {
-                let values = &self.re[column(i, columns, range.len())];
+            let points = shown.of_channel(row * channels / rows).power();
+            let mut cells = vec![(Mean::default(), f32::NAN); columns];
+            points.each_column(0..points.len(), columns, &mut self.block, |i, re, _| {
+                let (mean, max) = &mut cells[i];
                 if is_time {
-                    mean(values.iter().copied()).sqrt()
+                    let powers = re
+                        .iter()
+                        .map(|value| if is_real { value * value } else { *value });
+                    powers.for_each(|power| mean.add(power));
                 } else {
-                    extremes(values).1
+                    *max = max.max(extremes(re).1);
                 }
             });
-            image.extend(cells);
+            image.extend(cells.iter().map(|(mean, max)| match is_time {
+                true => mean.value().sqrt(),
+                false => *max,
+            }));
         }
         arrays.push("image", &[rows, columns], image);
-        Some(json!({ "kind": "channels", "pixels": [samples.channels, range.len()] }))
+        Some(json!({ "kind": "channels", "pixels": [channels, shown.len()] }))
     }
+}
+
+/// Returns whether the channels of an image are red, green and blue, in this or the opposite order. Three channels without
+/// declared colours are assumed to be red, green and blue.
+fn has_colours(image: &Image, channels: usize) -> bool {
+    let is_order = |colors: &String| colors.starts_with("RGB") || colors.starts_with("BGR");
+    channels == COLOURS && image.colors.as_ref().is_none_or(is_order)
+}
+
+/// Returns all finite values of a block.
+fn finite(block: &Block) -> impl Iterator<Item = f64> {
+    let values = block.re.iter().chain(&block.im).copied();
+    values.filter(|value| value.is_finite()).map(f64::from)
+}
+
+/// The mean of all values that are not NaN.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    count: u32,
+}
+
+impl Mean {
+    fn add(&mut self, value: f32) {
+        if !value.is_nan() {
+            self.sum += f64::from(value);
+            self.count += 1;
+        }
+    }
+
+    /// Returns NaN without a value.
+    fn value(&self) -> f32 {
+        (self.sum / f64::from(self.count)) as f32
+    }
+}
+
+/// Extends a minimum and a maximum by those of other values.
+fn widen(range: &mut (f32, f32), (min, max): (f32, f32)) {
+    *range = (range.0.min(min), range.1.max(max));
 }
 
 /// Returns the minimum and the maximum; NaN if every value is NaN.
@@ -448,16 +516,6 @@ fn extremes(values: &[f32]) -> (f32, f32) {
     values
         .iter()
         .fold(nan, |(min, max), value| (min.min(*value), max.max(*value)))
-}
-
-/// Returns the mean of all values that are not NaN. If all values are NaN, returns NaN.
-fn mean(values: impl Iterator<Item = f32>) -> f32 {
-    let (mut sum, mut count) = (0.0, 0.0);
-    for value in values.filter(|value| !value.is_nan()) {
-        sum += f64::from(value);
-        count += 1.0;
-    }
-    (sum / count) as f32
 }
 
 /// Returns the amplitude of the largest sine of a type: 1 for floats.

@@ -1,5 +1,6 @@
 //! Power spectra of parts of a frame.
 
+use super::points::{Block, Points};
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlanner};
 use std::f64::consts::TAU;
@@ -61,12 +62,17 @@ impl Transform {
         }
     }
 
-    /// Computes the spectra of `re` and `im` (empty for real samples), in which missing samples are NaN, relative to the
-    /// power of a sine of amplitude `full_scale`. Transforms only some blocks of a long frame, at equal distances.
-    pub(super) fn spectra(&mut self, re: &[f32], im: &[f32], full_scale: f64) -> Spectra {
+    /// Computes the spectra of `points` relative to the power of a sine of amplitude `full_scale`. Transforms only some blocks
+    /// of a long frame, at equal distances. `decoded` is a buffer.
+    pub(super) fn spectra(
+        &mut self,
+        points: &Points<'_>,
+        decoded: &mut Block,
+        full_scale: f64,
+    ) -> Spectra {
         let (size, bins) = (self.size, self.bins());
-        let rows = (re.len() / size).clamp(1, ROWS);
-        let per_row = re.len() / rows;
+        let rows = (points.len() / size).clamp(1, ROWS);
+        let per_row = points.len() / rows;
         let mut spectra = Spectra {
             mean: Vec::with_capacity(bins),
             rows: vec![f32::NAN; rows * bins],
@@ -75,19 +81,19 @@ impl Transform {
         let mut blocks = 0;
         for row in 0..rows {
             let start = row * per_row;
-            let samples = start..start + per_row;
-            let is_missing = re[samples].iter().any(|sample| sample.is_nan());
+            let end = start + per_row;
+            let is_missing = points.gaps().any(|gap| gap.start < end && gap.end > start);
             let count = (per_row / size).min(BLOCKS_PER_ROW);
             let mut sums = vec![0.0; bins];
             let mut used = 0;
             for block in 0..count {
                 let first = start + (per_row - size) * block / (count - 1).max(1);
-                let part = first..first + size;
-                if re[part.clone()].iter().any(|sample| sample.is_nan()) {
+                points.read(first..first + size, decoded);
+                let Block { re, im } = decoded;
+                if re.iter().any(|sample| sample.is_nan()) {
                     continue;
                 }
-                let im = im.get(part.clone()).unwrap_or_default();
-                self.add(&re[part], im, full_scale, &mut sums);
+                self.add(re, im, full_scale, &mut sums);
                 used += 1;
             }
             for (total, sum) in total.iter_mut().zip(&sums) {

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 /// Time without a new frame after which a browser receives the description of the ring again, so that the connection stays
 /// open and a closed connection is detected.
@@ -35,6 +35,8 @@ pub(in super::super) struct Messages {
     pub(super) newest: watch::Receiver<Bytes>,
     /// The message that describes the ring.
     pub(super) description: Bytes,
+    /// Limits the number of streams.
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// Sends the newest message to `queue` whenever the browser has read the message before, until the browser disconnects or
@@ -43,11 +45,13 @@ pub(in super::super) async fn forward(messages: Messages, queue: mpsc::Sender<By
     let Messages {
         newest: mut messages,
         description,
+        permit: _permit,
     } = messages;
     if messages.borrow().is_empty() && queue.send(description.clone()).await.is_err() {
         return;
     }
-    loop {
+    // Takes a message only when the queue has room for it, so that a stalled browser does not keep one more message.
+    while let Ok(room) = queue.reserve().await {
         let message = tokio::select! {
             changed = tokio::time::timeout(HEARTBEAT_INTERVAL, messages.changed()) => match changed {
                 Ok(Ok(())) => messages.borrow_and_update().clone(),
@@ -56,8 +60,6 @@ pub(in super::super) async fn forward(messages: Messages, queue: mpsc::Sender<By
             },
             () = queue.closed() => return,
         };
-        if queue.send(message).await.is_err() {
-            return;
-        }
+        room.send(message);
     }
 }

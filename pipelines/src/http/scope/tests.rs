@@ -5,7 +5,7 @@ use super::reduce::Reducer;
 use super::threads::Threads;
 use super::*;
 use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Present, Timestamp};
-use daq_core::layout::{Axis, Image, Module, Order, Samples as SampleKeys, Scalar};
+use daq_core::layout::{Axis, Order, Samples as SampleKeys, Scalar};
 use daq_core::ring::RingOptions;
 use daq_core::units::Frequency;
 use daq_testkit::ring::RingFixture;
@@ -13,6 +13,9 @@ use daq_testkit::{assert_contains, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
+
+mod budget;
+mod images;
 
 /// A ring of frames with the layout that `samples` describes.
 fn scoped(samples: &SampleKeys, bytes: usize, packets: u32) -> (RingFixture, ScopedRing) {
@@ -280,108 +283,6 @@ fn histogram_counts_values_at_the_limits_of_the_converter() {
     );
     assert_eq!(message.header["histogram"]["low"], 8);
     assert_eq!(message.data["histogram"], [8.0]);
-}
-
-#[test]
-fn images_keep_their_rows_and_channels() {
-    let samples = SampleKeys {
-        scalar: Scalar::Uint8,
-        rate: None,
-        ..int16(1)
-    };
-    let (mut fixture, mut ring) = scoped(&samples, 6 * 4, 0);
-    let pixels = || (0..24).collect::<Vec<u8>>();
-    let message = reduced(&mut fixture, &ring, meta(0), pixels(), "row=6");
-    assert_eq!(message.header["image"]["pixels"], serde_json::json!([4, 6]));
-    assert_eq!(
-        message.data["image"],
-        pixels().into_iter().map(f32::from).collect::<Vec<_>>()
-    );
-    assert_eq!(message.header["histogram"]["low_limit"], Value::Null);
-    // Two modules of two rows and six columns, the second one upside down below the first one.
-    let turned = Module {
-        x: 0,
-        y: 3,
-        rotate: 180,
-    };
-    let image = Image {
-        width: 6,
-        height: 2,
-        colors: None,
-        modules: vec![Module::default(), turned],
-    };
-    ring.layout.axis = Axis::Pixels(image.clone());
-    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
-    assert_eq!(message.header["image"]["pixels"], serde_json::json!([5, 6]));
-    let shown = &message.data["image"];
-    let expected: Vec<f32> = (0_u8..12).chain((12..24).rev()).map(f32::from).collect();
-    assert_eq!([&shown[..12], &shown[18..]].concat(), expected);
-    assert!(shown[12..18].iter().all(|value| value.is_nan()));
-    // A row in the address shows the rows as they are stored.
-    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "row=12");
-    assert_eq!(
-        message.header["image"]["pixels"],
-        serde_json::json!([2, 12])
-    );
-    // Four pixels of three colours.
-    let colours = Layout {
-        channels: 3,
-        points: 8,
-        axis: Axis::Pixels(Image {
-            width: 4,
-            modules: Vec::new(),
-            ..image
-        }),
-        ..ring.layout.clone()
-    };
-    ring.layout = colours;
-    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
-    assert_eq!(message.header["image"]["kind"], "colours");
-    assert_eq!(
-        message.data["image"],
-        pixels().into_iter().map(f32::from).collect::<Vec<_>>()
-    );
-    // Three spectra of eight bins.
-    ring.layout = Layout {
-        channels: 3,
-        points: 8,
-        order: Order::Planar,
-        axis: Axis::Frequency {
-            start: Some(1.0),
-            step: Some(2.0),
-        },
-        ..ring.layout
-    };
-    let message = reduced(&mut fixture, &ring, meta(2), pixels(), "channel=2");
-    assert_eq!(message.header["image"]["kind"], "channels");
-    assert_eq!(message.data["image"].len(), 24);
-    assert_eq!(
-        message.data["waterfall"],
-        (16_u8..24).map(f32::from).collect::<Vec<_>>()[..]
-    );
-}
-
-#[test]
-fn named_values_and_parts_are_selected() {
-    let samples = SampleKeys {
-        scalar: Scalar::Uint8,
-        rate: None,
-        ..int16(1)
-    };
-    let (mut fixture, mut ring) = scoped(&samples, 12, 0);
-    ring.parts = vec!["50000".into(), "50001".into(), "50002".into()];
-    let message = reduced(&mut fixture, &ring, meta(0), (0..12).collect(), "part=1");
-    assert_eq!(message.data["min"], [4.0, 5.0, 6.0, 7.0]);
-    assert_eq!(message.header["parts"][2], "50002");
-    ring.layout = Layout {
-        channels: 2,
-        points: 6,
-        axis: Axis::Fields((0..6).map(|i| format!("f{i}")).collect()),
-        ..ring.layout
-    };
-    let message = reduced(&mut fixture, &ring, meta(1), (0..12).collect(), "channel=1");
-    assert_eq!(message.data["values"], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]);
-    assert_eq!(message.header["axis"]["names"][5], "f5");
 }
 
 #[test]
@@ -743,6 +644,30 @@ fn number_of_views_is_limited() {
     assert!(view(100).is_ok(), "an existing view is shared");
     drop(held);
     assert!(view(99).is_ok());
+    hub.join();
+}
+
+#[test]
+fn views_of_all_rings_and_their_streams_are_limited() {
+    let (_fixtures, rings): (Vec<_>, Vec<_>) = ["a", "b"]
+        .map(|name| {
+            let (fixture, ring) = scoped(&int16(1), 64, 0);
+            (fixture, (name.to_owned(), ring))
+        })
+        .into_iter()
+        .unzip();
+    let hub = Hub::new(rings.into_iter().collect());
+    let view = |ring: &str, width: usize| {
+        hub.subscribe(ring, View::parse(&format!("width={width}")).unwrap())
+    };
+    let mut shown: Vec<_> = (0..16)
+        .map(|i| view(["a", "b"][i % 2], 100 + i).unwrap())
+        .collect();
+    assert_contains!(view("b", 99).unwrap_err().to_string() => "16 different views");
+    shown.extend((0..16).map(|_| view("a", 100).unwrap()));
+    assert_contains!(view("a", 100).unwrap_err().to_string() => "32 pages already show rings");
+    drop(shown);
+    assert!(view("b", 99).is_ok());
     hub.join();
 }
 
