@@ -265,7 +265,7 @@ mod tests {
         let stalled = stall.clone();
         let health: HealthFn = Arc::new(move || {
             let mut health = Health {
-                ready: true,
+                started: true,
                 ..Health::default()
             };
             if stalled.load(Ordering::SeqCst) {

@@ -119,7 +119,7 @@ pub struct OfferedSource {
     pub inlet: Arc<dyn Inlet>,
 }
 
-/// A function that returns whether all sources have started.
+/// A function that returns whether the pipeline is ready.
 #[derive(Clone)]
 pub struct Ready(pub Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -136,7 +136,7 @@ pub struct Offer {
     pub pipeline: String,
     /// Group whose members can attach, in addition to the user of this process and root.
     pub group: Option<String>,
-    /// Returns whether all sources have started.
+    /// Returns whether the pipeline is ready.
     pub ready: Ready,
     /// Address of the HTTP server. `None` if the configuration has no `[http]`.
     pub http: Option<SocketAddr>,

@@ -6,12 +6,13 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Health {
     /// Whether every source has started.
-    pub ready: bool,
+    pub started: bool,
     /// Whether the pipeline was stopped and is draining its rings.
     pub stopping: bool,
     /// Names of the data threads that have made no progress for longer than the stall timeout.
     pub stalled: Vec<String>,
-    /// One sentence for each source that has received no data for longer than its `silent_after`.
+    /// One sentence for each source that has received no data for longer than its `silent_after`, or that cannot receive data,
+    /// such as `gige` without a camera.
     pub silent: Vec<String>,
 }
 
@@ -21,10 +22,10 @@ impl Health {
         self.stalled.is_empty()
     }
 
-    /// Whether the pipeline receives data: every source has started, no source is silent, and the pipeline is not
-    /// draining.
-    pub(crate) fn takes_data(&self) -> bool {
-        self.ready && !self.stopping && self.silent.is_empty()
+    /// Whether the pipeline is ready, which means that it receives data: every source has started, no source is silent or has
+    /// an obstacle, and the pipeline is not draining.
+    pub fn is_ready(&self) -> bool {
+        self.started && !self.stopping && self.silent.is_empty()
     }
 
     /// The state as one word: `stalled`, `stopping`, `silent`, `running` or `starting`.
@@ -35,7 +36,7 @@ impl Health {
             "stopping"
         } else if !self.silent.is_empty() {
             "silent"
-        } else if self.ready {
+        } else if self.started {
             "running"
         } else {
             "starting"
@@ -50,13 +51,13 @@ mod tests {
     #[test]
     fn stall_takes_precedence_over_other_states() {
         let mut health = Health::default();
-        assert_eq!((health.state(), health.takes_data()), ("starting", false));
-        health.ready = true;
-        assert_eq!((health.state(), health.takes_data()), ("running", true));
+        assert_eq!((health.state(), health.is_ready()), ("starting", false));
+        health.started = true;
+        assert_eq!((health.state(), health.is_ready()), ("running", true));
         health.silent.push("source adc: no packet".to_owned());
-        assert_eq!((health.state(), health.takes_data()), ("silent", false));
+        assert_eq!((health.state(), health.is_ready()), ("silent", false));
         health.stopping = true;
-        assert_eq!((health.state(), health.takes_data()), ("stopping", false));
+        assert_eq!((health.state(), health.is_ready()), ("stopping", false));
         health.stalled.push("source adc".to_owned());
         assert_eq!((health.state(), health.advances()), ("stalled", false));
     }

@@ -134,7 +134,7 @@ async fn healthy(State(shared): State<Arc<Shared>>) -> Response {
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     let health = (shared.state.health)();
-    if health.takes_data() {
+    if health.is_ready() {
         "ready\n".into_response()
     } else {
         (
@@ -175,7 +175,7 @@ async fn status(State(shared): State<Arc<Shared>>) -> Response {
         version: env!("CARGO_PKG_VERSION"),
         name: &shared.state.name,
         state: health.state(),
-        ready: health.takes_data(),
+        ready: health.is_ready(),
         stalled: &health.stalled,
         silent: &health.silent,
         seconds: report.seconds,

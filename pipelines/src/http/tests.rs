@@ -37,7 +37,7 @@ fn sample_history() -> History {
 
 fn running() -> HttpState {
     state(Arc::new(|| Health {
-        ready: true,
+        started: true,
         ..Health::default()
     }))
 }
@@ -134,7 +134,7 @@ fn probes_reflect_data_threads() {
     };
     assert_eq!(probe("/-/healthy"), (200, "healthy\n".to_owned()));
     assert_eq!(probe("/-/ready"), (503, "not ready: starting\n".to_owned()));
-    health.lock().unwrap().ready = true;
+    health.lock().unwrap().started = true;
     assert_eq!(probe("/-/ready"), (200, "ready\n".to_owned()));
     health.lock().unwrap().silent = vec!["source adc: no packet with data".to_owned()];
     assert_eq!(
@@ -149,7 +149,7 @@ fn probes_reflect_data_threads() {
     assert_eq!(code, 503);
     assert!(body.contains("source adc, sink disk"), "{body}");
     *health.lock().unwrap() = Health {
-        ready: true,
+        started: true,
         stopping: true,
         ..Health::default()
     };

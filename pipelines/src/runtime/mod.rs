@@ -228,7 +228,7 @@ impl Pipeline {
         let (control, ledgers) = (self.control.clone(), self.ledgers.clone());
         move || Health {
             silent: [ledgers.activity().silences(), ledgers.obstacles().collect()].concat(),
-            ready: started.load(Ordering::Acquire) >= sources,
+            started: started.load(Ordering::Acquire) >= sources,
             stopping: control.is_stopping(),
             stalled: heartbeats
                 .iter()
@@ -274,7 +274,7 @@ impl Pipeline {
             group: config.attach.group.clone(),
             ready: {
                 let health = self.health();
-                Ready(Arc::new(move || health().ready))
+                Ready(Arc::new(move || health().is_ready()))
             },
             http,
             rings: rings.collect(),

@@ -52,7 +52,7 @@ def run(
     binary: str | os.PathLike[str] | None = None,
     wait: bool = True,
 ) -> Run:
-    """Start `daq run` with these TOML files, and wait until all sources have started. The result is a context manager, which
+    """Start `daq run` with these TOML files, and wait until it is ready (see `Run.wait_ready`). The result is a context manager, which
     stops the run at the end.
 
     ```python
@@ -166,7 +166,7 @@ class Run:
         return None
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until all sources have started, so that no later packet is missed.
+        """Wait until all sources have started and can receive data, so that no later packet is missed.
 
         Returns at once if the run has already ended without an error. Raises RunError if the run fails first, and AttachError
         after `timeout` seconds.

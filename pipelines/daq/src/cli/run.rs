@@ -57,8 +57,8 @@ pub(super) struct Args {
     /// Maximum time to wait at the end for sinks that cannot write.
     #[arg(long, value_name = "TIME", default_value = "10 s")]
     drain: Span,
-    /// Write the line `ready` to this inherited file descriptor and close it when all sources have started. Closed without
-    /// the line if the run ends first.
+    /// Write the line `ready` to this inherited file descriptor and close it when the pipeline is ready: all sources have
+    /// started, and none waits for its device. Closed without the line if the run ends first.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
     ready_fd: Option<i32>,
     /// Log the state every second. By default the state is logged every minute, or shown live on a terminal.
@@ -279,7 +279,7 @@ fn scoped(plan: &Plan, pipeline: &Pipeline) -> BTreeMap<String, ScopedRing> {
 /// The state of the pipeline at the last report.
 #[derive(Default)]
 struct Reported {
-    ready: bool,
+    started: bool,
     /// The file of `--ready-fd`, until the pipeline is ready.
     ready_file: Option<File>,
     stopping: bool,
@@ -294,13 +294,16 @@ struct Reported {
 impl Reported {
     /// Logs changes of the pipeline's state. Sends these changes and the status line to systemd.
     fn update(&mut self, health: &http::Health, pipeline: &Pipeline) {
-        if health.ready && !std::mem::replace(&mut self.ready, true) {
+        if health.started && !std::mem::replace(&mut self.started, true) {
             tracing::info!("running: all sources have started");
+            // A service has started also if its camera is switched on later.
             self.unsent.push(systemd::READY);
-            if let Some(mut file) = self.ready_file.take() {
-                // The reader may have ended.
-                let _ = file.write_all(b"ready\n");
-            }
+        }
+        if health.is_ready()
+            && let Some(mut file) = self.ready_file.take()
+        {
+            // The reader may have ended.
+            let _ = file.write_all(b"ready\n");
         }
         // A signal or a failure has started the stop.
         if health.stopping && !std::mem::replace(&mut self.stopping, true) {

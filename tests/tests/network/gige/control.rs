@@ -274,3 +274,27 @@ fn emulated_camera_of_command_line_is_received() {
     assert_contains!(text => "\"images\":20", "\"mistakes\":[]");
     assert!(output.status.success());
 }
+
+#[test]
+fn pipeline_without_its_camera_has_started_but_is_not_ready() {
+    // A port that no camera has.
+    let camera = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = camera.local_addr().unwrap();
+    let daq = Daq::new(&config(&[at(address)], ""));
+    let mut shell = std::process::Command::new("sh");
+    let script = "exec \"$0\" run daq.toml --report json --ready-fd 3 3>ready";
+    daq.prepare(&mut shell)
+        .args(["-c", script])
+        .arg(daq_testkit::binary());
+    let mut live = daq.spawn_command(shell);
+    live.wait_log("all sources have started");
+    wait_for("a source without its camera", || {
+        (live.get("/-/ready").body.contains("source cam0")).then_some(())
+    });
+    let done = daq.cli_line("wait-ready --timeout 0s");
+    assert_eq!(done.code, 69, "{}", done.stderr);
+    assert_contains!(done.stderr => "is not ready");
+    assert_eq!(std::fs::read_to_string(daq.path("ready")).unwrap(), "");
+    let _ = live.stop();
+    assert_eq!(std::fs::read_to_string(daq.path("ready")).unwrap(), "");
+}
