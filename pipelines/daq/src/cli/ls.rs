@@ -75,7 +75,8 @@ pub(super) fn no_sockets(directories: &[PathBuf]) -> String {
         match path.read_dir() {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 return format!(
-                    "cannot read {}: {error}; use the account that runs the pipeline, or root",
+                    "cannot read {}: {error}; use the account that runs the pipeline, root, or a member of the group in \
+                     `attach = {{ group = \"…\" }}`",
                     path.display()
                 );
             }

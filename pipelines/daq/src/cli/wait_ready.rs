@@ -4,7 +4,7 @@ use super::exit;
 use super::ls::{no_sockets, socket_directories};
 use clap::Args as ClapArgs;
 use daq_core::units::Span;
-use daq_pipelines::attach::client::Client;
+use daq_pipelines::attach::client::{Client, ClientError};
 use daq_pipelines::attach::sockets;
 use daq_pipelines::console::print_error;
 use serde_json::Value;
@@ -43,19 +43,23 @@ pub(super) fn wait_ready(args: &Args) -> u8 {
     let directories = socket_directories(args.state_dir.as_deref());
     let end = Instant::now() + args.timeout.0;
     loop {
-        let lists = sockets(&directories).into_iter().filter_map(|path| {
-            // A daemon that was killed leaves its socket.
-            Client::connect(&path)
-                .and_then(|mut client| client.list())
-                .ok()
-        });
-        let lists: Vec<_> = lists.collect();
+        let (mut lists, mut refused) = (Vec::new(), None);
+        for path in sockets(&directories) {
+            match Client::connect(&path).and_then(|mut client| client.list()) {
+                Ok(list) => lists.push(list),
+                // A daemon that was killed leaves its socket.
+                Err(ClientError::Killed { .. }) => {}
+                Err(error) => refused = Some(error.to_string()),
+            }
+        }
         let why = match state(&lists, args.pipeline.as_deref()) {
             State::Ready => return 0,
-            State::NotReady(why) if lists.is_empty() => {
-                format!("{why}; {}", no_sockets(&directories))
-            }
-            State::NotReady(why) => why,
+            State::NotReady(why) => match refused {
+                // The pipeline may be the one whose socket cannot be used, for example for lack of permission.
+                Some(refused) => format!("{why}; {refused}"),
+                None if lists.is_empty() => format!("{why}; {}", no_sockets(&directories)),
+                None => why,
+            },
             State::Ambiguous(names) => {
                 print_error!(
                     "error: {} pipelines run: {}; name one of them",
