@@ -10,6 +10,7 @@ mod layout;
 pub mod lock;
 mod nats;
 mod null;
+mod presence;
 pub mod sigmf;
 mod stem;
 pub mod stream;

@@ -16,11 +16,11 @@
 //!   segment numbers and fail.
 
 use crate::directory::{failure, remedy};
+use crate::presence::Identity;
 use daq_core::sink::SinkError;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -139,8 +139,8 @@ fn help(error: &std::io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct StemLock {
     dir: PathBuf,
-    /// Device and inode of the directory; `None` if they are unknown.
-    identity: Option<(u64, u64)>,
+    /// Identity of the directory; `None` if it is unknown.
+    identity: Option<Identity>,
     stem: String,
     path: PathBuf,
     file: File,
@@ -164,7 +164,7 @@ impl StemLock {
         let path = dir.join(format!(".{stem}.lock"));
         let hold = |file| Self {
             dir: dir.to_owned(),
-            identity: dir.metadata().ok().map(|dir| (dir.dev(), dir.ino())),
+            identity: Identity::of(dir),
             stem: stem.to_owned(),
             path: path.clone(),
             file,
@@ -215,26 +215,13 @@ impl StemLock {
     /// Checks that the path of the directory still names the same directory.
     ///
     /// # Errors
-    /// If the directory was removed, moved or replaced, so that files which are written now cannot be found.
+    /// If the directory was removed, moved or replaced, so that files which are written now cannot be found, or if it cannot be
+    /// accessed.
     pub(crate) fn check_dir(&self) -> Result<(), SinkError> {
-        let why = match (self.dir.metadata(), self.identity) {
-            (Ok(now), Some(before)) if (now.dev(), now.ino()) != before => {
-                "another directory has replaced the directory of this recording"
-            }
-            (Err(error), _)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                "the directory of this recording was removed or moved"
-            }
-            _ => return Ok(()),
-        };
-        Err(SinkError::Failed {
-            what: self.dir.display().to_string(),
-            why: format!(
-                "{why}, so the open file is lost; exclude the directory from clean-up jobs, check that its disk is mounted, \
-                 and start daq again"
-            ),
-        })
+        let checked = self
+            .identity
+            .map_or(Ok(()), |identity| identity.check("directory", &self.dir));
+        checked.map_err(|absent| absent.of_sink(&self.dir))
     }
 
     /// Returns the stem.

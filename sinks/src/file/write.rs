@@ -164,9 +164,11 @@ impl FileSink {
         self.ending = false;
         let meta = self.builder.build();
         let total = self.writer.len();
+        let is_gone = matches!(self.writer.check_path(), Err((_, absent)) if absent.is_gone());
         let path = self.writer.keep_partial();
         let kept = path
             .as_ref()
+            .filter(|_| !is_gone)
             .and_then(|path| path.metadata().ok())
             .map_or(0, |file| file.len().min(total));
         let (frame_bytes, frames) = meta
@@ -182,6 +184,16 @@ impl FileSink {
                 "this segment is incomplete: {why}. The segment contains {kept} bytes, and {lost} frames are lost"
             ),
         }
+    }
+
+    /// Checks that the open segment is still at its path. If it is gone, counts its frames as lost.
+    fn check_paths(&mut self) -> Result<(), SinkError> {
+        match self.writer.check_path() {
+            Err((_, absent)) if absent.is_gone() => return Err(self.give_up(&absent)),
+            Err((path, absent)) => return Err(absent.of_sink(path)),
+            Ok(()) => {}
+        }
+        self.lock.check_dir()
     }
 
     /// Ends the open segment if it has reached its maximum age.
@@ -245,7 +257,7 @@ impl Sink for FileSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
-        self.lock.check_dir()?;
+        self.check_paths()?;
         self.look_at_age();
         match self.end_segment() {
             // If the space is needed, the next frame reports the error.

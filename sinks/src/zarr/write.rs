@@ -5,6 +5,7 @@ use super::recover::remove_partials;
 use super::store::{Rooms, Store};
 use crate::finisher::Finisher;
 use crate::lock::StemLock;
+use crate::presence::Identity;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
@@ -15,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Writes frames to a store.
 pub(super) struct ZarrSink {
     dir: PathBuf,
-    /// Directories of the store and its arrays.
-    directories: Vec<PathBuf>,
+    /// Directories of the store and its arrays, and their identities.
+    directories: Vec<(PathBuf, Option<Identity>)>,
     rooms: Rooms,
     active: Batch,
     /// Commits the previous chunk on another thread.
@@ -27,6 +28,8 @@ pub(super) struct ZarrSink {
     flushed: Instant,
     /// Number of rows committed so far.
     committed: u64,
+    /// Whether the store was removed, moved or replaced.
+    is_gone: bool,
     /// An error that occurred after frames were accepted in the same call. The next call returns this error.
     failure: Option<SinkError>,
     ledger: SinkLedger,
@@ -43,10 +46,14 @@ impl ZarrSink {
         context: &SinkContext,
     ) -> Result<Self, SinkError> {
         let (dir, rooms) = (store.dir.clone(), store.rooms());
-        let directories = store.directories();
+        let directories = store.directories().into_iter();
+        let directories = directories.map(|path| {
+            let identity = Identity::of(&path);
+            (path, identity)
+        });
         Ok(Self {
             dir,
-            directories,
+            directories: directories.collect(),
             rooms,
             active,
             committer: Finisher::start("daq-zarr", spare, move |batch| store.commit(batch))?,
@@ -54,6 +61,7 @@ impl ZarrSink {
             flush,
             flushed: Instant::now(),
             committed: 0,
+            is_gone: false,
             failure: None,
             ledger: context.ledger.clone(),
             lock,
@@ -123,6 +131,19 @@ impl ZarrSink {
         Ok(())
     }
 
+    /// Checks that the store and its arrays are still at their paths. If they are gone, all their frames are lost.
+    fn check_paths(&mut self) -> Result<(), SinkError> {
+        // The directory of the store is the last one.
+        for (path, identity) in self.directories.iter().rev() {
+            let checked = identity.map_or(Ok(()), |identity| identity.check("store", path));
+            if let Err(absent) = checked {
+                self.is_gone = absent.is_gone();
+                return Err(absent.of_sink(path));
+            }
+        }
+        self.lock.check_dir()
+    }
+
     /// Commits all frames.
     fn close(&mut self) -> Result<(), SinkError> {
         self.poll(true)?;
@@ -162,13 +183,7 @@ impl Sink for ZarrSink {
     }
 
     fn tick(&mut self) -> Result<(), SinkError> {
-        self.lock.check_dir()?;
-        if !self.dir.exists() {
-            return Err(SinkError::Failed {
-                what: self.dir.display().to_string(),
-                why: "this store was removed or moved; exclude it from clean-up jobs, and start daq again".to_owned(),
-            });
-        }
+        self.check_paths()?;
         match self.poll(false) {
             // If the space is needed, the next frame reports the error.
             Ok(()) | Err(SinkError::Full { .. }) => {}
@@ -190,10 +205,11 @@ impl Sink for ZarrSink {
         let rows = self.active.end();
         let closed = self.close();
         // Remove the space reserved for chunks that will never be written, and the files of a failed commit.
-        for directory in &self.directories {
+        for (directory, _) in &self.directories {
             remove_partials(directory);
         }
-        let lost = rows - self.committed;
+        let committed = if self.is_gone { 0 } else { self.committed };
+        let lost = rows - committed;
         if lost > 0 {
             self.ledger.lost.add(lost);
         }
@@ -202,7 +218,7 @@ impl Sink for ZarrSink {
             error => SinkError::Failed {
                 what: self.dir.display().to_string(),
                 why: format!(
-                    "{error}; the last {} accepted frames are lost",
+                    "{error}; the last {} that the sink accepted are lost",
                     counted(lost, "frame")
                 ),
             },

@@ -48,6 +48,7 @@ pub use commit::{Closed, SegmentPaths, Step};
 pub use error::SegmentError;
 pub use recover::{Leftover, Recovered, recover, segment_index, segment_name};
 
+use crate::presence::{Absent, check_file};
 use commit::{Open, rename};
 use disk::{ALIGN, ALIGN_U64, Buffer, DataFile, Disk};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -195,6 +196,19 @@ impl SegmentWriter {
     /// Returns whether the open segment is written with direct I/O.
     pub fn is_direct(&self) -> bool {
         self.open.as_ref().is_some_and(|open| open.file.is_direct())
+    }
+
+    /// Checks that the data file of the open segment is still at its path. Returns the path if it is not.
+    pub(crate) fn check_path(&self) -> Result<(), (&Path, Absent)> {
+        let Some(open) = &self.open else {
+            return Ok(());
+        };
+        let path = if open.named {
+            &open.paths.data
+        } else {
+            &open.paths.partial
+        };
+        check_file(&open.file.fd, path).map_err(|absent| (path.as_path(), absent))
     }
 
     /// Returns the number of bytes accepted for the open segment; 0 if no segment is open.
