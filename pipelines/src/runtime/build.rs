@@ -120,6 +120,16 @@ fn thread_name(source: &str, i: usize) -> String {
     }
 }
 
+/// Returns another kernel that is persistent on the GPU of `planned`.
+fn persistent_beside(plan: &Plan, planned: &PlannedKernel) -> Option<String> {
+    let mut kernels = plan.kernels.iter();
+    let found = kernels.find(|other| {
+        let is_persistent = other.dispatch == Some(Dispatch::Persistent);
+        is_persistent && other.side == planned.side && other.name != planned.name
+    });
+    found.map(|other| other.name.clone())
+}
+
 fn two_kinds(source: &str) -> StartError {
     StartError::Unavailable(format!(
         "source `{source}` builds a different kind of producer than declared; this is a defect in its driver"
@@ -263,10 +273,8 @@ impl Pipeline {
         self.copies(&mut parts)?;
         self.gathers(&mut parts)?;
         let has_persistent = |planned: &PlannedKernel| {
-            let mut kernels = plan.kernels.iter();
-            kernels.any(|other| {
-                other.dispatch == Some(Dispatch::Persistent) && other.side == planned.side
-            })
+            let is_persistent = planned.dispatch == Some(Dispatch::Persistent);
+            is_persistent || persistent_beside(plan, planned).is_some()
         };
         let mut kernels = kernels;
         for (planned, runner) in plan.kernels.iter().zip(&mut kernels) {
@@ -530,6 +538,7 @@ impl Pipeline {
                 control: self.control.clone(),
                 on_device: planned.side != Side::Cpu,
                 isolated: gathers::is_isolated(ring),
+                persistent: persistent_beside(plan, planned),
                 inline_copy,
             }));
         }

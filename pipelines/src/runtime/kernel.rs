@@ -39,6 +39,8 @@ pub struct Parts {
     pub on_device: bool,
     /// Whether a failure loses only the frames of this kernel, and the pipeline continues.
     pub isolated: bool,
+    /// Another kernel that is persistent on the same GPU, by name. It can prevent this kernel from running.
+    pub persistent: Option<String>,
     /// The copy into the input ring that this thread performs, with the notifier that both rings of the copy use.
     pub inline_copy: Option<(RingCopy, Arc<Notifier>)>,
 }
@@ -63,6 +65,7 @@ pub struct Runner {
     notifier: Arc<Notifier>,
     on_device: bool,
     isolated: bool,
+    persistent: Option<String>,
     control: Arc<Control>,
     /// Maximum time for a device to finish one burst after the drain deadline.
     hang_timeout: Duration,
@@ -79,7 +82,7 @@ pub struct Runner {
 /// Default maximum time for a device to finish one burst after the drain deadline.
 pub(crate) const HANG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum time for a device to finish the first burst, after which the kernel counts as hanging.
+/// Maximum time for a GPU to finish the first burst beside a persistent kernel, after which the kernel counts as hanging.
 const FIRST_WORK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Interval at which a sleeping thread checks work in flight that sends no notification.
@@ -162,6 +165,7 @@ impl Runner {
             notifier: notifier.unwrap_or_default(),
             on_device: parts.on_device,
             isolated: parts.isolated,
+            persistent: parts.persistent,
             control: parts.control,
             hang_timeout: HANG_TIMEOUT,
             hanging: None,
@@ -274,12 +278,8 @@ impl Runner {
             // Only completions count as progress. New submissions are possible until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
             let stalled = progress.observe(before > 0, has_ended, heartbeat);
-            if stalled && !self.has_completed && progress.elapsed() > FIRST_WORK_TIMEOUT {
-                return Err(KernelError::Hung(format!(
-                    "the GPU has not completed the kernel's first work within {} s; another kernel may run permanently on \
-                     this GPU; check nvidia-smi, or give this kernel a GPU of its own (`device`)",
-                    FIRST_WORK_TIMEOUT.as_secs()
-                )));
+            if stalled && progress.elapsed() > FIRST_WORK_TIMEOUT {
+                self.check_first_work()?;
             }
             if let Some(kernel) = self.kernel.as_mut().filter(|_| progress.is_slow()) {
                 kernel.poll()?;
@@ -300,6 +300,21 @@ impl Runner {
                 Step::Idle | Step::Full => self.wait(step),
             }
         }
+    }
+
+    /// Checks a kernel whose work in flight takes longer than [`FIRST_WORK_TIMEOUT`]. Without a persistent kernel on the same GPU,
+    /// the kernel itself may take that long.
+    fn check_first_work(&self) -> Result<(), KernelError> {
+        let Some(persistent) = self.persistent.as_ref().filter(|_| !self.has_completed) else {
+            return Ok(());
+        };
+        Err(KernelError::Hung(format!(
+            "the GPU has not completed the kernel's first burst of at most {} frames within {} s; the persistent kernel \
+             `{persistent}` may keep it from running: give one of the two a GPU of its own (`device`); or the burst takes longer: \
+             reduce `burst`",
+            self.burst,
+            FIRST_WORK_TIMEOUT.as_secs()
+        )))
     }
 
     /// Waits briefly, until `step` may return a result other than `step`, the last result.

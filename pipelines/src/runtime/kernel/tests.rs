@@ -114,6 +114,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         stream: None,
         on_device: false,
         isolated: false,
+        persistent: None,
         inline_copy: None,
     });
     runner.hang_timeout = hang_timeout;
@@ -202,4 +203,42 @@ fn device_hang_does_not_block_exit() {
     // A hang also does not block the exit if the kernel has already failed.
     let outcome = run(102, 100);
     assert!(outcome.seen.len() <= 102 && outcome.failures >= 1);
+}
+
+#[test]
+fn first_work_has_a_limit_only_beside_a_persistent_kernel() {
+    let (_input, _producer, reader) = ring("input", 4);
+    let (_output, outputs, _results) = ring("output", 2);
+    let (device, _jobs) = mpsc::channel();
+    let mut runner = Runner::new(Parts {
+        name: "slow".to_owned(),
+        kernel: Box::new(Doubler {
+            device,
+            made: 0,
+            fails_at: u64::MAX,
+        }),
+        reader,
+        producer: outputs,
+        ledger: KernelLedger::default(),
+        burst: 3,
+        wait: Wait::Event,
+        control: Arc::new(Control::new(Duration::ZERO)),
+        stream: None,
+        on_device: true,
+        isolated: false,
+        persistent: None,
+        inline_copy: None,
+    });
+    assert!(runner.check_first_work().is_ok());
+    runner.persistent = Some("stays".to_owned());
+    let error = runner.check_first_work().unwrap_err().to_string();
+    for part in [
+        "first burst of at most 3 frames",
+        "persistent kernel `stays`",
+        "reduce `burst`",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    runner.has_completed = true;
+    assert!(runner.check_first_work().is_ok());
 }

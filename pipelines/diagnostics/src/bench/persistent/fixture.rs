@@ -223,6 +223,7 @@ impl Bench<'_> {
             control: control.clone(),
             on_device: true,
             isolated: false,
+            persistent: None,
             inline_copy: inline_copy.map(|inline_copy| (inline_copy, bell)),
         });
         Ok(Fixture {
