@@ -279,7 +279,7 @@ impl Pipeline {
         let mut kernels = kernels;
         for (planned, runner) in plan.kernels.iter().zip(&mut kernels) {
             if has_persistent(planned) {
-                startup.begin_kernel("launching", &planned.name)?;
+                startup.begin_kernel("launching", planned)?;
                 runner.launch_empty().map_err(|source| StartError::Kernel {
                     name: planned.name.clone(),
                     source,
@@ -288,7 +288,7 @@ impl Pipeline {
         }
         // After a persistent kernel has started on a GPU, no memory is allocated and no code is loaded on that GPU.
         for (planned, mut runner) in plan.kernels.iter().zip(kernels) {
-            startup.begin_kernel("starting", &planned.name)?;
+            startup.begin_kernel("starting", planned)?;
             runner.start().map_err(|source| StartError::Kernel {
                 name: planned.name.clone(),
                 source,
@@ -457,7 +457,8 @@ impl Pipeline {
         let (config, plan, options) = (parts.config, parts.plan, parts.options);
         let mut runners = Vec::new();
         for planned in &plan.kernels {
-            options.startup.begin_kernel("loading", &planned.name)?;
+            let step = format!("loading kernel `{}`", planned.name);
+            options.startup.begin(step)?;
             let component = config
                 .kernels
                 .iter()

@@ -1,12 +1,14 @@
 //! The start of a pipeline: its current step, which another thread can observe and cancel.
 
 use super::StartError;
+use daq_core::kernel::Side;
+use daq_core::plan::PlannedKernel;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum time for a kernel to be loaded or started. A GPU that waits for another kernel may never start it.
-const KERNEL_LIMIT: Duration = Duration::from_mins(2);
+/// Maximum time for a GPU to launch or start a kernel. A GPU that waits for another kernel may never start it.
+const GPU_LIMIT: Duration = Duration::from_mins(2);
 
 /// The steps of a start.
 #[derive(Debug, Default)]
@@ -60,16 +62,21 @@ impl Startup {
     ///
     /// # Errors
     /// If the start was cancelled.
-    pub(super) fn begin(&self, what: String) -> Result<(), StartError> {
+    pub fn begin(&self, what: String) -> Result<(), StartError> {
         self.enter(what, None)
     }
 
-    /// Begins a step of a kernel, which has a time limit.
+    /// Begins to launch or start a kernel. On a GPU, this step has a time limit.
     ///
     /// # Errors
     /// If the start was cancelled.
-    pub(super) fn begin_kernel(&self, action: &str, kernel: &str) -> Result<(), StartError> {
-        self.enter(format!("{action} kernel `{kernel}`"), Some(KERNEL_LIMIT))
+    pub(super) fn begin_kernel(
+        &self,
+        action: &str,
+        kernel: &PlannedKernel,
+    ) -> Result<(), StartError> {
+        let limit = (kernel.side != Side::Cpu).then_some(GPU_LIMIT);
+        self.enter(format!("{action} kernel `{}`", kernel.name), limit)
     }
 
     fn enter(&self, what: String, limit: Option<Duration>) -> Result<(), StartError> {
@@ -88,13 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_of_kernels_have_a_limit_and_all_can_be_cancelled() {
+    fn steps_can_have_a_limit_and_all_can_be_cancelled() {
         let startup = Startup::default();
         assert_eq!(startup.current(), None);
-        let later = Instant::now() + KERNEL_LIMIT * 2;
+        let later = Instant::now() + GPU_LIMIT * 2;
         startup.begin("allocating ring `raw`".to_owned()).unwrap();
         assert!(!startup.current_at(later).unwrap().is_overdue);
-        startup.begin_kernel("starting", "gain").unwrap();
+        let gain = "starting kernel `gain`".to_owned();
+        startup.enter(gain, Some(GPU_LIMIT)).unwrap();
         let step = startup.current_at(later).unwrap();
         assert_eq!(
             (&*step.what, step.is_overdue),

@@ -3,6 +3,7 @@
 
 use crate::persistent_setup::{FRAME, STAYS, assert_whole, daq, pipeline, simulated};
 use daq_testkit::{Simulated, assert_contains};
+use rustix::process::Signal;
 
 const FRAMES: u64 = 200;
 /// A second kernel, which reads the output of the first.
@@ -88,6 +89,28 @@ fn startup_failure_names_kernel_and_leaks_nothing() {
             is_clean(&healthy, &what);
         }
     }
+}
+
+#[test]
+fn signal_ends_a_start_that_a_gpu_blocks() {
+    // The first launch without work never ends.
+    let simulated = simulated("hang=launch@1").with_gdr("");
+    let launched = AGAIN.replace("dispatch = \"persistent\"\n", "");
+    let daq = daq(&simulated, &(pipeline(Some(FRAMES), STAYS) + &launched));
+    let mut live = daq.spawn(&[]);
+    live.wait_log("still starting: launching kernel `same`");
+    live.signal(Signal::TERM);
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 143, "{}", outcome.stderr);
+    assert_contains!(outcome.stderr => "SIGTERM: stopping the start (launching kernel `same`)");
+    // The next start does not report that this run was killed.
+    let daq = daq.env("DAQ_SIMULATED_CUDA", "");
+    let outcome = daq.run(&[]).ok();
+    assert!(
+        !outcome.stderr.contains("did not end cleanly"),
+        "{}",
+        outcome.stderr
+    );
 }
 
 #[test]

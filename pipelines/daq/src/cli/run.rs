@@ -4,19 +4,19 @@ use super::finite::Finite;
 use super::live::{Live, Style};
 use super::load::{Hardware, Loaded, Sources};
 use super::signal::Signal;
-use super::{exit, log, starting, state};
+use super::starting::{self, Needs, Started};
+use super::{exit, log, state};
 use crate::sys::descriptor;
 use clap::{Args as ClapArgs, ValueEnum};
 use daq_core::entry::Registry;
 use daq_core::ledger::Report;
 use daq_core::plan::{Plan, PlannedRing};
-use daq_core::topology::Topology;
 use daq_core::units::Span;
 use daq_pipelines::attach;
 use daq_pipelines::console::{self, print_error};
 use daq_pipelines::http::{self, HttpState, ScopedRing, Server};
 use daq_pipelines::report;
-use daq_pipelines::runtime::{Failure, FailureKind, Options, Pipeline, STALL_TIMEOUT};
+use daq_pipelines::runtime::{Failure, FailureKind, Pipeline, STALL_TIMEOUT};
 use daq_pipelines::systemd::{self, Watchdog};
 use rustix::fs::FileType;
 use std::collections::BTreeMap;
@@ -144,28 +144,16 @@ pub(super) fn run(registry: &Registry, args: &Args) -> u8 {
         }
     };
     let directory = args.sources.state();
-    let file = state::file_name(&loaded.plan.name, args.sources.place());
-    let (counter_file, last_run) = state::counter_file(directory.as_deref(), &file);
-    if let Some(last) = &last_run {
-        state::log_last_run(last);
-    }
-    let options = Options {
-        directory: super::directory(),
-        // Only the process that has locked the counter file writes the history.
-        history: directory
-            .as_ref()
-            .filter(|_| counter_file.is_in_file())
-            .map(|directory| directory.join(&file).with_extension("history.json")),
-        counter_file,
+    let needs = Needs {
+        state: directory.clone(),
+        file: state::file_name(&loaded.plan.name, args.sources.place()),
         drain: args.drain.0,
-        startup: Arc::default(),
-        profiles: if loaded.plan.copies.is_empty() {
-            BTreeMap::new()
-        } else {
-            super::tune::known(&Topology::detect(), directory.as_deref())
-        },
     };
-    let (pipeline, loaded) = match starting::start(loaded, &options, &signals) {
+    let Started {
+        pipeline,
+        loaded,
+        last_run,
+    } = match starting::start(loaded, needs, &signals) {
         Ok(started) => started,
         Err(code) => return code,
     };
