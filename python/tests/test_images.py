@@ -83,3 +83,29 @@ class ImagesTest(unittest.TestCase):
         recording = daq.Recording(self.out, "camera-sigmf")
         with self.assertRaisesRegex(ValueError, "several modules"):
             recording.layout.assemble(recording.values(slice(None)))
+
+
+class ShortImagesTest(unittest.TestCase):
+    """Frames that are shorter than an image, as with an incomplete recording."""
+
+    def test_short_image_has_whole_rows(self) -> None:
+        for order, channels, shape in (
+            ("interleaved", 1, (2, 4)),
+            ("interleaved", 3, (2, 4, 3)),
+            ("planar", 3, (3, 11)),
+        ):
+            with self.subTest(order=order, channels=channels):
+                axis = {"kind": "pixels", "width": 4, "height": 5}
+                layout = daq.Layout("uint8", channels=channels, points=20, order=order, axis=axis)
+                # Eleven pixels: two rows and three pixels.
+                self.assertEqual(layout.shape(11 * channels), shape)
+                raw = np.arange(11 * channels, dtype=np.uint8)
+                array = layout.array(raw)
+                self.assertEqual(array.shape, shape)
+                np.testing.assert_array_equal(array.reshape(-1), raw[: array.size])
+
+    def test_short_packed_image_has_whole_rows(self) -> None:
+        axis = {"kind": "pixels", "width": 4, "height": 5}
+        layout = daq.Layout("uint12p", channels=3, points=20, axis=axis)
+        # Ten pixels of 3 × 12 bits.
+        self.assertEqual(layout.values(np.zeros(45, np.uint8)).shape, (2, 4, 3))

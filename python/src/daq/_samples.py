@@ -191,11 +191,12 @@ class Layout:
 
     def _point_shape(self, points: int) -> tuple[int, ...]:
         image = self._image
-        if image and self.channels == 1:
-            # A shorter frame has fewer rows, or fewer modules.
-            return (points // math.prod(image[1:]), *image[1:])
+        if image and (self.channels == 1 or self.order == "interleaved"):
+            # A shorter frame has fewer whole rows, or fewer whole modules.
+            whole = (points // math.prod(image[1:]), *image[1:])
+            return whole if self.channels == 1 else (*whole, self.channels)
         if image and points == self.points:
-            return (self.channels, *image) if self.order == "planar" else (*image, self.channels)
+            return (self.channels, *image)
         return (self.channels, points) if self.order == "planar" else (points, self.channels)
 
     def __repr__(self) -> str:
@@ -247,10 +248,10 @@ class Layout:
             parts = 2 if self.is_complex else 1
             rows = array.reshape(-1, array.shape[-1])
             points = array.shape[-1] * 8 // self.point_bits
-            used = points * self.channels * parts
+            shape = self._point_shape(points)
+            used = math.prod(shape) * parts
             numbers = np.stack([unpack(row, self.sample_type)[:used] for row in rows]) if len(rows) else rows
-            shape = (*array.shape[:-1], *self._point_shape(points), *((2,) if self.is_complex else ()))
-            array = numbers.reshape(shape)
+            array = numbers.reshape((*array.shape[:-1], *shape, *((2,) if self.is_complex else ())))
         elif self.sample_type == "bfloat16":
             array = widen_bfloat16(array)
         if self._has_parts:
