@@ -19,11 +19,11 @@ parser.add_argument("ring", nargs="?", default="spectra")
 parser.add_argument("--pipeline", help="name of the pipeline, if several have this ring")
 parser.add_argument("--channel", type=int, default=0)
 parser.add_argument("--rows", type=int, default=200, help="number of spectra in the picture")
-parser.add_argument("--every", default="100 ms", help="time between two spectra")
+parser.add_argument("--interval", default="100 ms", help="time between two spectra")
 parser.add_argument("--save", metavar="FILE", help="write the picture to a file after `rows` spectra, instead of a window")
 args = parser.parse_args()
 
-with daq.attach(args.ring, pipeline=args.pipeline, every=args.every, copy=True) as ring:
+with daq.attach(args.ring, pipeline=args.pipeline, interval=args.interval, copy=True) as ring:
     layout = ring.layout
     axis = layout.axis
     if axis["kind"] != "frequency":

@@ -58,15 +58,24 @@ class ArgumentsTest(unittest.TestCase):
     def test_which_frames_are_returned(self) -> None:
         self.check(
             lambda every: self.attach(every=every),
-            (ValueError, "`every`.*1.2.3 s", "1.2.3 s"),
-            (ValueError, "`every`.*nan", float("nan")),
-            (ValueError, "`every`.*-1", np.timedelta64(-1, "s")),
             (ValueError, "`every`.*0", 0),
+            (TypeError, "`every`.*1.0; `interval`", 1.0),
+            (TypeError, "`every`.*'1 s'; `interval`", "1 s"),
+            (TypeError, "`every`.*3.*`interval`", np.timedelta64(3, "ms")),
             (TypeError, "`every`.*True", True),
             (TypeError, "`every`.*None", None),
         )
-        for every in ("0.5 s", np.int64(3), np.timedelta64(3, "ms"), np.float32(0.5), datetime.timedelta(seconds=1)):
-            self.attach(every=every)
+        self.check(
+            lambda interval: self.attach(interval=interval),
+            (ValueError, "`interval`.*1.2.3 s", "1.2.3 s"),
+            (ValueError, "`interval`.*nan", float("nan")),
+            (ValueError, "`interval`.*-1", np.timedelta64(-1, "s")),
+            (TypeError, "`interval`.*True", True),
+            (TypeError, "`interval`.*None", None),
+        )
+        self.attach(every=np.int64(3))
+        for interval in ("0.5 s", 2, np.int64(3), np.timedelta64(3, "ms"), np.float32(0.5), datetime.timedelta(seconds=1)):
+            self.attach(interval=interval)
 
     def test_names_flags_and_paths(self) -> None:
         self.check(self.attach, (TypeError, "`ring`.*5", 5), (TypeError, "`ring`.*None", None), (daq.AttachError, "''", ""))

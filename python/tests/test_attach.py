@@ -152,15 +152,15 @@ class AttachTest(unittest.TestCase):
             self.assertEqual(frame is not None, index % 3 == 0)
         self.assertEqual(ring.counts, {"read": 3, "overrun": 0, "discarded": 5})
 
-    def test_every_time_returns_one_frame_in_this_time(self) -> None:
-        ring = self.attach(every="1 h")
+    def test_interval_returns_one_frame_in_this_time(self) -> None:
+        ring = self.attach(interval="1 h")
         self.publish()
         self.assertEqual(self.read(ring).index, 0)
         self.publish()
         self.assertIsNone(ring.read(timeout=0))
-        for every in ("3 weeks", 0, -1.0, float("nan")):
+        for interval in ("3 weeks", -1.0, float("nan")):
             with self.assertRaises(ValueError):
-                self.attach(every=every)
+                self.attach(interval=interval)
 
     def test_reading_begins_where_at_says(self) -> None:
         self.publish(4)

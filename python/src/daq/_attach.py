@@ -29,8 +29,8 @@ from ._state import Record, RingState
 
 #: Where reading begins.
 At = Union[Literal["next", "newest", "oldest"], Time]
-#: Which frames are returned.
-Every = Union[int, float, str, datetime.timedelta, np.timedelta64]
+#: A length of time: seconds, or a text with a unit.
+Interval = Union[int, float, str, datetime.timedelta, np.timedelta64]
 
 _REPORT_INTERVAL = 0.1
 # Maximum time of one wait, after which the socket and ended leases are checked.
@@ -42,7 +42,8 @@ def attach(
     ring: str,
     *,
     at: At = "next",
-    every: Every = 1,
+    every: int = 1,
+    interval: Interval = 0.0,
     newest: bool | None = None,
     guarantee: bool = False,
     copy: bool = False,
@@ -64,8 +65,8 @@ def attach(
     `at` is where reading begins: with the `"next"` published frame, with the `"newest"` or `"oldest"` frame in the ring, or
     with the first frame whose time is not before a `numpy.datetime64` or a `datetime`.
 
-    `every` limits the frames: an integer n returns frames whose index is a multiple of n, and a time such as `"1 s"`, `0.5`
-    (seconds), a `timedelta` or a `numpy.timedelta64` returns at most one frame in this time.
+    `every` returns only frames whose index is a multiple of this integer. `interval` returns at most one frame in this time: a
+    number of seconds, a text such as `"100 ms"`, a `timedelta` or a `numpy.timedelta64`.
 
     `newest` decides what happens if the client is slower than the producer. True skips to the newest frame. False returns the
     frames in order, and skips only frames that were overwritten. Default: true, but false with `guarantee` or `at`.
@@ -80,7 +81,7 @@ def attach(
     _arguments.text("ring", ring)
     if socket is None:
         socket = find(ring, pipeline, state_dir).socket
-    return Attachment(socket, ring, at=at, every=every, newest=newest, guarantee=guarantee, copy=copy)
+    return Attachment(socket, ring, at=at, every=every, interval=interval, newest=newest, guarantee=guarantee, copy=copy)
 
 
 class Attachment:
@@ -92,12 +93,13 @@ class Attachment:
         ring: str,
         *,
         at: At = "next",
-        every: Every = 1,
+        every: int = 1,
+        interval: Interval = 0.0,
         newest: bool | None = None,
         guarantee: bool = False,
         copy: bool = False,
     ) -> None:
-        self._every, self._interval = _limits(every)
+        self._every, self._interval = _distance(every), _seconds(interval)
         begin, self._begin_ns = _begin(at)
         #: Whether the producer waits for this client.
         self.guarantee = _arguments.flag("guarantee", guarantee)
@@ -406,26 +408,32 @@ def _begin(at: At) -> tuple[str, int | None]:
     raise kind(f'`at` must be "next", "newest", "oldest", a numpy.datetime64 or a datetime, not {at!r}')
 
 
-def _limits(every: Every) -> tuple[int, float]:
-    """Return the distance between two frames, and the minimum time between them in seconds."""
+def _distance(every: int) -> int:
+    """Return the distance between the indices of two frames."""
     # A numpy.timedelta64 is also a numpy.integer.
-    if isinstance(every, np.timedelta64):
-        seconds = float(every / np.timedelta64(1, "s"))
-    elif isinstance(every, (int, np.integer)) and not isinstance(every, bool):
-        if every < 1:
-            raise ValueError(f"`every` must be at least 1, not {every}")
-        return int(every), 0.0
-    elif isinstance(every, datetime.timedelta):
-        seconds = every.total_seconds()
-    elif isinstance(every, str):
-        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zµ]+)\s*", every)
+    is_time = isinstance(every, (float, str, np.floating, datetime.timedelta, np.timedelta64))
+    if is_time or isinstance(every, bool) or not isinstance(every, (int, np.integer)):
+        raise TypeError(f"`every` must be a number of frames, not {every!r}; `interval` is the time between two frames")
+    if every < 1:
+        raise ValueError(f"`every` must be at least 1, not {every}")
+    return int(every)
+
+
+def _seconds(interval: Interval) -> float:
+    """Return a time in seconds."""
+    if isinstance(interval, np.timedelta64):
+        seconds = float(interval / np.timedelta64(1, "s"))
+    elif isinstance(interval, datetime.timedelta):
+        seconds = interval.total_seconds()
+    elif isinstance(interval, str):
+        match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-zµ]+)\s*", interval)
         if not match or match[2] not in _UNITS:
-            raise ValueError(f"`every` must be a time such as '1 s' or '100 ms', not {every!r}")
+            raise ValueError(f"`interval` must be a time such as '1 s' or '100 ms', not {interval!r}")
         seconds = float(match[1]) * _UNITS[match[2]]
-    elif isinstance(every, (float, np.floating)):
-        seconds = float(every)
+    elif isinstance(interval, (int, float, np.integer, np.floating)) and not isinstance(interval, bool):
+        seconds = float(interval)
     else:
-        raise TypeError(f"`every` must be an integer, or a time such as '1 s' or 0.5 (seconds), not {every!r}")
+        raise TypeError(f"`interval` must be a time such as '1 s' or 0.5 (seconds), not {interval!r}")
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"`every` must be a positive time, not {every!r}")
-    return 1, seconds
+        raise ValueError(f"`interval` must not be negative or infinite, not {interval!r}")
+    return seconds
