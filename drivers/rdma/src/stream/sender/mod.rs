@@ -195,14 +195,16 @@ impl std::fmt::Display for LinkError {
                     }
                     Status::NotReady => "the receiver posted no receive before the retries ended",
                     Status::RemoteAccess => {
-                        "the receiver's NIC rejected the remote key or address, because the receiver registered its memory again"
+                        "the receiver rejected the remote key or address, because the receiver registered its memory again"
                     }
                     Status::RemoteOperation => "the receiver's NIC failed during the operation",
                     Status::Local => {
                         "the local NIC rejected access to local memory; this is a defect of daq"
                     }
                     Status::Flushed => "the queue pair failed during an earlier request",
-                    Status::Success | Status::Other(_) => "the NIC or the connection failed",
+                    // TCP has no other status.
+                    Status::Success | Status::Other(0) => "the connection failed",
+                    Status::Other(_) => "the NIC or the connection failed",
                 };
                 write!(f, "{why} ({})", status.name())
             }
