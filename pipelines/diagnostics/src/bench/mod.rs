@@ -91,8 +91,9 @@ pub enum Benchmark {
     ///
     /// The upper limit is one large copy.
     Staging(staging::Args),
-    /// Compare staging to several GPUs with staging to one, and copies between rings on two GPUs with raw copies between
-    /// the GPUs, in one direction and in both.
+    /// Compare staging to several GPUs with staging to one GPU.
+    ///
+    /// Copies between rings on two GPUs are also compared with raw copies between the GPUs, in one direction and in both.
     Gpus(gpus::Args),
     /// Compare the corner turn between GPUs with raw copies of the same parts of frames, and with contiguous copies.
     ///
@@ -102,8 +103,9 @@ pub enum Benchmark {
     Copy(copies::Args),
     /// Measure the round trip of a word from the CPU to a persistent kernel, compared with launches and copies.
     Doorbell(doorbell::Args),
-    /// Measure persistent kernels in a pipeline: latency from a frame's commit to its result, with and without
-    /// concurrent copies, and frames per second.
+    /// Measure the latency and the rate of persistent kernels in a pipeline.
+    ///
+    /// The latency is the time from a frame's commit to its result, with and without concurrent copies.
     Persistent(persistent::Args),
     /// Measure emulated FPGA cards: throughput, CPU time and latency until a kernel reads a frame.
     ///
@@ -112,12 +114,13 @@ pub enum Benchmark {
     Fpga(fpga::Args),
     /// Measure RDMA between two hosts: bandwidth and latency of host and GPU memory.
     ///
-    /// Queue pairs alone and streams from ring to ring, direct and staged, are measured. Start this command with --listen on one host, then with --to on the other host,
-    /// which prints the results. Without both options, both sides run on this host. The listening side accepts the
-    /// first connection without authentication: use a trusted network.
+    /// Queue pairs alone and streams from ring to ring, direct and staged, are measured. Start this command with --listen
+    /// on one host, then with --to on the other host, which prints the results. Without both options, both sides run on
+    /// this host. The listening side accepts the first connection without authentication: use a trusted network.
     Rdma(rdma::Args),
-    /// Measure streams over TCP on this host, from ring to ring, and the CPU time of both ends, beside a baseline loop of
-    /// send and receive calls into an equal ring.
+    /// Measure streams over TCP on this host, from ring to ring, and the CPU time of both ends.
+    ///
+    /// The baseline is a loop of send and receive calls into an equal ring.
     Tcp(tcp::Args),
 }
 
