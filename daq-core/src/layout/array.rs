@@ -48,7 +48,8 @@ const fn element(scalar: Scalar, complex: bool) -> Option<(&'static str, bool)> 
 
 impl ArrayType {
     /// Returns the type of a whole frame: `[points, channels]` or, if planar, `[channels, points]`. Images have `[y, x]` instead of
-    /// points, or `[module, y, x]`, and no dimension for a single channel. Pairs of integers have a last dimension of 2. A frame of a packed type is an array of bytes.
+    /// points, or `[module, y, x]`, and no dimension for a single channel. Pairs of integers have a last dimension of 2. A frame of
+    /// a packed type is an array of bytes.
     ///
     /// ```
     /// use daq_core::layout::{ArrayType, Samples, Scalar};

@@ -15,7 +15,7 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Control {
     stop: AtomicBool,
     /// Whether sinks end without waiting for further frames.
-    abandoned: AtomicBool,
+    closes_sinks: AtomicBool,
     /// Time at which sinks that cannot write must end, in ms since `start`; 0 until the pipeline stops.
     deadline: AtomicU64,
     drain: Duration,
@@ -29,7 +29,7 @@ impl Control {
     pub fn new(drain: Duration) -> Self {
         Self {
             stop: AtomicBool::new(false),
-            abandoned: AtomicBool::new(false),
+            closes_sinks: AtomicBool::new(false),
             deadline: AtomicU64::new(0),
             drain,
             start: Instant::now(),
@@ -55,13 +55,13 @@ impl Control {
     }
 
     /// Requests the sinks to end when they have written the published frames, because a thread upstream hangs.
-    pub(super) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Release);
+    pub(super) fn close_sinks(&self) {
+        self.closes_sinks.store(true, Ordering::Release);
     }
 
     /// Returns whether sinks end without waiting for further frames.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Acquire)
+    pub(super) fn closes_sinks(&self) -> bool {
+        self.closes_sinks.load(Ordering::Acquire)
     }
 
     fn since_start(&self) -> u64 {

@@ -327,7 +327,7 @@ impl Pipeline {
             return Vec::new();
         }
         // The other sinks close their files.
-        self.control.abandon();
+        self.control.close_sinks();
         if others.iter().any(is_sink) && !self.control.is_overdue_by(2 * HANG_GRACE) {
             return Vec::new();
         }

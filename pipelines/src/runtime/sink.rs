@@ -71,7 +71,7 @@ impl Runner {
                 self.sink.tick()?;
             }
             let Some(lease) = self.reader.poll(self.burst) else {
-                if self.reader.is_finished() || self.control.is_abandoned() {
+                if self.reader.is_finished() || self.control.closes_sinks() {
                     return Ok(());
                 }
                 self.reader.wait(self.wait, STOP_POLL_INTERVAL);

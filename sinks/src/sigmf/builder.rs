@@ -2,7 +2,7 @@
 
 use super::kept::Kept;
 use super::recording::{Moment, Record, Recording, Tuning, nanoseconds, nanoseconds_of};
-use super::times::{Continuation, Listed, MAX_TIMES, Times};
+use super::times::{Listed, MAX_TIMES, TimeClass, Times};
 use daq_core::frame::{KeptFields, PacketSizes};
 use daq_core::sigmf::{
     Annotation, Capture, Extension, Global, LABEL_GAP, LABEL_INCOMPLETE, LABEL_MISSING,
@@ -223,14 +223,14 @@ impl MetaBuilder {
                 && last.tuning == record.tuning
                 && last.bytes == self.recording.frame_bytes
         });
-        let continuation = match self.runs.last() {
+        let class = match self.runs.last() {
             Some(run) if follows && self.unlisted.runs == 0 => {
                 let capture = (run.moment, run.frames, run.listed);
-                self.times.judge(&self.recording, capture, record.moment)
+                self.times.classify(&self.recording, capture, record.moment)
             }
-            _ => Continuation::Predicted,
+            _ => TimeClass::Predicted,
         };
-        let follows = follows && continuation != Continuation::Step;
+        let follows = follows && class != TimeClass::Step;
         if follows && self.unlisted.runs > 0 {
             self.unlisted.end = start + samples;
         } else if let Some(run) = self.runs.last_mut().filter(|_| follows) {
@@ -241,7 +241,7 @@ impl MetaBuilder {
                     ..moment
                 });
             }
-            if continuation == Continuation::Listed {
+            if class == TimeClass::Listed {
                 self.times.list(&mut run.listed, run.moment, record.moment);
             }
             run.frames += 1;

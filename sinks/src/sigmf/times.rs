@@ -20,9 +20,9 @@ const STEPS_PER_DOUBLING: usize = 500;
 /// A listed time of a frame without a time.
 const UNKNOWN: i64 = i64::MIN;
 
-/// How the time of a frame continues a capture.
+/// How the time of a frame relates to its capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Continuation {
+pub(super) enum TimeClass {
     /// The time follows from the capture's start and the rate.
     Predicted,
     /// The time must be listed.
@@ -74,38 +74,38 @@ impl Times {
     }
 
     /// Returns how the time `next` of frame number `frames` of a capture continues the capture, which begins at `start`.
-    pub(super) fn judge(
+    pub(super) fn classify(
         &mut self,
         recording: &Recording,
         (start, frames, listed): (Option<Moment>, u64, Option<Listed>),
         next: Option<Moment>,
-    ) -> Continuation {
-        let usual = if listed.is_some() {
-            Continuation::Listed
+    ) -> TimeClass {
+        let default = if listed.is_some() {
+            TimeClass::Listed
         } else {
-            Continuation::Predicted
+            TimeClass::Predicted
         };
         let (Some(start), Some(next)) = (start, next) else {
             // Without a rate, a capture that begins without a time cannot contain a frame with a time.
             let begins = start.is_none() && next.is_some() && recording.frame_ns().is_none();
-            return if begins { Continuation::Step } else { usual };
+            return if begins { TimeClass::Step } else { default };
         };
         if start.clock != next.clock {
-            return Continuation::Step;
+            return TimeClass::Step;
         }
         let Some(frame_ns) = recording.frame_ns() else {
-            return Continuation::Listed;
+            return TimeClass::Listed;
         };
         let predicted = start.ns.saturating_add(nanoseconds(frames, Some(frame_ns)));
         let difference = next.ns.abs_diff(predicted);
         if difference > self.min_step(recording, frame_ns, next) && self.steps < self.max_steps {
             self.steps += 1;
-            return Continuation::Step;
+            return TimeClass::Step;
         }
         if difference > ROUNDING_NS {
-            Continuation::Listed
+            TimeClass::Listed
         } else {
-            usual
+            default
         }
     }
 

@@ -56,8 +56,8 @@ impl FileCode {
         Ok(())
     }
 
-    /// Launches the code for `frames` frames; without frames, the code returns at once. The input starts at frame `first` of the burst, the output at the next
-    /// output slot. `record` is the index of the first frame's record.
+    /// Launches the code for `frames` frames; without frames, the code returns at once. The input starts at frame `first` of the
+    /// burst, the output at the next output slot. `record` is the index of the first frame's record.
     fn launch(
         &self,
         (source, first): (&Slice, usize),
