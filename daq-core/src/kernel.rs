@@ -266,6 +266,9 @@ pub trait Kernel: Send {
     /// buffer of `printf` and the heap that the code needs. Beside a persistent kernel, the driver would wait for its end.
     /// Called once, before a persistent kernel starts on the GPU. A persistent kernel uses a stream of its own, and has ended when
     /// this returns.
+    ///
+    /// The default does nothing. The built-in kernels need nothing else, because their code has no local memory, `printf` or
+    /// `malloc`, and is loaded when they are built.
     fn launch_empty(&mut self, _on: Stream<'_>) -> Result<(), KernelError> {
         Ok(())
     }

@@ -182,6 +182,25 @@ fn generated_code_is_current() {
     }
 }
 
+/// Beside a persistent kernel, the first launch of code that needs such memory would wait for the end of that kernel.
+#[test]
+fn built_in_code_needs_no_memory_of_the_driver() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
+    let mut count = 0;
+    for entry in directory.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "ptx") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        for needs in [".local", "vprintf", "malloc"] {
+            assert!(!text.contains(needs), "{}: {needs}", path.display());
+        }
+        count += 1;
+    }
+    assert!(count > 20, "{count}");
+}
+
 /// The driver's compiler would reject a name that was not replaced, but only on a GPU.
 #[test]
 fn known_values_replace_all_names() {
