@@ -24,7 +24,7 @@ pub enum ClientError {
         path: PathBuf,
     },
     /// The socket cannot be opened.
-    #[error("cannot connect to {}: {source}; use the account that runs the pipeline, or root", path.display())]
+    #[error("cannot connect to {}: {source}; use the account that runs the pipeline, root, or a member of the group in `attach = {{ group = \"…\" }}`", path.display())]
     Connect {
         /// Path of the socket.
         path: PathBuf,

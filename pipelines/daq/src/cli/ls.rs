@@ -60,6 +60,9 @@ pub(super) fn ls(args: &Args) -> u8 {
     }
     if pipelines.is_empty() && code == 0 {
         print_error!("{}", no_sockets(&directories));
+        if unreadable(&directories).is_some() {
+            code = exit::UNAVAILABLE;
+        }
     }
     show(&pipelines.iter().map(table).collect::<Vec<_>>().join("\n")).max(code)
 }
@@ -69,19 +72,22 @@ pub(super) fn socket_directories(state_dir: Option<&Path>) -> Vec<PathBuf> {
     directories(state::resolve_directory(state_dir).as_deref())
 }
 
+/// Explains which of `directories` cannot be read; `None` if all that exist can.
+pub(super) fn unreadable(directories: &[PathBuf]) -> Option<String> {
+    directories.iter().find_map(|path| match path.read_dir() {
+        Err(error) if error.kind() != ErrorKind::NotFound => Some(format!(
+            "cannot read {}: {error}; use the account that runs the pipeline, root, or a member of the group in \
+             `attach = {{ group = \"…\" }}`",
+            path.display()
+        )),
+        _ => None,
+    })
+}
+
 /// Explains why there is no socket in `directories`.
 pub(super) fn no_sockets(directories: &[PathBuf]) -> String {
-    for path in directories {
-        match path.read_dir() {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return format!(
-                    "cannot read {}: {error}; use the account that runs the pipeline, root, or a member of the group in \
-                     `attach = {{ group = \"…\" }}`",
-                    path.display()
-                );
-            }
-            _ => {}
-        }
+    if let Some(why) = unreadable(directories) {
+        return why;
     }
     let searched: Vec<_> = directories
         .iter()

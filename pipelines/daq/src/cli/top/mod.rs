@@ -6,7 +6,7 @@ mod pattern;
 mod screen;
 mod view;
 
-use super::ls::socket_directories;
+use super::ls::{socket_directories, unreadable};
 use super::{exit, show};
 use client::{Address, get};
 use daq_core::units::Span;
@@ -69,6 +69,11 @@ pub(super) fn top(args: &Args) -> u8 {
     let mut addresses = args.addresses.clone();
     if addresses.is_empty() {
         addresses = running(args.state_dir.as_deref());
+        let directories = socket_directories(args.state_dir.as_deref());
+        if let Some(why) = unreadable(&directories).filter(|_| addresses.is_empty()) {
+            print_error!("error: {why}");
+            return exit::UNAVAILABLE;
+        }
     }
     if addresses.is_empty() {
         addresses.push(Address::default());
