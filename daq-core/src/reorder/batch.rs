@@ -171,6 +171,9 @@ impl<'a> Batch<'a> {
         let (frame, index) = match self.find(id, Some(size)) {
             Found::Open { frame, index } => (frame, index),
             Found::Closed { frame, index } => {
+                if self.continues_repeats(id, frame, index) {
+                    return self.repeat(id, size, time, Earlier::Missing, write);
+                }
                 return match self.place_late(id, frame, index, Some(size)) {
                     Ok(earlier) => self.repeat(id, size, time, earlier, write),
                     Err(outcome) => outcome,
@@ -180,6 +183,9 @@ impl<'a> Batch<'a> {
             Found::Undecided => return self.keep(id, Content::Payload(size), time, write),
             Found::Reject => return self.reject(id),
         };
+        if self.continues_repeats(id, frame, index) {
+            return self.repeat(id, size, time, Earlier::Missing, write);
+        }
         let record = self.shared.record(frame);
         let memory = match self.memory(frame, record) {
             Memory::Slot(memory) => Some(memory),
@@ -644,8 +650,14 @@ impl<'a> Batch<'a> {
         id: PacketId,
         size: Option<PacketSize>,
     ) -> (Classification, Option<Candidate>) {
-        self.state
-            .classify(self.shared, (self.base, self.horizon), id, size)
+        let front = (self.base, self.horizon);
+        let (class, candidate) = self.state.classify(self.shared, front, id, size);
+        match class {
+            Classification::InWindow { frame, index } if self.precedes(frame, index) => {
+                (Classification::BeforeStart, candidate)
+            }
+            _ => (class, candidate),
+        }
     }
 
     /// Requests an epoch or a segment at `id` from the sequencer. Returns whether one was opened.

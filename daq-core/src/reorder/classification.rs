@@ -108,13 +108,15 @@ impl WriterState {
     ) -> (Classification, Option<Candidate>) {
         let geometry = &shared.geometry;
         let is_index_valid = id.sub < geometry.numbering.packets_per_unit;
-        // A source whose numbers are all trusted (`resync_after` is 1) reports backward steps itself.
-        if !is_index_valid || geometry.resync_after > 1 && self.is_late(shared, base, id) {
-            return (Classification::Reject, self.candidate);
-        }
         let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
         // Includes positions that this batch has seen, because its own packets are not evidence of other threads.
         let horizon = shared.horizon.load(Ordering::Acquire).max(seen);
+        // A restarted sender also sends packets again that were lost before, but not as the first ones.
+        let is_late = || self.is_late(shared, base, id) && !self.continues(geometry, horizon, id);
+        // A source whose numbers are all trusted (`resync_after` is 1) reports backward steps itself.
+        if !is_index_valid || geometry.resync_after > 1 && is_late() {
+            return (Classification::Reject, self.candidate);
+        }
         let (agreed, since) = match self.candidate {
             // If several threads fill frames of several parts, packets of the old numbering that arrived meanwhile refute the
             // candidates of all threads at the same position, so that they can agree.
@@ -159,6 +161,16 @@ impl WriterState {
             return (Classification::Reject, None);
         }
         (Classification::NewEpoch, candidate)
+    }
+
+    /// Returns whether `id` follows the candidates in order, and no packet near the window has arrived since.
+    fn continues(&self, geometry: &Geometry, horizon: u64, id: PacketId) -> bool {
+        let near = geometry.window as i64 * i64::from(geometry.packets_per_frame);
+        self.candidate.is_some_and(|run| {
+            let distance = geometry.numbering.packets_between(run.unit, id);
+            let distance = distance.map(|distance| distance - i64::from(run.sub));
+            run.since == horizon && distance.is_some_and(|distance| (1..=near).contains(&distance))
+        })
     }
 
     /// Returns whether `id` is the number of a packet that was closed as missing. If so, the packet is the missing

@@ -57,7 +57,10 @@ impl Batch<'_> {
         earlier: Earlier,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
-        let (run, horizon) = (self.run(id), self.seen_horizon());
+        let horizon = self.seen_horizon();
+        // The first packets of the run may be behind the window.
+        let distant = self.state.candidate.filter(|run| !run.is_repeat);
+        let (run, distant) = (self.run(id), distant.filter(|run| self.is_next(run, id)));
         if let Some(run) = run
             && self.confirms(id, &run)
         {
@@ -71,14 +74,15 @@ impl Batch<'_> {
         if self.shared.geometry.resync_after == 1 || is_late {
             return self.count_repeat(id, earlier);
         }
-        if run.is_none() {
+        let continued = run.or(distant);
+        if continued.is_none() {
             self.state.reject_candidates(self.shared);
         }
         self.state.candidate = Some(Candidate {
             unit: id.unit,
             sub: id.sub,
             part: self.shared.geometry.part_of(id),
-            count: run.map_or(1, |run| run.count + 1),
+            count: continued.map_or(1, |run| run.count + 1),
             since: horizon,
             is_repeat: true,
         });
@@ -128,14 +132,46 @@ impl Batch<'_> {
 
     /// Returns the run of repeated packets that `id` continues.
     fn run(&self, id: PacketId) -> Option<Candidate> {
-        let geometry = &self.shared.geometry;
         let run = self.state.candidate?;
-        let distance = geometry.numbering.packets_between(run.unit, id)? - i64::from(run.sub);
+        (run.is_repeat && self.is_next(&run, id)).then_some(run)
+    }
+
+    /// Returns whether `id` follows the packets of `run`, and no new packet has arrived between them.
+    fn is_next(&self, run: &Candidate, id: PacketId) -> bool {
+        let geometry = &self.shared.geometry;
+        let Some(distance) = geometry.numbering.packets_between(run.unit, id) else {
+            return false;
+        };
+        let distance = distance - i64::from(run.sub);
         let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
         // Packets of several parts are not in order. A number that does not change is no run.
-        let is_next =
-            distance.unsigned_abs() <= near && (distance > 0 || distance < 0 && geometry.parts > 1);
-        (run.is_repeat && run.since == self.seen_horizon() && is_next).then_some(run)
+        distance.unsigned_abs() <= near
+            && (distance > 0 || distance < 0 && geometry.parts > 1)
+            && run.since == self.seen_horizon()
+    }
+
+    /// Returns whether a packet of `frame` that has not arrived continues a run of repeated packets: the sender that restarted sends
+    /// a packet that was lost before.
+    #[inline]
+    pub(super) fn continues_repeats(&self, id: PacketId, frame: u64, index: u32) -> bool {
+        let is_repeat = self.state.candidate.is_some_and(|run| run.is_repeat);
+        is_repeat && self.fills_hole(id, frame, index)
+    }
+
+    #[cold]
+    fn fills_hole(&self, id: PacketId, frame: u64, index: u32) -> bool {
+        let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
+        position < self.seen_horizon()
+            && !self.shared.record(frame).is_present(index)
+            && self.run(id).is_some()
+    }
+
+    /// Returns whether a packet in the window precedes the first packet of the epoch, although packets of several frames have
+    /// arrived since.
+    pub(super) fn precedes(&self, frame: u64, index: u32) -> bool {
+        let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
+        let start = self.shared.start.load(Ordering::Acquire).min(self.start);
+        position < start && self.has_progressed()
     }
 
     /// Returns whether `id` confirms that the sender has restarted with the packets of `run`.
@@ -194,7 +230,10 @@ impl Batch<'_> {
         match is_equal {
             Some(false) => true,
             // Bytes that are not accessible may be equal.
-            Some(true) | None => is_paused && self.is_first(id),
+            Some(true) | None => {
+                let first = self.state.lowest_candidate(&self.shared.geometry, id);
+                is_paused && self.is_first(first)
+            }
         }
     }
 

@@ -90,7 +90,7 @@ impl Sequencer {
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
-        if self.refuses(shared, epoch, &request, first) {
+        if Self::refuses(shared, epoch, &request, first) {
             shared.base.store(base, Ordering::SeqCst);
             shared.refusals.fetch_add(1, Ordering::AcqRel);
         } else if opening == Opening::Segment {
@@ -101,29 +101,17 @@ impl Sequencer {
     }
 
     /// Returns whether the `request` for a segment that begins at `first` is refused. No thread fills frames meanwhile.
-    fn refuses(
-        &self,
-        shared: &Shared,
-        epoch: Epoch,
-        request: &EpochRequest,
-        first: PacketId,
-    ) -> bool {
+    fn refuses(shared: &Shared, epoch: Epoch, request: &EpochRequest, first: PacketId) -> bool {
         let horizon = shared.horizon.load(Ordering::Acquire);
-        let position = epoch.locate(&shared.geometry, first);
         if request.opening == Opening::Segment {
+            let position = epoch.locate(&shared.geometry, first);
             // Packets of other threads may have filled the gap, or none has arrived before it.
             let per_frame = u64::from(shared.geometry.packets_per_frame);
             let is_filled = |position| position / per_frame < horizon.div_ceil(per_frame);
             return horizon == 0 || position.is_none_or(is_filled);
         }
         // Other threads continue in the old numbering.
-        let lags = |position| {
-            let (frame, index) = shared.geometry.split(position);
-            shared.is_held(frame, index) && !self.may_go_back(shared, position)
-        };
-        !shared.is_exclusive()
-            && request.known > 0
-            && (horizon != request.since || position.is_some_and(lags))
+        !shared.is_exclusive() && request.known > 0 && horizon != request.since
     }
 
     /// Ends the epoch `last`, if its number is not 0, and opens the next at `id`. `base` is the oldest open frame.

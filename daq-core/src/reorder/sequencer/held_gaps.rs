@@ -32,8 +32,6 @@ struct HeldGap {
 #[derive(Debug)]
 pub(super) struct HeldGaps {
     gaps: Vec<HeldGap>,
-    /// Number of packets that had arrived when the newest gap was crossed.
-    arrived: u64,
     /// Time of the first tick after the newest gap was crossed.
     since: Option<Instant>,
 }
@@ -42,7 +40,6 @@ impl HeldGaps {
     pub(super) fn new() -> Self {
         Self {
             gaps: Vec::with_capacity(MAX_GAPS),
-            arrived: 0,
             since: None,
         }
     }
@@ -76,22 +73,12 @@ impl Sequencer {
             between: 0,
             drops: self.drops,
         });
-        self.held.arrived = shared.arrived.load(Ordering::Acquire);
         self.held.since = None;
         self.publish_held(shared);
     }
 
-    /// Returns whether the window may go back to `position`, because the gap that contains it is not final. A thread that lags
-    /// behind other threads also receives packets before the gap. So if several threads fill the window, no packets may
-    /// have followed those that confirmed the gap.
+    /// Returns whether the window may go back to `position`, because the gap that contains it is not final.
     pub(super) fn may_go_back(&self, shared: &Shared, position: u64) -> bool {
-        let followed = shared.arrived.load(Ordering::Acquire) - self.held.arrived;
-        let max = 2 * u64::from(shared.geometry.resync_after);
-        self.holds(shared, position) && (shared.is_exclusive() || followed <= max)
-    }
-
-    /// Returns whether `position` is in a gap that is not final.
-    fn holds(&self, shared: &Shared, position: u64) -> bool {
         let start = newest_end(shared);
         let gaps = self.held.gaps.iter();
         let mut gaps = gaps.map(|gap| gap.first..gap.end.unwrap_or(start));
@@ -106,22 +93,15 @@ impl Sequencer {
         }
     }
 
-    /// Makes the gaps final once the stream has continued for a window of frames and for some time, or, if several threads fill
-    /// the window, for some packets.
+    /// Makes the gaps final once the stream has continued for a window of frames and for some time.
     pub(super) fn tick_held_gaps(&mut self, shared: &Shared, now: Instant) {
         if self.held.gaps.is_empty() {
             return;
         }
         let since = *self.held.since.get_or_insert(now);
-        let followed = shared.arrived.load(Ordering::Acquire) - self.held.arrived;
         let end = shared.floor.load(Ordering::Acquire) + shared.geometry.window as u64;
-        let is_followed = if shared.is_exclusive() {
-            shared.base.load(Ordering::Relaxed) >= end
-                && now.saturating_duration_since(since) >= MIN_AGE
-        } else {
-            followed > 2 * u64::from(shared.geometry.resync_after)
-        };
-        if is_followed {
+        let is_followed = shared.base.load(Ordering::Relaxed) >= end;
+        if is_followed && now.saturating_duration_since(since) >= MIN_AGE {
             self.count_held_gaps(shared);
             self.account(shared);
         }

@@ -102,6 +102,78 @@ fn many_acquisitions_are_epochs() {
     }
 }
 
+/// The first acquisition is incomplete. No packet of the second one fills a hole of the first.
+#[test]
+fn holes_of_an_acquisition_stay_holes() {
+    type Lost = fn(u64) -> bool;
+    // The lost packets, their number, and the number of those before the first or after the last packet, which are not expected.
+    let cases: [(Lost, u64, u64); 5] = [
+        (|sequence| sequence < 9, 5, 5),
+        (|sequence| sequence == 6, 1, 0),
+        (|sequence| [7, 10, 13].contains(&sequence), 3, 0),
+        (|sequence| sequence % 4 == 3, 20, 1),
+        (|sequence| sequence > 4 && sequence < 30, 25, 0),
+    ];
+    for (window, pause) in [(8, 0), (64, 0), (64, 150)] {
+        for (case, (is_lost, lost, unexpected)) in cases.iter().enumerate() {
+            let mut bench = wide(window);
+            let mut now = Instant::now();
+            for acquisition in 0..2 {
+                for sequence in (4..84).filter(|sequence| acquisition > 0 || !is_lost(*sequence)) {
+                    put(
+                        &mut bench,
+                        sequence,
+                        acquisition,
+                        u64::from(acquisition) * pause,
+                    );
+                }
+                for _ in 0..pause / 10 {
+                    now += Duration::from_millis(10);
+                    bench.window.tick(now);
+                }
+            }
+            bench.window.finish();
+            let report = bench.report();
+            let case = format!("case {case}, window {window}, {pause} ms: {report:?}");
+            assert_eq!((report.epochs, report.delivered), (2, 160 - lost), "{case}");
+            assert_eq!(report.expected, 160 - unexpected, "{case}");
+            assert_eq!(
+                report.duplicates + report.rejected + report.before_start,
+                0,
+                "{case}"
+            );
+            for (_, epoch, runs) in runs(&mut bench) {
+                let own = u8::try_from(epoch).unwrap() - 1;
+                assert!(runs.iter().all(|run| *run == own), "{case}");
+            }
+        }
+    }
+}
+
+/// The first numbers of the second acquisition are just behind the window, and the others are in it.
+#[test]
+fn restart_at_the_edge_of_the_window_loses_nothing() {
+    for window in [4, 8] {
+        for length in 3 * window as u64..12 * window as u64 {
+            let mut bench = wide(window);
+            for acquisition in 0..2 {
+                for sequence in 0..length {
+                    put(&mut bench, sequence, acquisition, 0);
+                }
+            }
+            bench.window.finish();
+            let report = bench.report();
+            let case = format!("window {window}, {length} packets: {report:?}");
+            assert_eq!((report.epochs, report.delivered), (2, 2 * length), "{case}");
+            assert_eq!(
+                report.rejected + report.duplicates + report.lost_total(),
+                0,
+                "{case}"
+            );
+        }
+    }
+}
+
 /// A number that never changes shows a wrong offset of the field, not a restart.
 #[test]
 fn constant_number_opens_no_epoch() {

@@ -181,6 +181,63 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
     );
 }
 
+/// Strays of another thread are far ahead. The stream continues, and nothing is counted as lost.
+#[test]
+fn stream_continues_after_strays_of_another_thread() {
+    for (strays, own) in [(5, false), (10, false), (10, true), (40, false)] {
+        let geometry = Geometry {
+            max_gap: 100_000,
+            ..geometry()
+        };
+        let options = RingOptions {
+            packets_per_frame: PACKETS_PER_FRAME,
+            supports_backpressure: false,
+            ..RingOptions::new("raw", 256, geometry.frame_bytes)
+        };
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let ledger = SourceLedger::default();
+        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
+        let mut other = windows.pop().unwrap();
+        let mut sequencer = windows.pop().unwrap();
+        let put = |window: &mut ReorderWindow, sequence: u64| {
+            window.with_batch(|batch| {
+                batch.place(
+                    PacketId::of(sequence),
+                    &payload(sequence),
+                    Timestamp::default(),
+                );
+            });
+        };
+        for sequence in 0..400 {
+            put(&mut sequencer, sequence);
+        }
+        if own {
+            (0..strays).for_each(|i| put(&mut sequencer, 60_000 + i));
+        } else {
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| (0..strays).for_each(|i| put(&mut other, 60_000 + i)));
+                while !thread.is_finished() {
+                    sequencer.tick(Instant::now());
+                    std::thread::yield_now();
+                }
+            });
+        }
+        for sequence in 400..800 {
+            put(&mut sequencer, sequence);
+        }
+        drop(other);
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        let case = format!("{strays} strays, {own}: {report:?}");
+        assert_eq!(report.delivered + report.rejected, 800 + strays, "{case}");
+        assert!(
+            report.delivered >= 800 && report.lost_total() == 0,
+            "{case}"
+        );
+    }
+}
+
 /// What a thread of the test receives.
 #[derive(Clone, Copy, Debug)]
 enum Received {
