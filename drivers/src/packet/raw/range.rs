@@ -92,8 +92,13 @@ impl NumberRange {
         };
         if distance > self.near() {
             self.follow_far(number);
-        } else if is_ahead && distance > 0 {
+            return Ok(number);
+        }
+        if is_ahead && distance > 0 {
             self.reference.newest.store(number, Ordering::Relaxed);
+        }
+        if self.reference.far.load(Ordering::Relaxed) != NEVER {
+            self.reference.far.store(NEVER, Ordering::Relaxed);
         }
         Ok(number)
     }
@@ -191,6 +196,19 @@ mod tests {
             wrong += u64::from(range.continued(value, "frame") != Ok(number));
         }
         assert_eq!(wrong, 0);
+    }
+
+    /// The highest bit of the number is damaged in two packets that are far apart.
+    #[test]
+    fn damaged_numbers_confirm_each_other_only_in_a_row() {
+        let range = NumberRange::new(1, 65_535);
+        for number in 1..600_u64 {
+            if number % 100 == 50 {
+                let _ = range.continued(number ^ 0x8000, "frame");
+            } else {
+                assert_eq!(range.continued(number, "frame"), Ok(number));
+            }
+        }
     }
 
     #[test]
