@@ -92,6 +92,11 @@ impl Consumer {
     }
 
     /// Never called.
+    pub fn failure(&self) -> Option<NatsError> {
+        match self.0 {}
+    }
+
+    /// Never called.
     pub fn commit(&self) {
         match self.0 {}
     }

@@ -129,6 +129,8 @@ pub struct ConsumerOptions {
     pub window: usize,
     /// Names of the kept fields.
     pub kept: Vec<String>,
+    /// The expected layout of frames, as the text of [`layout_header`](crate::wire::layout_header); `None` if it is not declared.
+    pub layout: Option<String>,
     /// Maximum payload bytes of a frame.
     pub slot_bytes: usize,
     /// Maximum number of packets of a frame.

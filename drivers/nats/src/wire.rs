@@ -11,6 +11,8 @@
 //! digits per 64 packets. The header is absent if all packets arrived.
 
 use daq_core::frame::{Clock, Flags, FrameMeta, KeptFields, Timestamp};
+use daq_core::layout::{Layout, Order};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// Maximum number of packets per frame, because a server accepts at most 64 KiB of headers.
@@ -263,9 +265,87 @@ fn bitmap(text: &str, packets: u64, arrived: u64) -> Option<Vec<u64>> {
     (count == arrived && !has_further).then_some(words)
 }
 
+/// Returns the text of the header `Daq-Layout`: `layout` as JSON on one line.
+pub fn layout_header(layout: &Layout) -> String {
+    let mut described = json!({
+        "type": layout.scalar.name(),
+        "complex": layout.complex,
+        "channels": layout.channels,
+        "points": layout.points,
+        "order": match layout.order {
+            Order::Interleaved => "interleaved",
+            Order::Planar => "planar",
+        },
+        "axis": layout.axis,
+    });
+    if let Some(rate) = layout.frame_rate {
+        described["frame_rate"] = rate.into();
+    }
+    described.to_string()
+}
+
+/// Returns how the layout `sent` of a sender's frames differs from the layout `own` that is expected, and the fix; `None` if samples
+/// have the same places. Both are texts of [`layout_header`]. `length` is the size of the sender's frame in bytes.
+pub fn layout_difference(own: &str, sent: &str, length: usize) -> Option<String> {
+    let parse = |text| serde_json::from_str::<Value>(text).ok();
+    let (own, sent) = (parse(own)?, parse(sent)?);
+    // The places of interleaved samples do not depend on their number.
+    let is_planar = sent["order"] == "planar" && sent["channels"] != 1;
+    let keys = ["type", "complex", "channels", "order", "points"];
+    let differences: Vec<_> = keys
+        .iter()
+        .filter(|key| **key != "order" || sent["channels"] != 1)
+        .filter(|key| **key != "points" || is_planar)
+        .filter(|key| sent.get(**key).is_some_and(|value| *value != own[**key]))
+        .map(|key| format!("`{key}` is {}, not {}", sent[*key], own[*key]))
+        .collect();
+    (!differences.is_empty()).then(|| {
+        format!(
+            "the sender's frames have another layout: {}; set `samples` of the source as on the sending host, and slot = \
+             \"{length} B\" for the ring",
+            differences.join(", ")
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::layout::{Axis, Scalar};
+
+    #[test]
+    fn layouts_with_other_places_of_samples_differ() {
+        let layout = |scalar, channels, points, order| {
+            layout_header(&Layout {
+                scalar,
+                complex: false,
+                channels,
+                points,
+                order,
+                axis: Axis::Time { rate: None },
+                frame_rate: None,
+            })
+        };
+        let sent = layout(Scalar::Float64, 2, 262, Order::Planar);
+        assert_eq!(layout_difference(&sent, &sent, 4192), None);
+        let other = layout(Scalar::Float32, 1, 1024, Order::Interleaved);
+        let found = layout_difference(&other, &sent, 4192).unwrap();
+        for part in [
+            "`type` is \"float64\", not \"float32\"",
+            "`channels` is 2, not 1",
+            "`order` is \"planar\", not \"interleaved\"",
+            "`points` is 262, not 1024",
+            "slot = \"4192 B\"",
+        ] {
+            assert!(found.contains(part), "{found}");
+        }
+        // Interleaved samples may be in longer slots.
+        let short = layout(Scalar::Int16, 4, 100, Order::Interleaved);
+        let long = layout(Scalar::Int16, 4, 512, Order::Interleaved);
+        assert_eq!(layout_difference(&long, &short, 800), None);
+        assert_eq!(layout_difference(&long, "no JSON", 800), None);
+    }
+
     use proptest::prelude::*;
     use std::collections::HashMap;
 

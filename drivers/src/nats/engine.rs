@@ -4,7 +4,7 @@ use daq_core::dma::{
     ArmError, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,
     HostMemory, Origin, QuiesceTimeout, SlotLimits, SlotWriter, Slots,
 };
-use daq_nats::{Consumer, Received};
+use daq_nats::{Consumer, NatsError, Received};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,6 +98,9 @@ unsafe impl Engine for NatsEngine {
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
         self.acknowledge();
+        if let Some(NatsError { what, why, .. }) = self.consumer.failure() {
+            return Err(EngineError::Unfit { device: what, why });
+        }
         let Some(slots) = &mut self.slots else {
             return Ok(());
         };

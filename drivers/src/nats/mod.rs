@@ -18,7 +18,7 @@
 //! |---|---|
 //! | a limit of the stream deleted frames before they were received | lost, `expired` |
 //! | frames that the server refused, or that are not usable | lost, `wire_gap` |
-//! | a message arrives that is not usable: it has wrong headers, or its frame does not fit into a slot | `invalid` |
+//! | a message arrives that is not usable: it has wrong headers, another layout than `samples`, or its frame does not fit into a slot | `invalid`; if it is the first one of a sink `nats`, the run fails |
 //! | a part of a frame is missing | `incomplete`; the frame is lost |
 //! | a message arrives again, because the server or the source restarted | `duplicates`; nothing is lost |
 //! | a frame arrives after it was counted as lost | `late` |
@@ -45,7 +45,7 @@ use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
 use daq_nats::keys::{self as server, Connection, Login, Server, Tls};
 use daq_nats::options::{Begin, ConsumerCounters, ConsumerOptions};
-use daq_nats::wire::MAX_PACKETS_PER_FRAME;
+use daq_nats::wire::{MAX_PACKETS_PER_FRAME, layout_header};
 use daq_nats::{Consumer, NatsError, subject};
 use engine::NatsEngine;
 use schemars::JsonSchema;
@@ -192,7 +192,8 @@ impl NatsConfig {
         names.join(", ")
     }
 
-    fn options(&self, context: &SourceContext) -> ConsumerOptions {
+    /// Returns the options of the client. `layout` is that of the frames, if `samples` declares it.
+    fn options(&self, context: &SourceContext, layout: Option<Layout>) -> ConsumerOptions {
         ConsumerOptions {
             name: format!("source {}", context.name),
             connection: Connection {
@@ -207,6 +208,7 @@ impl NatsConfig {
             begin: self.begin,
             window: self.window as usize,
             kept: self.keep.clone(),
+            layout: layout.map(|layout| layout_header(&layout)),
             slot_bytes: context.geometry.frame_bytes,
             packets_per_frame: self.packets_per_frame,
         }
@@ -313,7 +315,9 @@ impl SourceSpec for NatsSource {
             incomplete: counts.incomplete,
             invalid: counts.invalid,
         };
-        let options = self.config.options(context);
+        let layout = self.layout(&context.geometry).ok();
+        let layout = layout.filter(|_| self.config.samples.is_some());
+        let options = self.config.options(context, layout);
         let consumer = Consumer::start(options, counters).map_err(|error| {
             if error.is_configuration {
                 SourceError::configuration(error.what, error.why)

@@ -32,7 +32,7 @@ use daq_nats::NatsError;
 use daq_nats::keys::{self as server, Connection};
 use daq_nats::options::{PublisherCounters, PublisherOptions, StreamOptions};
 use daq_nats::subject::{Names, expand, pattern};
-use daq_nats::wire::MAX_PACKETS_PER_FRAME;
+use daq_nats::wire::{MAX_PACKETS_PER_FRAME, layout_header};
 use daq_nats::{Publisher, run_name};
 use keys::NatsKeys;
 use publish::NatsSink;
@@ -183,7 +183,7 @@ impl SinkSpec for NatsKeys {
             subject: expand(&self.subject, &names),
             stream: self.stream_options(),
             run: expand("{run}.{sink}", &names),
-            layout: publish::layout_header(&context.layout),
+            layout: layout_header(&context.layout),
             kept: context.kept.clone(),
             window: self.frames(context.slot_bytes),
             chunk: self.chunk.and_then(ByteSize::bytes),

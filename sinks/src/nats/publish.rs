@@ -1,33 +1,14 @@
 //! Passes frames to the client's window.
 
-use crate::layout::order;
-use daq_core::layout::Layout;
 use daq_core::ledger::SinkLedger;
 use daq_core::notify::Wait;
 use daq_core::ring::Lease;
 use daq_core::sink::{Sink, SinkError};
 use daq_nats::Publisher;
-use serde_json::json;
 use std::time::Duration;
 
 /// Maximum time that a call waits for room in the window.
 const WAIT: Duration = Duration::from_millis(5);
-
-/// Describes the bytes of a frame as JSON on one line.
-pub(super) fn layout_header(layout: &Layout) -> String {
-    let mut described = json!({
-        "type": layout.scalar.name(),
-        "complex": layout.complex,
-        "channels": layout.channels,
-        "points": layout.points,
-        "order": order(layout.order),
-        "axis": layout.axis,
-    });
-    if let Some(rate) = layout.frame_rate {
-        described["frame_rate"] = rate.into();
-    }
-    described.to_string()
-}
 
 /// The sink.
 pub(super) struct NatsSink {

@@ -16,7 +16,7 @@ use crate::NatsError;
 use crate::options::{Begin, ConsumerCounters, ConsumerOptions};
 use crate::order::{Inserted, Runs};
 use crate::subject::covers;
-use crate::wire::{Chunk, FrameHeader, WHOLE, decode};
+use crate::wire::{Chunk, FrameHeader, WHOLE, decode, layout_difference};
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::pull::{Config, Stream as Messages};
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, PullConsumer};
@@ -130,6 +130,11 @@ impl Consumer {
             .sleep(limit, &mut || !self.frames.is_empty());
     }
 
+    /// Returns why no frame can be received: the first one does not fit the configuration.
+    pub fn failure(&self) -> Option<NatsError> {
+        self.shared.failure.get().cloned()
+    }
+
     /// Acknowledges the returned frames, gives the others back to the server, and disconnects.
     pub fn close(&mut self) {
         self.worker.join();
@@ -201,6 +206,8 @@ struct Receiving {
     /// Time after which the server sends an unacknowledged message again.
     ack_wait: Duration,
     progressed: Instant,
+    /// Whether a usable message was received.
+    has_started: bool,
     limits: [LogLimit; 3],
 }
 
@@ -297,6 +304,7 @@ impl Receiving {
             // A consumer that exists keeps its time.
             ack_wait: info.config.ack_wait,
             progressed: Instant::now(),
+            has_started: false,
             limits: <[LogLimit; 3]>::default(),
             options,
         };
@@ -397,6 +405,9 @@ impl Receiving {
     /// Whether a further message can be received. Frames that wait for earlier ones do not stop the client, because the earlier
     /// ones may follow; the windows of the senders limit their number.
     fn has_room(&self) -> bool {
+        if self.shared.failure.get().is_some() {
+            return false;
+        }
         if self.outstanding.len() >= self.options.window {
             return false;
         }
@@ -502,6 +513,10 @@ impl Receiving {
         let decoded = decoded.map_err(|error| error.to_string()).and_then(|(header, chunk)| {
             let length = header.meta.length;
             let packets = header.meta.packets_per_frame;
+            let layouts = self.options.layout.as_deref().zip(get("Daq-Layout"));
+            if let Some(why) = layouts.and_then(|(own, sent)| layout_difference(own, sent, length)) {
+                return Err(why);
+            }
             if length > self.options.slot_bytes {
                 return Err(format!(
                     "its frame has {length} bytes, but the slots of the ring have {}; set slot = \"{length} B\" for the ring",
@@ -515,6 +530,16 @@ impl Receiving {
         });
         let (header, chunk) = match decoded {
             Ok(decoded) => decoded,
+            Err(why) if !self.has_started && get("Daq-Layout").is_some() => {
+                // The configuration is wrong, not the message, which the server sends again to the next run.
+                let what = format!(
+                    "message {sequence} of the NATS stream {}",
+                    self.options.stream
+                );
+                let _ = self.shared.failure.set(NatsError::configuration(what, why));
+                self.shared.data.notify();
+                return;
+            }
             Err(why) => {
                 self.counters.invalid.add(1);
                 let name = &self.options.name;
@@ -527,6 +552,7 @@ impl Receiving {
                 return;
             }
         };
+        self.has_started = true;
         if sequence > self.last {
             let is_first = self.last == 0 && self.options.begin == Begin::New;
             if !is_first && (self.is_whole || self.is_purged) {

@@ -18,7 +18,7 @@ use daq_core::notify::Notifier;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     connections: Counter,
     name: String,
     limits: [LogLimit; 3],
+    /// Why the first frame cannot be received.
+    pub(crate) failure: OnceLock<NatsError>,
 }
 
 impl Shared {
@@ -81,6 +83,7 @@ impl Shared {
             connections,
             name: name.to_owned(),
             limits: <[LogLimit; 3]>::default(),
+            failure: OnceLock::new(),
         })
     }
 

@@ -203,7 +203,7 @@ mod tests {
                 state(0, 51, 50),
                 Some("it holds 0 of 50 messages, from 51 to 50, but a frame has 5"),
             ),
-            // Somebody has deleted the stream and created it again.
+            // The stream was deleted and created again.
             (
                 state(7, 1, 7),
                 Some("the server has acknowledged message 50, but the last message is 7"),

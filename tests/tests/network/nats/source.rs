@@ -130,3 +130,35 @@ await js.publish('obs.state', b'last', headers={'Daq-Sequence': '1000', 'Daq-Tim
         .collect();
     assert_eq!(daq.data("out"), data);
 }
+
+/// A source whose samples or slots differ from those of the sender fails at its first frame, and uses up no message.
+#[test]
+fn other_layout_than_that_of_the_sender_is_reported() {
+    nats!();
+    let server = Server::new("");
+    let sink = sink_config(server.port, "events", "").replace("channels = 1", "channels = 4");
+    let _ = Daq::new(&sink).run(&["--set", "source.adc.frames=20"]).ok();
+    let right = source_config(server.port, "").replace("channels = 1", "channels = 4");
+    for (wrong, part) in [
+        (
+            right.replace("int16", "float32"),
+            "`type` is \"int16\", not \"float32\"",
+        ),
+        (
+            right.replace("channels = 4", "channels = 2"),
+            "`channels` is 4, not 2",
+        ),
+        (right.replace("64 B", "32 B"), "set slot = \"64 B\""),
+    ] {
+        let outcome = Daq::new(&wrong).run(&["--for", "30 s"]);
+        assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+        assert_contains!(outcome.stderr => "message 1 of the NATS stream OBS", part);
+        assert_counts!(outcome, "sources.rx" => delivered: 0, counts.invalid: 0);
+    }
+    let daq = Daq::new(&right);
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.rx.delivered", 20);
+    let outcome = live.stop().ok();
+    assert_counts!(outcome, "sources.rx" => expected: 20, delivered: 20, counts.invalid: 0);
+    assert_eq!(daq.data("out"), expected(0, 20, 64));
+}
