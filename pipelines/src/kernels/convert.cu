@@ -1,4 +1,4 @@
-// Converts samples of any type to float32. Each product and each sum is rounded separately, exactly as on the CPU.
+// Converts samples of any type to float32 or int16. Each product and each sum is rounded separately, exactly as on the CPU.
 // Packed numbers become 16-bit integers first.
 
 #include "samples.cuh"
@@ -14,40 +14,52 @@ struct Bfloat16 {
     u16 bits;
 };
 
-struct Line {
+// The types of the results. An int16 is rounded to the nearest integer, half to even, and limited to its range; a NaN becomes 0.
+struct ToFloat32 {
+    typedef float Number;
+    __device__ static float of(float x) { return x; }
+    __device__ static float of(double x) { return __double2float_rn(x); }
+};
+struct ToInt16 {
+    typedef short Number;
+    __device__ static short limited(int x) { return (short)min(max(x, -32768), 32767); }
+    __device__ static short of(float x) { return limited(__float2int_rn(x)); }
+    __device__ static short of(double x) { return x == x ? limited(__double2int_rn(x)) : 0; }
+};
+
+template <class T> struct Line {
+    typedef typename T::Number Number;
     float factor32, offset32;
     double factor64, offset64;
 
     __device__ Line(double factor, double offset)
         : factor32((float)factor), offset32((float)offset), factor64(factor), offset64(offset) {}
 
-    __device__ float narrow(float x) const { return __fadd_rn(__fmul_rn(x, factor32), offset32); }
-    __device__ float wide(double x) const {
-        return __double2float_rn(__dadd_rn(__dmul_rn(x, factor64), offset64));
-    }
-    __device__ float of(signed char x) const { return narrow((float)x); }
-    __device__ float of(u8 x) const { return narrow((float)x); }
-    __device__ float of(short x) const { return narrow((float)x); }
-    __device__ float of(u16 x) const { return narrow((float)x); }
-    __device__ float of(int x) const { return wide((double)x); }
-    __device__ float of(u32 x) const { return wide((double)x); }
-    __device__ float of(long long x) const { return wide((double)x); }
-    __device__ float of(Float16 x) const {
+    __device__ Number narrow(float x) const { return T::of(__fadd_rn(__fmul_rn(x, factor32), offset32)); }
+    __device__ Number wide(double x) const { return T::of(__dadd_rn(__dmul_rn(x, factor64), offset64)); }
+    __device__ Number of(signed char x) const { return narrow((float)x); }
+    __device__ Number of(u8 x) const { return narrow((float)x); }
+    __device__ Number of(short x) const { return narrow((float)x); }
+    __device__ Number of(u16 x) const { return narrow((float)x); }
+    __device__ Number of(int x) const { return wide((double)x); }
+    __device__ Number of(u32 x) const { return wide((double)x); }
+    __device__ Number of(long long x) const { return wide((double)x); }
+    __device__ Number of(Float16 x) const {
         u32 bits = x.bits;
         // Multiplies by 2^112, the difference between the exponent offsets. Exact for denormal numbers too.
         u32 magnitude = __float_as_uint(__fmul_rn(__uint_as_float((bits & 0x7fffu) << 13), __uint_as_float(239u << 23)));
         u32 special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
         return of(__uint_as_float((bits & 0x8000u) << 16 | special | magnitude));
     }
-    __device__ float of(Bfloat16 x) const { return of(__uint_as_float((u32)x.bits << 16)); }
+    __device__ Number of(Bfloat16 x) const { return of(__uint_as_float((u32)x.bits << 16)); }
     // Return a NaN unchanged. Arithmetic might not keep its sign and payload.
-    __device__ float of(float x) const {
-        return x == x ? narrow(x) : __uint_as_float(__float_as_uint(x) | 0x00400000u);
+    __device__ Number of(float x) const {
+        return x == x ? narrow(x) : T::of(__uint_as_float(__float_as_uint(x) | 0x00400000u));
     }
-    __device__ float of(double x) const {
+    __device__ Number of(double x) const {
         u64 bits = (u64)__double_as_longlong(x);
         u32 nan = (u32)(bits >> 32 & 0x80000000u) | 0x7fc00000u | (u32)(bits >> 29 & 0x003fffffu);
-        return x == x ? wide(x) : __uint_as_float(nan);
+        return x == x ? wide(x) : T::of(__uint_as_float(nan));
     }
 };
 
@@ -159,27 +171,28 @@ typedef Packed<12, true> Packed12Msb;
     default: CALL(Packed12Msb); break;           \
     }
 
-template <class S> __device__ void straight(const S& source, u8* to, u64 numbers, const Line& line) {
-    float* target = (float*)to;
+template <class T, class S> __device__ void straight(const S& source, u8* to, u64 numbers, const Line<T>& line) {
+    typedef typename T::Number Number;
+    Number* target = (Number*)to;
     u64 step = (u64)gridDim.x * blockDim.x;
     u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     u64 fours = numbers / 4;
 #pragma unroll 4
     for (u64 i = first; i < fours; i += step) {
         auto x = source.four(i);
-        Four<float> y;
+        Four<Number> y;
         for (int k = 0; k < 4; k++) y.x[k] = line.of(x.x[k]);
-        ((Four<float>*)target)[i] = y;
+        ((Four<Number>*)target)[i] = y;
     }
     for (u64 i = fours * 4 + first; i < numbers; i += step) target[i] = line.of(source.at(i));
 }
 
 // Converts samples into the other order. `parts` is 2 for complex samples, otherwise 1. A tile consists of
 // `tile_points` points of `wide` channels.
-template <class S>
-__device__ void tiles(const S& source, u8* to, float* tile, u64 points, u32 channels, u32 parts, u32 tile_points,
-                      u32 wide, bool planar, const Line& line) {
-    float* target = (float*)to;
+template <class T, class S>
+__device__ void tiles(const S& source, u8* to, typename T::Number* tile, u64 points, u32 channels, u32 parts,
+                      u32 tile_points, u32 wide, bool planar, const Line<T>& line) {
+    typename T::Number* target = (typename T::Number*)to;
     u64 point = (u64)blockIdx.x * tile_points;
     u32 channel = blockIdx.z * wide;
     u32 across = channels - channel < wide ? channels - channel : wide;
@@ -215,26 +228,47 @@ __device__ void tiles(const S& source, u8* to, float* tile, u64 points, u32 chan
     }
 }
 
-// blocks: x is the part of a frame, y the frame
-extern "C" __global__ void __launch_bounds__(256) convert_straight(CONVERSION_PARAMETERS) {
-    const Conversion p = CONVERSION_GIVEN;
+template <class T> __device__ void run_straight(const Conversion& p) {
     const u8* from = frame_of(p.from, blockIdx.y);
     u8* to = frame_of(p.to, blockIdx.y);
     u64 numbers = p.points * p.channels * p.parts;
-    Line line(p.factor, p.offset);
+    Line<T> line(p.factor, p.offset);
 #define STRAIGHT(S) straight(S(from, p.sign), to, numbers, line)
     FOR_ANY_TYPE(p.scalar, STRAIGHT)
+}
+
+template <class T> __device__ void run_tiles(const Conversion& p, typename T::Number* tile) {
+    const u8* from = frame_of(p.from, blockIdx.y);
+    u8* to = frame_of(p.to, blockIdx.y);
+    Line<T> line(p.factor, p.offset);
+#define TILES(S)                                                                                                  \
+    tiles(S(from, p.sign), to, tile, p.points, p.channels, p.parts, p.tile_points, p.wide, p.planar != 0, line)
+    FOR_ANY_TYPE(p.scalar, TILES)
+}
+
+// The pitch adds at most one element per row, and a tile has at most 32 rows.
+constexpr u32 TILE_NUMBERS = TILE * 2 + 32;
+
+// blocks: x is the part of a frame, y the frame
+extern "C" __global__ void __launch_bounds__(256) convert_straight(CONVERSION_PARAMETERS) {
+    const Conversion p = CONVERSION_GIVEN;
+    run_straight<ToFloat32>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(256) convert_straight_int16(CONVERSION_PARAMETERS) {
+    const Conversion p = CONVERSION_GIVEN;
+    run_straight<ToInt16>(p);
 }
 
 // blocks: x is the range of points, y the frame, z the range of channels
 extern "C" __global__ void __launch_bounds__(256) convert_tiles(CONVERSION_PARAMETERS) {
     const Conversion p = CONVERSION_GIVEN;
-    // The pitch adds at most one element per row, and a tile has at most 32 rows.
-    __shared__ float tile[TILE * 2 + 32];
-    const u8* from = frame_of(p.from, blockIdx.y);
-    u8* to = frame_of(p.to, blockIdx.y);
-    Line line(p.factor, p.offset);
-#define TILES(S)                                                                                                  \
-    tiles(S(from, p.sign), to, tile, p.points, p.channels, p.parts, p.tile_points, p.wide, p.planar != 0, line)
-    FOR_ANY_TYPE(p.scalar, TILES)
+    __shared__ float tile[TILE_NUMBERS];
+    run_tiles<ToFloat32>(p, tile);
+}
+
+extern "C" __global__ void __launch_bounds__(256) convert_tiles_int16(CONVERSION_PARAMETERS) {
+    const Conversion p = CONVERSION_GIVEN;
+    __shared__ short tile[TILE_NUMBERS];
+    run_tiles<ToInt16>(p, tile);
 }

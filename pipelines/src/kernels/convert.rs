@@ -12,7 +12,7 @@
 //! know which samples are missing.
 //!
 //! With `type = "int16"`, `y` is rounded to the nearest integer, half to even, and limited to -32768 … 32767. Numbers of the
-//! type int16be become native ones without a change of their values. This type has only a CPU implementation.
+//! type int16be become native ones without a change of their values.
 //!
 //! CPU and GPU produce identical bits. If the order does not change, each GPU thread reads and writes four numbers at a
 //! time; four packed numbers fill whole bytes, which the thread reads as aligned words. If the order changes, tiles of
@@ -49,7 +49,7 @@ output = \"OUTPUT\"
 # scale = 1.0
 # Offset that is added after the multiplication.
 # offset = 0.0
-# Type of the output: \"float32\", or \"int16\", which is rounded and runs only on the CPU.
+# Type of the output: \"float32\", or \"int16\", which is rounded and limited.
 # type = \"float32\"
 # Order of channels in the output, \"planar\" or \"interleaved\"; default: as in the input.
 # order = \"planar\"
@@ -80,7 +80,7 @@ pub struct Convert {
     /// Offset added to every number after the multiplication; default 0.0.
     pub offset: f64,
     /// Type of the output: `"float32"`, or `"int16"`, to which numbers are rounded and limited. `"int16"` converts int16be to
-    /// the byte order of this host without a change of the values; it has no GPU implementation. Default `"float32"`.
+    /// the byte order of this host without a change of the values. Default `"float32"`.
     #[serde(rename = "type")]
     pub scalar: ConvertedType,
     /// Order of channels and points in the output, `"interleaved"` or `"planar"`; default: the order of the input.
@@ -247,8 +247,7 @@ impl KernelSpec for Convert {
     }
 
     fn has(&self, input: &Layout, side: Side) -> bool {
-        let has_device_code = self.scalar == ConvertedType::Float32;
-        side == Side::Cpu || has_device_code && device::can_count(input)
+        side == Side::Cpu || device::can_count(input)
     }
 
     fn output_packets(&self, input: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {

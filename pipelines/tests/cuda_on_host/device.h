@@ -66,6 +66,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __float2int_rn(float x) { return x == x ? (int)fminf(fmaxf(rintf(x), -0x1p31f), 0x1.fffffep30f) : 0; }
+inline int __double2int_rn(double x) { return x == x ? (int)fmin(fmax(rint(x), -0x1p31), 0x1p31 - 1) : INT32_MIN; }
 inline float __double2float_rn(double x) { return (float)x; }
 
 template <class T> T atomicAdd(T* at, T more) {

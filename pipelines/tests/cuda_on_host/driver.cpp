@@ -101,7 +101,9 @@ template <class... A> Kernel kernel(const char* name, void (*function)(A...)) {
 static std::vector<Kernel> kernels() {
     return {
         kernel("convert_straight", convert::convert_straight),
+        kernel("convert_straight_int16", convert::convert_straight_int16),
         kernel("convert_tiles", convert::convert_tiles),
+        kernel("convert_tiles_int16", convert::convert_tiles_int16),
         kernel("power_spectrum_join", power_spectrum::power_spectrum_join),
         kernel("power_spectrum_means", power_spectrum::power_spectrum_means),
         kernel("power_spectrum_short", power_spectrum::power_spectrum_short),

@@ -4,7 +4,7 @@ use super::device;
 use super::trial::{Noise, both, disturb, every_type, frames, layout};
 use daq_core::layout::{Order, Scalar};
 use daq_pipelines::kernels::Convert;
-use daq_pipelines::kernels::convert::Scale;
+use daq_pipelines::kernels::convert::{ConvertedType, Scale};
 
 #[test]
 fn convert_bits_equal_cpu() {
@@ -19,18 +19,21 @@ fn convert_bits_equal_cpu() {
             if points == 7 {
                 disturb(&mut given, &mut noise);
             }
-            for order in [None, Some(Order::Planar), Some(Order::Interleaved)] {
+            let orders = [None, Some(Order::Planar), Some(Order::Interleaved)];
+            for (order, scalar) in orders.into_iter().flat_map(|order| {
+                [ConvertedType::Float32, ConvertedType::Int16].map(|to| (order, to))
+            }) {
                 let spec = Convert {
-                    scale: if samples.scalar.is_float() {
+                    scale: if samples.scalar.is_float() || scalar == ConvertedType::Int16 {
                         Scale::Factor(0.3)
                     } else {
                         Scale::Full
                     },
                     offset: -0.7,
                     order,
-                    ..Convert::default()
+                    scalar,
                 };
-                let what = format!("{samples:?} {points} points, {order:?}");
+                let what = format!("{samples:?} {points} points, {order:?}, {scalar:?}");
                 for (made, want) in both(&spec, &input, &given, &[2, 5], device, &what) {
                     assert!(made == want, "{what}: {made:?} {want:?}");
                 }

@@ -7,7 +7,7 @@ use super::converted_packets;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{self, Function, Grid};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
-use daq_core::layout::{Layout, Order};
+use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
 
 const THREADS: u32 = 256;
@@ -29,10 +29,11 @@ pub(super) fn build(
     let layouts = [input.clone(), output.clone()];
     let (device, module) = device::CONVERT.load(ordinal)?;
     let is_reordered = input.order != output.order && input.channels > 1;
-    let function = module.function(if is_reordered {
-        "convert_tiles"
-    } else {
-        "convert_straight"
+    let function = module.function(match (is_reordered, output.scalar) {
+        (false, Scalar::Int16) => "convert_straight_int16",
+        (true, Scalar::Int16) => "convert_tiles_int16",
+        (false, _) => "convert_straight",
+        (true, _) => "convert_tiles",
     })?;
     let channels = input.channels as usize;
     let wide = channels.min(MAX_WIDE);
