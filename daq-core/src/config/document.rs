@@ -7,7 +7,12 @@ use super::section::Section;
 use super::source_map::{Origin, SourceMap};
 use super::suggest::{list, nearest};
 use super::tree::{self, Entry, Table, Value};
+use crate::units::ByteSize;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
+
+/// Maximum size of a file in bytes.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The source texts of a configuration and the tree of values that they are merged into.
 ///
@@ -33,7 +38,7 @@ impl Document {
     pub fn load(paths: &[PathBuf], diagnostics: &mut Diagnostics) -> Self {
         let mut document = Self::default();
         for path in paths {
-            match std::fs::read(path).map(String::from_utf8) {
+            match read(path).map(String::from_utf8) {
                 Ok(Ok(text)) => document.add(&path.display().to_string(), text, diagnostics),
                 Ok(Err(_)) => document.refuse(
                     Diagnostic::error(format!("{} is not UTF-8 text", path.display()))
@@ -368,6 +373,17 @@ pub(super) fn fault_of_name(name: &str) -> Option<Diagnostic> {
     }
 }
 
+/// Reads a file of at most [`MAX_BYTES`] bytes.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path)?;
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(std::io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
+}
+
 fn unreadable(path: &Path, error: &std::io::Error) -> Diagnostic {
     let diagnostic = Diagnostic::error(format!("cannot read {}: {error}", path.display()));
     match error.kind() {
@@ -376,6 +392,13 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Diagnostic {
         }
         std::io::ErrorKind::PermissionDenied => {
             diagnostic.help("check the read permissions: ls -l")
+        }
+        std::io::ErrorKind::FileTooLarge => diagnostic.help(format!(
+            "a configuration has at most {}; check the file name",
+            ByteSize(MAX_BYTES)
+        )),
+        std::io::ErrorKind::IsADirectory => {
+            diagnostic.help("name a file; to read all files *.toml of a directory, use -C DIR")
         }
         _ => diagnostic,
     }

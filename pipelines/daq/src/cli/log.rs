@@ -53,7 +53,7 @@ fn levels_of(text: &str) -> Result<Targets, String> {
     })
 }
 
-/// Parses a level, or the level of one module. A module without a level logs everything.
+/// Parses a level, or the level of one module. A module of daq without a level logs everything.
 fn level_of(part: &str) -> Result<(Option<&str>, LevelFilter), String> {
     if let Ok(level) = part.parse() {
         return Ok((None, level));
@@ -61,6 +61,9 @@ fn level_of(part: &str) -> Result<(Option<&str>, LevelFilter), String> {
     let (module, level) = part.split_once('=').unwrap_or((part, "trace"));
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || "_:".contains(letter);
     let is_module = !module.is_empty() && module.chars().all(is_letter);
+    // A misspelt level must not hide the log.
+    let is_module =
+        is_module && (part.contains('=') || module.starts_with("daq") || module.contains("::"));
     match level.parse() {
         Ok(parsed) if is_module && !level.is_empty() => Ok((Some(module), parsed)),
         _ => Err(format!(
@@ -125,7 +128,15 @@ mod tests {
         assert_eq!(levels, expected);
         let errors = Targets::new().with_default(Level::ERROR);
         assert_eq!(levels_of("x=off"), Ok(errors.with_target("x", Level::OFF)));
-        for text in ["x=", "=info", "*=debug", "x=loud", "x{y=1}=info", "a b"] {
+        for text in [
+            "x=",
+            "=info",
+            "*=debug",
+            "x=loud",
+            "x{y=1}=info",
+            "a b",
+            "wran",
+        ] {
             assert!(levels_of(text).is_err(), "{text}");
         }
     }

@@ -174,7 +174,9 @@ fn once(daemons: &mut [Daemon], updates: &Receiver<Update>, patterns: &[Pattern]
         }
     }
     if code != 0 {
-        print_error!("`daq ls` prints the addresses of running pipelines that have [http]");
+        print_error!(
+            "`daq ls` prints the addresses of running pipelines that have a section `[http]`; `daq top` shows only these"
+        );
     }
     let is_up = daemons.iter().filter(|daemon| daemon.is_up());
     show(&view::plain(view::lines(is_up, patterns, usize::MAX))).max(code)
