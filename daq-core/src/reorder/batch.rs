@@ -407,7 +407,7 @@ impl<'a> Batch<'a> {
         self.base = shared.pin(writer);
         match class {
             Classification::NewEpoch if has_room && confirms => {
-                if !self.open_epoch(first, Opening::Epoch) {
+                if !self.open_epoch(first, self.opening(id)) {
                     return true;
                 }
                 self.state.candidates.is_confirmed = true;
@@ -623,10 +623,24 @@ impl<'a> Batch<'a> {
         self.enter_near(id)
     }
 
+    /// Returns what begins with the epoch that `id` confirms.
+    fn opening(&self, id: PacketId) -> Opening {
+        let horizon = self
+            .shared
+            .horizon
+            .load(Ordering::Acquire)
+            .max(self.horizon);
+        if self.shared.returns(id, horizon) {
+            Opening::Restart
+        } else {
+            Opening::Epoch
+        }
+    }
+
     /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
     fn begin_epoch(&mut self, id: PacketId) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
-        if !self.open_epoch(first, Opening::Epoch) {
+        if !self.open_epoch(first, self.opening(id)) {
             self.state.candidate = None;
             self.state.reject_candidates(self.shared);
             return Found::Reject;

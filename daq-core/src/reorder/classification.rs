@@ -152,7 +152,9 @@ impl WriterState {
         if agreed < shared.required() || !parts_agree() && !shared.is_silent(seen) {
             return (Classification::Undecided, candidate);
         }
-        if let Some(frame) = self.locate_beyond_gap(geometry, base, id) {
+        if !shared.returns(id, horizon)
+            && let Some(frame) = self.locate_beyond_gap(geometry, base, id)
+        {
             return (Classification::Gap { frame }, candidate);
         }
         if horizon != since && !shared.is_exclusive() {
@@ -166,7 +168,8 @@ impl WriterState {
     /// Returns whether `id` follows the candidates in order, and no packet near the window has arrived since.
     fn continues(&self, geometry: &Geometry, horizon: u64, id: PacketId) -> bool {
         let near = geometry.window as i64 * i64::from(geometry.packets_per_frame);
-        self.candidate.is_some_and(|run| {
+        let run = self.candidate.filter(|_| geometry.parts == 1);
+        run.is_some_and(|run| {
             let distance = geometry.numbering.packets_between(run.unit, id);
             let distance = distance.map(|distance| distance - i64::from(run.sub));
             run.since == horizon && distance.is_some_and(|distance| (1..=near).contains(&distance))

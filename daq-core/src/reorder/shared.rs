@@ -119,6 +119,9 @@ pub(super) struct Shared {
     pub(super) alternations: AtomicU64,
     /// The number of recent alternations. While senders alternate, more packets are needed to confirm an epoch.
     pub(super) distrust: AtomicU32,
+    /// The unit number at which the epoch before the current one ended, and whether there is one.
+    pub(super) ended: AtomicU64,
+    pub(super) has_ended: AtomicU32,
     /// Number of refused epoch requests.
     pub(super) refusals: AtomicU64,
     /// Number of polls of each writer.
@@ -179,6 +182,8 @@ impl Shared {
             }),
             alternations: AtomicU64::new(0),
             distrust: AtomicU32::new(0),
+            ended: AtomicU64::new(0),
+            has_ended: AtomicU32::new(0),
             refusals: AtomicU64::new(0),
             rounds: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
@@ -234,6 +239,21 @@ impl Shared {
             .saturating_mul(1 << factor)
             .min(max)
             .max(resync_after)
+    }
+
+    /// Returns whether `id` continues the epoch before the current one, of which only a few packets have arrived. They were strays
+    /// behind the stream then, and the numbers between are not missing. `horizon` is one past the highest position seen.
+    pub(super) fn returns(&self, id: PacketId, horizon: u64) -> bool {
+        let geometry = &self.geometry;
+        let per_frame = u64::from(geometry.packets_per_frame);
+        let seen = horizon.saturating_sub(self.first.load(Ordering::Acquire) * per_frame);
+        let ended = self.ended.load(Ordering::Acquire);
+        let distance = geometry.numbering.packets_between(ended, id);
+        self.has_ended.load(Ordering::Acquire) != 0
+            && seen <= 2 * u64::from(geometry.resync_after) + per_frame
+            && distance.is_some_and(|distance| {
+                distance.unsigned_abs() <= geometry.window as u64 * per_frame
+            })
     }
 
     /// Counts a change between two senders with different numbers.

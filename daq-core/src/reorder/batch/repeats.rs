@@ -27,6 +27,8 @@ const PAUSE_NS: u64 = 100_000_000;
 /// them.
 const UNEXPLAINED_FRAMES: u64 = 2;
 const MIN_UNEXPLAINED: u64 = 64;
+/// Minimum number of packets after the first one of an epoch after which packets before it do not only arrive out of order.
+const MIN_PROGRESS: u64 = 64;
 
 /// How a packet number was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +61,8 @@ impl Batch<'_> {
     ) -> Outcome {
         let horizon = self.seen_horizon();
         // The first packets of the run may be behind the window.
-        let distant = self.state.candidate.filter(|run| !run.is_repeat);
+        let distant = self.state.candidate;
+        let distant = distant.filter(|run| !run.is_repeat && self.shared.geometry.parts == 1);
         let (run, distant) = (self.run(id), distant.filter(|run| self.is_next(run, id)));
         if let Some(run) = run
             && self.confirms(id, &run)
@@ -154,8 +157,9 @@ impl Batch<'_> {
     /// a packet that was lost before.
     #[inline]
     pub(super) fn continues_repeats(&self, id: PacketId, frame: u64, index: u32) -> bool {
+        // Packets of several parts are not in order, so they continue no run.
         let is_repeat = self.state.candidate.is_some_and(|run| run.is_repeat);
-        is_repeat && self.fills_hole(id, frame, index)
+        is_repeat && self.shared.geometry.parts == 1 && self.fills_hole(id, frame, index)
     }
 
     #[cold]
@@ -171,7 +175,7 @@ impl Batch<'_> {
     pub(super) fn precedes(&self, frame: u64, index: u32) -> bool {
         let position = frame * u64::from(self.shared.geometry.packets_per_frame) + u64::from(index);
         let start = self.shared.start.load(Ordering::Acquire).min(self.start);
-        position < start && self.has_progressed()
+        position < start && self.has_progressed() && self.seen_horizon() - start >= MIN_PROGRESS
     }
 
     /// Returns whether `id` confirms that the sender has restarted with the packets of `run`.

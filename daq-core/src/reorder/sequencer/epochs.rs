@@ -192,6 +192,9 @@ impl Sequencer {
         let last_packets = horizon.saturating_sub(last.position);
         let ended = numbering.after(last.unit, last_packets).unit;
         self.before = self.begun.replace(id.unit).map(|begun| (begun, ended));
+        shared.ended.store(ended, Ordering::Release);
+        let has_ended = u32::from(last.number > 0);
+        shared.has_ended.store(has_ended, Ordering::Release);
     }
 
     fn alternate(&mut self, shared: &Shared) {

@@ -44,6 +44,27 @@ fn stream_continues_after_strays_within_the_maximum_gap() {
 }
 
 /// The stream reaches the numbers of the strays later, and they are delivered again.
+/// Strays are behind the stream, so they open an epoch. The stream then continues in another one, and no number between is lost.
+#[test]
+fn stream_continues_after_strays_behind_it() {
+    for strays in [3, 4, 6] {
+        let mut bench = bench(256, leaping());
+        put_all(&mut bench, 0..400);
+        put_all(&mut bench, 100..100 + strays);
+        put_all(&mut bench, 400..800);
+        bench.window.finish();
+        let report = bench.report();
+        let case = format!("{strays} strays: {report:?}");
+        assert_eq!((report.lost_total(), report.skipped), (0, 0), "{case}");
+        assert_eq!(
+            report.delivered + report.rejected + report.duplicates,
+            800 + strays,
+            "{case}"
+        );
+        assert!(report.delivered >= 800, "{case}");
+    }
+}
+
 #[test]
 fn numbers_of_strays_arrive_later() {
     let mut bench = bench(1024, leaping());
