@@ -22,6 +22,8 @@ pub(super) struct Candidate {
     pub(super) since: u64,
     /// Whether the numbers of these packets have arrived before, see the module `repeats`.
     pub(super) is_repeat: bool,
+    /// Whether one of these packets has another payload than the packet that arrived first, or they follow a pause.
+    pub(super) is_sure: bool,
 }
 
 /// The meaning of a packet's sequence number for the window.
@@ -142,6 +144,7 @@ impl WriterState {
             count: agreed,
             since,
             is_repeat: false,
+            is_sure: false,
         });
         let window = geometry.window as u64;
         let parts_agree = || {

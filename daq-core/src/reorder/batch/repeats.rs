@@ -81,14 +81,16 @@ impl Batch<'_> {
         if continued.is_none() {
             self.state.reject_candidates(self.shared);
         }
-        self.state.candidate = Some(Candidate {
+        let candidate = Candidate {
             unit: id.unit,
             sub: id.sub,
             part: self.shared.geometry.part_of(id),
             count: continued.map_or(1, |run| run.count + 1),
             since: horizon,
             is_repeat: true,
-        });
+            is_sure: false,
+        };
+        self.state.candidate = Some(candidate);
         let content = Content::Payload(size);
         let Some(memory) = self.state.keep(self.shared, id, content, time) else {
             self.state.candidate = None;
@@ -98,8 +100,15 @@ impl Batch<'_> {
         self.state.candidates.set_refuted(earlier.refuted());
         let is_equal = match earlier {
             Earlier::Arrived { frame, index } => self.equals_earlier(frame, index),
-            _ => Some(false),
+            _ => Some(true),
         };
+        let is_sure = run.is_some_and(|run| run.is_sure)
+            || is_equal == Some(false)
+            || self.shared.is_paused(self.horizon);
+        self.state.candidate = Some(Candidate {
+            is_sure,
+            ..candidate
+        });
         if run.is_some() || self.is_evidence(id, time, earlier, is_equal) {
             return Outcome::Repeated;
         }
@@ -158,8 +167,8 @@ impl Batch<'_> {
     #[inline]
     pub(super) fn continues_repeats(&self, id: PacketId, frame: u64, index: u32) -> bool {
         // Packets of several parts are not in order, so they continue no run.
-        let is_repeat = self.state.candidate.is_some_and(|run| run.is_repeat);
-        is_repeat && self.shared.geometry.parts == 1 && self.fills_hole(id, frame, index)
+        let is_sure = self.state.candidate.is_some_and(|run| run.is_sure);
+        is_sure && self.shared.geometry.parts == 1 && self.fills_hole(id, frame, index)
     }
 
     #[cold]
