@@ -104,7 +104,7 @@ fn acknowledged_frames_that_the_stream_does_not_hold_are_lost() {
     live.wait_ready();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     for number in 0..20_u64 {
-        let packet = [&number.to_le_bytes()[..], &[0; 64]].concat();
+        let packet = [&number.to_be_bytes()[..], &[0; 64]].concat();
         socket.send_to(&packet, ("127.0.0.1", port)).unwrap();
     }
     live.wait_count("sinks.tx.acknowledged", 20);
