@@ -170,12 +170,13 @@ impl WriterState {
 
     /// Returns whether `id` follows the candidates in order, and no packet near the window has arrived since.
     fn continues(&self, geometry: &Geometry, horizon: u64, id: PacketId) -> bool {
-        let near = geometry.window as i64 * i64::from(geometry.packets_per_frame);
+        let near = geometry.window as u64 * u64::from(geometry.packets_per_frame);
         let run = self.candidate.filter(|_| geometry.parts == 1);
         run.is_some_and(|run| {
             let distance = geometry.numbering.packets_between(run.unit, id);
             let distance = distance.map(|distance| distance - i64::from(run.sub));
-            run.since == horizon && distance.is_some_and(|distance| (1..=near).contains(&distance))
+            let is_next = |distance: i64| distance > 0 && distance.unsigned_abs() <= near;
+            run.since == horizon && distance.is_some_and(is_next)
         })
     }
 

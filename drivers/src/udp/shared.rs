@@ -56,7 +56,7 @@ impl SharedPort {
             ports.push((address, Arc::downgrade(&port)));
             port
         });
-        port.add(socket.clone(), streams)
+        port.add(&socket, streams)
             .map_err(|error| SocketError::Call {
                 action: "select the socket of each stream",
                 address,
@@ -65,7 +65,7 @@ impl SharedPort {
         Ok((socket, port))
     }
 
-    fn add(&self, socket: Arc<UdpSocket>, streams: &Selector) -> std::io::Result<()> {
+    fn add(&self, socket: &Arc<UdpSocket>, streams: &Selector) -> std::io::Result<()> {
         let mut sockets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.push((socket.clone(), streams.clone()));
         let selectors: Vec<_> = sockets.iter().map(|(_, streams)| streams).collect();

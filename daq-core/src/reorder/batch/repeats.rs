@@ -240,14 +240,12 @@ impl Batch<'_> {
             Earlier::Arrived { frame, index } => (frame, index),
         };
         let is_paused = is_paused || self.is_apart(frame, index, time);
-        match is_equal {
-            Some(false) => true,
-            // Bytes that are not accessible may be equal.
-            Some(true) | None => {
-                let first = self.state.lowest_candidate(&self.shared.geometry, id);
-                is_paused && self.is_first(first)
-            }
+        if is_equal == Some(false) {
+            return true;
         }
+        // Bytes that are not accessible may be equal.
+        let first = self.state.lowest_candidate(&self.shared.geometry, id);
+        is_paused && self.is_first(first)
     }
 
     /// Returns whether packets of several frames have arrived, so that packets before the start do not only arrive out of order. If

@@ -304,7 +304,9 @@ proptest! {
         };
         std::thread::scope(|scope| {
             let thread = scope.spawn(move || second.iter().for_each(|sequence| put(&mut other, *sequence)));
-            first.iter().for_each(|sequence| put(&mut sequencer, *sequence));
+            for sequence in &first {
+                put(&mut sequencer, *sequence);
+            }
             while !thread.is_finished() {
                 sequencer.tick(Instant::now());
                 std::thread::yield_now();

@@ -168,6 +168,10 @@ struct Outstanding {
 }
 
 /// The client's side.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent properties of the position and of the messages"
+)]
 struct Receiving {
     client: Client,
     consumer: PullConsumer,

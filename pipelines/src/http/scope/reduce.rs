@@ -461,10 +461,11 @@ impl Reducer {
                     *max = max.max(extremes(re).1);
                 }
             });
-            image.extend(cells.iter().map(|(mean, max)| match is_time {
-                true => mean.value().sqrt(),
-                false => *max,
-            }));
+            image.extend(cells.iter().map(
+                |(mean, max)| {
+                    if is_time { mean.value().sqrt() } else { *max }
+                },
+            ));
         }
         arrays.push("image", &[rows, columns], image);
         Some(json!({ "kind": "channels", "pixels": [channels, shown.len()] }))

@@ -51,7 +51,7 @@ fn assert_lost(outcome: &Outcome, parts: &[&str], what: &str) {
 fn removed_file_ends_the_run_and_all_its_frames_count_as_lost() {
     let partial = ".sigmf-data.partial";
     let outcome = run("file", |out| {
-        std::fs::remove_file(only(out, partial)).unwrap()
+        std::fs::remove_file(only(out, partial)).unwrap();
     });
     assert_lost(&outcome, &["was removed or moved", "clean-up jobs"], "file");
     let outcome = run("file", |out| std::fs::remove_dir_all(out).unwrap());
@@ -68,7 +68,7 @@ fn removed_file_ends_the_run_and_all_its_frames_count_as_lost() {
 #[test]
 fn removed_store_ends_the_run_and_all_its_frames_count_as_lost() {
     let outcome = run("zarr", |out| {
-        std::fs::remove_dir_all(only(out, ".zarr")).unwrap()
+        std::fs::remove_dir_all(only(out, ".zarr")).unwrap();
     });
     assert_lost(&outcome, &["was removed or moved"], "store");
 }

@@ -146,7 +146,7 @@ fn named_values_and_parts_are_selected() {
 fn frames_of_several_blocks_are_reduced_as_a_whole() {
     let points = 3 * points::BLOCK + 1000;
     let (mut fixture, ring) = scoped(&int16(1), 2 * points, 0);
-    let values = || (0..points).map(|i| (i % 1000) as i16);
+    let values = || (0..points).map(|i| i16::try_from(i % 1000).unwrap());
     let query = "width=16&row=500&size=65536";
     let message = reduced(&mut fixture, &ring, meta(0), bytes_of(values()), query);
     assert_eq!(message.data["min"], [0.0; 16]);
