@@ -168,10 +168,7 @@ struct Outstanding {
 }
 
 /// The client's side.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent properties of the position and of the messages"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties")]
 struct Receiving {
     client: Client,
     consumer: PullConsumer,
