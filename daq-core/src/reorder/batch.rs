@@ -374,7 +374,7 @@ impl<'a> Batch<'a> {
             Classification::NewEpoch
         } else {
             match self.classify(id, size).0 {
-                class if self.is_repeat(class) && self.confirms_restart(id) => {
+                class if self.is_repeat(class, id) && self.confirms_restart(id) => {
                     Classification::NewEpoch
                 }
                 class => class,

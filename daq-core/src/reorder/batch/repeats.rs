@@ -205,11 +205,14 @@ impl Batch<'_> {
         self.run(id).is_some_and(|run| self.confirms(id, &run))
     }
 
-    /// Returns whether the number of a packet of `class` has arrived before, or precedes the first packet of the run.
-    pub(super) fn is_repeat(&self, class: Classification) -> bool {
+    /// Returns whether the number of the packet `id` of `class` has arrived before, precedes the first packet of the run, or fills a
+    /// hole that a run of repeated packets reaches.
+    pub(super) fn is_repeat(&self, class: Classification, id: PacketId) -> bool {
         match class {
             Classification::InWindow { frame, index } => {
-                frame < self.base || self.shared.record(frame).is_present(index)
+                frame < self.base
+                    || self.shared.record(frame).is_present(index)
+                    || self.continues_repeats(id, frame, index)
             }
             class => class == Classification::BeforeStart,
         }

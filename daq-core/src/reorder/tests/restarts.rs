@@ -374,9 +374,9 @@ fn restart_waits_for_slots() {
         .pop()
         .unwrap();
     let mut delivered = 0;
-    for (run, sequence) in
-        (0..3_u8).flat_map(|run| (4..20_u64).map(move |sequence| (run, sequence)))
-    {
+    let all = (0..3_u8).flat_map(|run| (4..20_u64).map(move |sequence| (run, sequence)));
+    // The packet that confirms the second run was lost in the first one.
+    for (run, sequence) in all.filter(|packet| *packet != (0, 6)) {
         let mut waited = 0;
         loop {
             let mut batch = window.batch();
@@ -406,10 +406,11 @@ fn restart_waits_for_slots() {
     let report = SourceReport::of(&ledger);
     assert_eq!(
         (report.epochs, report.delivered, delivered),
-        (3, 48, 48),
+        (3, 47, 47),
         "{report:?}"
     );
-    assert_eq!(report.lost_total() + report.duplicates + report.rejected, 0);
+    let others = report.duplicates + report.rejected;
+    assert_eq!((report.lost_total(), others), (1, 0), "{report:?}");
 }
 
 /// The number of a packet can need more than 64 bits, because a frame number of 64 bits is multiplied by the packets of a frame.
