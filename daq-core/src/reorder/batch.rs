@@ -66,6 +66,8 @@ pub struct Batch<'a> {
     start: u64,
     /// Number of packets that arrived in this batch.
     arrived: u64,
+    /// Whether packets before the start of the run are placed.
+    accepts_preceding: bool,
 }
 
 /// Where to write the payload of a packet: the slot of its frame, or the reason why there is no slot.
@@ -95,6 +97,7 @@ impl<'a> Batch<'a> {
         if is_stale {
             state.refresh(shared);
         }
+        state.epoch.follow(&shared.geometry, base);
         let mut batch = Self {
             shared,
             state,
@@ -102,6 +105,7 @@ impl<'a> Batch<'a> {
             horizon: 0,
             start: u64::MAX,
             arrived: 0,
+            accepts_preceding: false,
         };
         if is_stale {
             // Packets of another thread have confirmed an epoch that this thread's candidates may belong to.
@@ -441,11 +445,11 @@ impl<'a> Batch<'a> {
     /// Ends the batch: passes its packets to the sequencer, and publishes every complete frame at the front of the
     /// window if this thread is the sequencer.
     pub fn commit(mut self) {
-        self.flush();
         // The old numbering continues. Candidates that only wait for slots are already confirmed and stay.
         if self.state.candidate.is_none() && !self.state.candidates.is_confirmed {
-            self.state.reject_candidates(self.shared);
+            self.refute_candidates();
         }
+        self.flush();
         self.shared.unpin(self.state.writer);
         if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.close_complete(self.shared, self.state.writer);
@@ -573,7 +577,7 @@ impl<'a> Batch<'a> {
         let is_first = candidate.is_some_and(|candidate| candidate.count == 1);
         if candidate.is_none() || is_first && candidate != self.state.candidate {
             // The candidates are not consistent with this packet.
-            self.state.reject_candidates(self.shared);
+            self.refute_candidates();
         }
         self.state.candidate = candidate;
         let found = match class {
@@ -610,9 +614,17 @@ impl<'a> Batch<'a> {
     /// Advances the window over the gap that `id` confirms. The candidates are placed before `id`.
     fn cross_gap(&mut self, id: PacketId, frame: u64) -> Found {
         let first = self.state.lowest_candidate(self.geometry(), id);
-        if self.shared.holds_gaps() && self.open_epoch(first, Opening::Segment) {
-            self.place_candidates(false);
-            return self.enter_near(id);
+        if self.shared.holds_gaps() {
+            if self.open_epoch(first, Opening::Segment) {
+                self.place_candidates(false);
+                return self.enter_near(id);
+            }
+            if self.shared.horizon.load(Ordering::Acquire) > 0 {
+                // Packets of other threads have moved the window, or contradict this thread's packets.
+                self.state.candidate = None;
+                self.state.reject_candidates(self.shared);
+                return self.enter_near(id);
+            }
         }
         let first = self.state.locate(self.geometry(), first);
         if !self.slide(first.map_or(frame, |(first, _)| first.min(frame))) {
@@ -667,7 +679,9 @@ impl<'a> Batch<'a> {
         let front = (self.base, self.horizon);
         let (class, candidate) = self.state.classify(self.shared, front, id, size);
         match class {
-            Classification::InWindow { frame, index } if self.precedes(frame, index) => {
+            Classification::InWindow { frame, index }
+                if !self.accepts_preceding && self.precedes(frame, index) =>
+            {
                 (Classification::BeforeStart, candidate)
             }
             _ => (class, candidate),

@@ -124,12 +124,14 @@ impl WriterState {
             // candidates of all threads at the same position, so that they can agree.
             Some(Candidate {
                 unit,
+                sub,
                 count,
                 since,
                 is_repeat: false,
                 ..
             }) if geometry.parts == 1 || shared.is_exclusive() || since == horizon => {
-                match geometry.numbering.packets_between(unit, id) {
+                let distance = geometry.numbering.packets_between(unit, id);
+                match distance.map(|distance| distance - i64::from(sub)) {
                     Some(0) => (count, since),
                     Some(distance) if distance.unsigned_abs() <= near => (count + 1, since),
                     _ => (1, horizon),

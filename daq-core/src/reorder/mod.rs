@@ -48,7 +48,7 @@ use classification::Candidate;
 use sequencer::Sequencer;
 use shared::{Epoch, Shared};
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How frames are divided into packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,9 @@ pub struct Geometry {
     /// Number of consecutive consistent packets beyond twice the window after which the window accepts them, at least
     /// 1. The packets before the last of them are kept aside meanwhile.
     pub resync_after: u32,
+    /// Time without packets after which an incomplete frame before the newest one is closed. After ten times as long, the causes
+    /// of losses are final.
+    pub close_after: Duration,
     /// Signal duration of a frame in nanoseconds, if each packet contains the time of its own payload. The start time
     /// of a frame is then known even if its first packets are missing. 0 if unknown, or if packets contain the time of
     /// their frame.
@@ -82,6 +85,9 @@ pub struct Geometry {
     /// Signal duration of a frame in nanoseconds according to the declared sample rate; 0 if unknown.
     pub declared_ns: u64,
 }
+
+/// The default time without packets after which incomplete frames are closed.
+pub const CLOSE_AFTER: Duration = Duration::from_millis(100);
 
 impl Geometry {
     /// Returns a geometry of `packets_per_frame` packets of `packet_bytes` each, numbered by a 64-bit counter, with a
@@ -97,6 +103,7 @@ impl Geometry {
             window: 4,
             max_gap: 0,
             resync_after: 4,
+            close_after: CLOSE_AFTER,
             frame_ns: 0,
             declared_ns: 0,
         }
@@ -377,9 +384,13 @@ impl ReorderWindow {
             "the geometry must be set before the first packet"
         );
         let writers = self.shared.pins.len();
-        self.shared
-            .pinned
-            .get_or_init(|| Arc::new(Shared::new(geometry, self.shared.kept, writers)));
+        self.shared.pinned.get_or_init(|| {
+            let pinned = Shared::new(geometry, self.shared.kept, writers);
+            for (new, planned) in pinned.idle.iter().zip(&self.shared.idle) {
+                new.store(planned.load(Ordering::Acquire), Ordering::Release);
+            }
+            Arc::new(pinned)
+        });
         self.adopt_pinned();
     }
 
@@ -389,6 +400,7 @@ impl ReorderWindow {
             return;
         };
         self.shared = pinned;
+        self.shared.idle[self.state.writer].store(0, Ordering::Release);
         self.is_pinned = true;
         let geometry = &self.shared.geometry;
         self.state.candidates = Candidates::new(geometry);
@@ -439,6 +451,15 @@ impl ReorderWindow {
         if let Some(sequencer) = &self.state.sequencer {
             sequencer.producer().wait(policy, limit);
         }
+    }
+
+    /// Calls `wait`, which waits for packets. Meanwhile, other threads do not wait for this thread.
+    pub fn idle<R>(&mut self, wait: impl FnOnce() -> R) -> R {
+        let idle = &self.shared.idle[self.state.writer];
+        idle.store(1, Ordering::Release);
+        let result = wait();
+        idle.store(0, Ordering::Release);
+        result
     }
 
     /// Reports the number of packets that Linux has dropped so far at this thread's socket. This is evidence for the
@@ -528,10 +549,10 @@ impl ReorderWindow {
     /// milliseconds while it does not wait for packets.
     pub fn tick(&mut self, now: Instant) {
         self.adopt_pinned();
-        let (shared, state) = (&self.shared, &mut self.state);
-        if !state.candidates.is_empty() && state.candidates.is_too_old(now) {
-            state.reject_candidates(shared);
+        if !self.state.candidates.is_empty() && self.state.candidates.is_too_old(now) {
+            self.end_candidates();
         }
+        let (shared, state) = (&self.shared, &mut self.state);
         let epoch = state.current_epoch(shared);
         if let Some(sequencer) = &mut state.sequencer {
             sequencer.tick(shared, state.writer, epoch, now);
@@ -540,11 +561,20 @@ impl ReorderWindow {
         }
     }
 
+    /// Ends the candidates, because no packet follows them. Those after a pause are not of this run.
+    fn end_candidates(&mut self) {
+        if self.state.candidates.is_empty() || self.state.candidate.is_some_and(|run| run.is_sure) {
+            self.state.reject_candidates(&self.shared);
+        } else {
+            self.with_batch(|batch| batch.refute_candidates());
+        }
+    }
+
     /// Ends the stream: publishes open frames up to the last packet seen, and finalises the ledger. All other threads
     /// must have stopped.
     pub fn finish(&mut self) {
         self.adopt_pinned();
-        self.state.reject_candidates(&self.shared);
+        self.end_candidates();
         if let Some(sequencer) = &mut self.state.sequencer {
             sequencer.finish(&self.shared, self.state.writer);
         }
@@ -567,11 +597,13 @@ impl WriterState {
     /// Returns the current epoch. Its reference follows the packets of this thread once this thread has adopted the
     /// epoch.
     fn current_epoch(&self, shared: &Shared) -> Epoch {
-        if shared.segment.load(Ordering::Acquire) == self.epoch.segment {
+        let mut epoch = if shared.segment.load(Ordering::Acquire) == self.epoch.segment {
             self.epoch
         } else {
             shared.epoch()
-        }
+        };
+        epoch.follow(&shared.geometry, shared.base.load(Ordering::Acquire));
+        epoch
     }
 
     /// Requests to skip `unit`, which intentionally contains no data, see [`ReorderWindow::skip`].

@@ -2,6 +2,7 @@
 
 mod epochs;
 mod held_gaps;
+mod silence;
 mod skips;
 mod times;
 
@@ -13,22 +14,16 @@ use crate::ledger::{Cause, SourceLedger};
 use crate::ring::Producer;
 use crate::sync::Ordering;
 use held_gaps::HeldGaps;
+use silence::Silence;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Time for which an incomplete frame stays open while no packets arrive.
-const HOLD_TIME: Duration = Duration::from_millis(100);
-/// Time without packets after which the disposition of missing packets becomes final.
-const FINALISE_AFTER: Duration = Duration::from_secs(1);
-
-/// When one thread requests a new epoch, the sequencer waits at most this long for the other threads to poll their
-/// sockets. These sockets may hold earlier packets of the new epoch, or packets of the old numbering, which show that
-/// there is no new epoch.
+/// When one thread requests a new epoch, the sequencer waits for the other threads to poll their sockets. These sockets may
+/// hold earlier packets of the new epoch, or packets of the old numbering, which show that there is no new epoch. The sequencer
+/// waits at most this long for threads that wait for packets, because they wake if packets arrive.
 const POLL_ROUND: Duration = Duration::from_millis(5);
-
-/// Maximum silence that is counted per tick, equal to the longest wait of a source. A thread that was delayed for
-/// longer has not polled its socket meanwhile.
-const MAX_SILENCE_STEP: Duration = Duration::from_millis(50);
+/// The sequencer waits at most this long for threads that do not wait for packets, because a busy machine may delay them.
+const BUSY_POLL_ROUND: Duration = Duration::from_millis(20);
 
 /// State of a closed frame until its gaps are finalised.
 #[derive(Clone, Debug, Default)]
@@ -38,22 +33,11 @@ struct Closed {
     missing: u64,
 }
 
-/// The time since the last packet arrived.
-#[derive(Clone, Copy, Debug, Default)]
-struct Silence {
-    /// The horizon and the number of arrived packets at the last tick.
-    horizon: u64,
-    arrived: u64,
-    /// Time since one of them changed.
-    length: Duration,
-    last: Option<Instant>,
-}
-
 /// A requested epoch that waits until all threads have polled for packets.
 #[derive(Clone, Copy, Debug)]
 struct PendingEpoch {
     request: EpochRequest,
-    deadline: Instant,
+    begun: Instant,
     /// Number of times that this thread has polled since the request.
     ticks: u32,
 }
@@ -128,7 +112,7 @@ impl Sequencer {
             pending_epoch: None,
             rounds: vec![0; shared.rounds.len()].into(),
             flags: Flags::default(),
-            silence: Silence::default(),
+            silence: Silence::new(shared.rounds.len()),
             last_time: None,
             awaits_times: false,
             min_gap_step: shared.records.len() as u64,
@@ -274,25 +258,11 @@ impl Sequencer {
 
     /// Closes frames that have waited too long, and finalises them later.
     fn close_stale(&mut self, shared: &Shared, writer: usize, now: Instant) {
-        let horizon = shared.horizon.load(Ordering::Acquire);
-        let silence = &mut self.silence;
-        let step = silence.last.map_or(Duration::ZERO, |last| {
-            now.saturating_duration_since(last).min(MAX_SILENCE_STEP)
-        });
-        silence.last = Some(now);
-        let arrived = shared.arrived.load(Ordering::Acquire);
-        if (silence.horizon, silence.arrived) != (horizon, arrived) {
-            if silence.length >= HOLD_TIME {
-                shared.silent.store(u64::MAX, Ordering::Release);
-                shared.paused.store(u64::MAX, Ordering::Release);
-            }
-            (silence.horizon, silence.arrived) = (horizon, arrived);
-            silence.length = Duration::ZERO;
+        let Some(silent) = self.silence.measure(shared, writer, now) else {
             return;
-        }
-        silence.length += step;
-        let silent = silence.length;
-        if horizon == 0 || silent < HOLD_TIME {
+        };
+        let horizon = shared.horizon.load(Ordering::Acquire);
+        if horizon == 0 || silent < shared.geometry.close_after {
             return;
         }
         // Another thread may still fill a frame whose last packet has arrived. If the sender reports the ends of
@@ -309,10 +279,11 @@ impl Sequencer {
         let horizon = shared.horizon.load(Ordering::Acquire);
         self.silence.horizon = horizon;
         shared.paused.store(horizon, Ordering::Release);
-        if silent >= FINALISE_AFTER {
+        let is_final = silent >= 10 * shared.geometry.close_after;
+        if is_final {
             shared.silent.store(horizon, Ordering::Release);
         }
-        if silent >= FINALISE_AFTER && self.missing > 0 {
+        if is_final && self.missing > 0 {
             let base = shared.base.load(Ordering::Relaxed);
             let from = shared.finalised.swap(base, Ordering::AcqRel);
             shared.wait_until_unpinned(writer);
@@ -345,7 +316,7 @@ impl Sequencer {
             self.record_poll_rounds(shared);
             self.pending_epoch = Some(PendingEpoch {
                 request,
-                deadline: now + POLL_ROUND,
+                begun: now,
                 ticks: 0,
             });
         }

@@ -44,6 +44,18 @@ impl Epoch {
         let distance = geometry.numbering.packets_between(self.unit, id)?;
         self.position.checked_add_signed(distance)
     }
+
+    /// Moves the reference to `frame`, the oldest open frame, if it is so far behind that numbers would become ambiguous. Packets of
+    /// other threads may have moved the window.
+    pub(super) fn follow(&mut self, geometry: &Geometry, frame: u64) {
+        let front = frame.saturating_mul(u64::from(geometry.packets_per_frame));
+        let ahead = front.saturating_sub(self.position);
+        if frame < BLOCKED && u128::from(ahead) > geometry.numbering.packets_to_wrap() / 8 {
+            let id = geometry.numbering.after(self.unit, ahead);
+            self.unit = id.unit;
+            self.position = front - u64::from(id.sub);
+        }
+    }
 }
 
 /// A writer's request for a new epoch or segment.
@@ -126,6 +138,8 @@ pub(super) struct Shared {
     pub(super) refusals: AtomicU64,
     /// Number of polls of each writer.
     pub(super) rounds: Box<[CachePadded<AtomicU64>]>,
+    /// 1 for each writer that waits for packets.
+    pub(super) idle: Box<[CachePadded<AtomicU32>]>,
     /// Records which packets of closed frames arrived.
     pub(super) history: History,
     /// The horizon when the stream became silent for so long that the causes of all gaps became final; `u64::MAX` after
@@ -187,6 +201,9 @@ impl Shared {
             refusals: AtomicU64::new(0),
             rounds: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
+                .collect(),
+            idle: (0..writers)
+                .map(|_| CachePadded::new(AtomicU32::new(0)))
                 .collect(),
             history: History::new(),
             silent: AtomicU64::new(u64::MAX),

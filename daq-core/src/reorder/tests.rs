@@ -1,11 +1,13 @@
 //! Compares the window with a simple model that knows the outcome of every packet.
 
+mod delays;
 mod epochs;
 mod fairness;
 mod gaps;
 mod kept;
 mod leaps;
 mod lengths;
+mod pair;
 mod parts;
 mod pinning;
 mod random;

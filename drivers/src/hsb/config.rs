@@ -7,6 +7,7 @@ use super::placer;
 use crate::packet::{PacketKeys, keys};
 use crate::socket::{RECEIVE_BUFFER, SocketKeys};
 use daq_core::config::Problem;
+use daq_core::reorder::CLOSE_AFTER;
 use daq_core::topology::P2pPreference;
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::nics::NicNames;
@@ -391,6 +392,7 @@ impl HsbConfig {
                 "resync_after",
                 self.packet_keys.resync_after == keys::default_resync_after(),
             ),
+            ("close_after", self.packet_keys.close_after.0 == CLOSE_AFTER),
         ];
         for (key, _) in is_default.iter().filter(|(_, is_default)| !is_default) {
             report(key, "this key has no effect on a queue pair", left);

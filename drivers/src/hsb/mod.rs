@@ -150,6 +150,7 @@ samples = { type = "uint8" }
 # max_gap = 524288            # maximum number of packets missing in a row
 # rearm_after = "2 s"         # without packets for this time, check the sensor and arm it again if necessary; 0 = never
 # resync_after = 4            # packets in a row that confirm restarted sequence numbers
+# close_after = "100 ms"      # time without packets after which frames with missing packets are published
 # mode    = "queue-pair"      # an RDMA NIC writes the frames: use the keys below instead of `listen`, `pages` and the keys about
                               # packets
 # nics    = ["mlx5_0"]        #   the NIC; "auto": the best one for the ring; ["emulated"]: for daq emulate hsb --nic emulated
@@ -410,6 +411,7 @@ impl SourceSpec for Hsb {
             window: self.config.window(),
             max_gap: self.config.max_gap(),
             resync_after: self.config.packet_keys.resync_after,
+            close_after: self.config.packet_keys.close_after.0,
             ..Geometry::new(packets_per_frame, pages.packet)
         })
     }

@@ -269,6 +269,7 @@ impl Frames {
             window: self.keys.window.unwrap_or(WINDOW),
             max_gap: self.keys.max_gap(),
             resync_after: self.keys.resync_after,
+            close_after: self.keys.close_after.0,
             frame_ns: self.frame_ns(frame_bytes),
             declared_ns: self.declared_ns(frame_bytes),
         })
@@ -437,6 +438,7 @@ mod tests {
             window: None,
             max_gap: None,
             resync_after: 4,
+            close_after: crate::packet::keys::default_close_after(),
             samples: Some(samples.clone()),
         };
         Frames::new(format.clone(), &keys, &Origins::default(), 1, 64)

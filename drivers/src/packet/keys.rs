@@ -2,8 +2,16 @@
 
 use daq_core::config::Problem;
 use daq_core::layout::Samples;
+use daq_core::reorder::CLOSE_AFTER;
+use daq_core::units::Span;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// The allowed values of `close_after`.
+const CLOSE_AFTER_RANGE: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(3600);
 
 /// How packets form frames: a group of keys of each source of packets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -14,7 +22,7 @@ pub(crate) struct PacketKeys {
     /// and limited by the number of slots of the ring; `daq plan` prints the number and the reason. The default of a source
     /// `hsb` is 2. If SPEAD sizes are detected automatically, the default is computed for the maximum number of packets in a
     /// slot: set `window` if `late` grows. A frame with missing packets is published when a packet of a frame `window` frames
-    /// later arrives, after 100 ms without new packets, or when the source ends. The newest frame waits for a later packet or
+    /// later arrives, after `close_after` without new packets, or when the source ends. The newest frame waits for a later packet or
     /// the end of the source.
     pub window: Option<usize>,
     /// Maximum number of packets missing in a row, beyond twice the window. A larger gap, or a step back, is not counted as
@@ -24,6 +32,10 @@ pub(crate) struct PacketKeys {
     /// window. Until then, daq buffers the packets; if their numbers are not consistent, it rejects them. At least 1.
     #[serde(default = "default_resync_after")]
     pub resync_after: u32,
+    /// Time without new packets after which frames with missing packets are published, 1 ms to 1 h. Sources whose senders pause
+    /// for longer in the middle of a frame need a longer time. It is also the pause after which the same numbers can be a restart.
+    #[serde(default = "default_close_after")]
+    pub close_after: Span,
     /// Type and layout of the payload samples; by default real int8 with one channel.
     pub samples: Option<Samples>,
 }
@@ -36,6 +48,11 @@ pub(crate) const fn default_max_gap() -> u64 {
 /// Default value of `resync_after`.
 pub(crate) const fn default_resync_after() -> u32 {
     4
+}
+
+/// Default value of `close_after`.
+pub(crate) const fn default_close_after() -> Span {
+    Span(CLOSE_AFTER)
 }
 
 impl PacketKeys {
@@ -68,6 +85,10 @@ impl PacketKeys {
                 Problem::at("resync_after", "`resync_after` must be at least 1 packet")
                     .help("set at least 1"),
             );
+        }
+        if !CLOSE_AFTER_RANGE.contains(&self.close_after.0) {
+            let problem = Problem::at("close_after", "`close_after` must be 1 ms to 1 h");
+            found.push(problem.help("set a time like \"100 ms\", which is the default"));
         }
         found
     }

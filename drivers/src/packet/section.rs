@@ -42,6 +42,7 @@ macro_rules! example {
             r#"# window  = 64                # number of frames open at the same time; packets may arrive out of order within them
 # max_gap = 65536             # maximum number of packets missing in a row
 # resync_after = 4            # packets in a row that confirm a restart of the sender
+# close_after = "100 ms"      # time without packets after which frames with missing packets are published
 
 [source.NAME.format]
 kind     = "raw"              # or "spead", "vita49", "vdif"

@@ -77,8 +77,8 @@ impl JsonSchema for Speed {
 pub(super) struct ReplayConfig {
     /// The recording, or an array of recordings replayed one after another: a capture (`.pcap` or `.pcapng`), a SigMF
     /// recording (its `.sigmf-meta` or `.sigmf-data` file), or a directory, whose SigMF recording is replayed
-    /// segment by segment in the order of the names. The keys `window`, `max_gap`, `resync_after` and `samples` apply only to
-    /// captures; the metadata of SigMF recordings contain the type and layout of the samples.
+    /// segment by segment in the order of the names. The keys `window`, `max_gap`, `resync_after`, `close_after` and `samples`
+    /// apply only to captures; the metadata of SigMF recordings contain the type and layout of the samples.
     pub path: Paths,
     /// The recording to replay from a directory with several: the common start of its segments' names, before the number.
     pub name: Option<String>,
@@ -264,8 +264,11 @@ mod tests {
             ["path.1"]
         );
         assert_eq!(
-            keys("path = []\nwindow = 0\nresync_after = 0", true),
-            ["window", "resync_after", "path"]
+            keys(
+                "path = []\nwindow = 0\nresync_after = 0\nclose_after = \"0 s\"",
+                true
+            ),
+            ["window", "resync_after", "close_after", "path"]
         );
         assert_eq!(keys("path = \"a.sigmf-data\"", false), Vec::<String>::new());
         assert_eq!(keys("path = \"capture\"", true), Vec::<String>::new());

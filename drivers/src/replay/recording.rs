@@ -5,7 +5,7 @@ use crate::packet::keep::name_problems;
 use daq_core::config::Problem;
 use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
-use daq_core::reorder::{Geometry, Numbering};
+use daq_core::reorder::{CLOSE_AFTER, Geometry, Numbering};
 use daq_core::sigmf::{Capture, Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
 use serde::Deserialize as _;
@@ -438,6 +438,7 @@ impl Recording {
                 .saturating_mul(u64::from(packets_per_frame))
                 .min(1 << 48),
             resync_after: 1,
+            close_after: CLOSE_AFTER,
             // Each piece has the timestamp of its first packet, even if that packet is missing.
             frame_ns: 0,
             declared_ns: 0,

@@ -366,7 +366,7 @@ impl Filler for Receiver {
         if got != Got::Nothing {
             return Ok(Polled::Busy);
         }
-        self.socket.wait(timeout)
+        window.idle(|| self.socket.wait(timeout))
     }
 
     fn finish(&mut self, window: &mut ReorderWindow) {

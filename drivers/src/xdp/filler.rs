@@ -494,7 +494,7 @@ impl Filler for Receiver {
         if any {
             return Ok(Polled::Busy);
         }
-        let ready = !timeout.is_zero() && self.wait(timeout)?;
+        let ready = !timeout.is_zero() && window.idle(|| self.wait(timeout))?;
         Ok(if ready { Polled::Busy } else { Polled::Idle })
     }
 

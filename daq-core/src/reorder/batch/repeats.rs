@@ -16,13 +16,11 @@
 
 use super::{Batch, Found, Outcome};
 use crate::frame::{Clock, Timestamp};
-use crate::reorder::candidates::{Content, Refuted};
+use crate::reorder::candidates::{Content, Kept, Refuted};
 use crate::reorder::classification::{Candidate, Classification};
 use crate::reorder::{PacketId, PacketSize};
 use crate::sync::Ordering;
 
-/// Time in nanoseconds between a packet and an earlier packet with the same number that shows a pause.
-const PAUSE_NS: u64 = 100_000_000;
 /// Number of frames, and minimum number of packets, of repeated numbers without a new packet after which mere repeats do not explain
 /// them.
 const UNEXPLAINED_FRAMES: u64 = 2;
@@ -79,7 +77,7 @@ impl Batch<'_> {
         }
         let continued = run.or(distant);
         if continued.is_none() {
-            self.state.reject_candidates(self.shared);
+            self.refute_candidates();
         }
         let candidate = Candidate {
             unit: id.unit,
@@ -123,6 +121,40 @@ impl Batch<'_> {
         } else {
             earlier.outcome()
         }
+    }
+
+    /// Ends the candidates, because the stream continues without them. Packets before the start of the run whose frames are open
+    /// arrived out of order, so they are placed. The others are counted.
+    pub(in super::super) fn refute_candidates(&mut self) {
+        let precedes = |kept: &Kept| kept.refuted == Refuted::BeforeStart;
+        if !self.state.candidates.packets().any(precedes) {
+            self.state.reject_candidates(self.shared);
+            return;
+        }
+        let mut candidates = std::mem::take(&mut self.state.candidates);
+        self.accepts_preceding = true;
+        while let Some(kept) = candidates.pop() {
+            let open = self.base..self.base + self.geometry().window as u64;
+            let is_open = |id| {
+                let position = self.state.locate(self.geometry(), id);
+                position.is_some_and(|(frame, _)| open.contains(&frame))
+            };
+            match kept.content {
+                Content::Payload(size) if precedes(&kept) && is_open(kept.id) => {
+                    let payload = candidates.payload(&kept);
+                    let outcome = self.place_sized(kept.id, payload, size.frame, kept.time);
+                    self.keep_fields(outcome, || kept.fields);
+                }
+                Content::NoData => {}
+                _ => {
+                    let geometry = &self.shared.geometry;
+                    kept.refuted.count(&self.state.ledger, geometry, kept.id);
+                }
+            }
+        }
+        self.accepts_preceding = false;
+        self.state.candidates = candidates;
+        self.state.reject_candidates(self.shared);
     }
 
     /// Counts a packet that may be repeated, or may be of a restarted sender. Returns whether there are so many without a new packet
@@ -287,16 +319,17 @@ impl Batch<'_> {
         }
     }
 
-    /// Returns whether `time` is much later or earlier than the time of the packet `index` of `frame` that arrived first.
+    /// Returns whether `time` is much later or earlier than the time of the packet `index` of `frame` that arrived first, by at
+    /// least `close_after`.
     fn is_apart(&self, frame: u64, index: u32, time: Timestamp) -> bool {
         let record = self.shared.record(frame);
         let clock = record.time_clock.load(Ordering::Acquire);
-        let start = time
-            .ns
-            .saturating_sub(self.shared.geometry.nanoseconds_before(index));
+        let geometry = &self.shared.geometry;
+        let start = time.ns.saturating_sub(geometry.nanoseconds_before(index));
+        let apart = start.abs_diff(record.time_ns.load(Ordering::Relaxed));
         time.clock != Clock::None
             && clock == time.clock as u32
-            && start.abs_diff(record.time_ns.load(Ordering::Relaxed)) >= PAUSE_NS
+            && u128::from(apart) >= geometry.close_after.as_nanos()
     }
 
     /// Returns whether the packet that was kept last has the payload of packet `index` of `frame`, which arrived first. `None` if

@@ -54,8 +54,15 @@ impl Batch<'_> {
     }
 
     fn ask_memory(&mut self, frame: u64, record: &Record) -> Memory {
-        record.resolve_skip_request(state::UNASSIGNED);
-        if record.state.load(Ordering::Acquire) == state::UNASSIGNED {
+        loop {
+            // A packet with payload cancels the request to skip its frame. Another request may arrive while this thread waits.
+            record.resolve_skip_request(state::UNASSIGNED);
+            match record.state.load(Ordering::Acquire) {
+                state::ASSIGNED => return Memory::Slot(record.memory.load(Ordering::Relaxed)),
+                state::SKIPPED => return Memory::Reject,
+                state::UNASSIGNED => {}
+                _ => return Memory::RingFull,
+            }
             if let Some(sequencer) = &mut self.state.sequencer {
                 if !sequencer.assign(self.shared, frame) {
                     record.state.store(state::REFUSED, Ordering::Release);
@@ -71,13 +78,6 @@ impl Batch<'_> {
             if frame < self.base {
                 return Memory::Closed;
             }
-        }
-        // A skip request may have arrived while this thread waited.
-        record.resolve_skip_request(state::REFUSED);
-        match record.state.load(Ordering::Acquire) {
-            state::ASSIGNED => Memory::Slot(record.memory.load(Ordering::Relaxed)),
-            state::SKIPPED => Memory::Reject,
-            _ => Memory::RingFull,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::shared::{BLOCKED, Epoch, EpochRequest, Opening, Shared, wait_until};
 use super::super::{Geometry, PacketId};
-use super::{Closed, POLL_ROUND, PendingEpoch, Sequencer};
+use super::{BUSY_POLL_ROUND, Closed, POLL_ROUND, PendingEpoch, Sequencer};
 use crate::frame::Flags;
 use crate::sync::Ordering;
 use std::time::{Duration, Instant};
@@ -25,10 +25,11 @@ impl Sequencer {
         asked.ticks += 1;
         let PendingEpoch {
             request,
-            deadline,
+            begun,
             ticks,
         } = *asked;
-        let have_polled = ticks > 2 && self.have_polled(shared, writer) || now >= deadline;
+        let waited = now.saturating_duration_since(begun);
+        let have_polled = self.have_polled(shared, writer, ticks > 2, waited);
         if have_polled || cfg!(loom) {
             self.pending_epoch = None;
             if request.known == epoch.segment {
@@ -43,13 +44,32 @@ impl Sequencer {
         }
     }
 
-    /// Returns whether every other thread has completed a poll that it began after
-    /// [`record_poll_rounds`](Self::record_poll_rounds).
-    fn have_polled(&self, shared: &Shared, writer: usize) -> bool {
-        let pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
-        pairs.into_iter().all(|(other, (noted, rounds))| {
-            other == writer || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
-        })
+    /// Returns whether all other threads have completed a poll that they began after
+    /// [`record_poll_rounds`](Self::record_poll_rounds), or are not awaited after the time `waited`. `has_polled` is true if this
+    /// thread has completed one.
+    fn have_polled(
+        &self,
+        shared: &Shared,
+        writer: usize,
+        has_polled: bool,
+        waited: Duration,
+    ) -> bool {
+        if waited >= BUSY_POLL_ROUND {
+            return true;
+        }
+        let is_over = waited >= POLL_ROUND;
+        // A thread that waits for a slot waits for this thread.
+        let is_idle = |other: usize| {
+            is_over && shared.idle[other].load(Ordering::Acquire) != 0
+                || shared.wanted[other].load(Ordering::Acquire) != 0
+        };
+        let mut pairs = self.rounds.iter().zip(&shared.rounds).enumerate();
+        (has_polled || is_over)
+            && pairs.all(|(other, (noted, rounds))| {
+                other == writer
+                    || rounds.load(Ordering::Acquire).wrapping_sub(*noted) >= 2
+                    || is_idle(other)
+            })
     }
 
     /// Opens the segment after `epoch` that this thread's packets confirm, or refuses it.
@@ -63,7 +83,7 @@ impl Sequencer {
         if !shared.is_exclusive() && cfg!(not(loom)) {
             self.record_poll_rounds(shared);
             let start = Instant::now();
-            wait_until(|| self.have_polled(shared, writer) || start.elapsed() >= POLL_ROUND);
+            wait_until(|| self.have_polled(shared, writer, true, start.elapsed()));
         }
         self.decide_epoch(shared, writer, epoch, request);
     }

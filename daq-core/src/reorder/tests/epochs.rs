@@ -1,5 +1,6 @@
 //! Tests of new epochs: which packets confirm an epoch, and what happens to earlier packets.
 
+use super::pair::{Pair, put};
 use super::*;
 use crate::frame::{Clock, FrameMeta};
 
@@ -324,26 +325,12 @@ fn candidates_of_all_threads_after_restart_are_placed() {
         window: 16,
         ..Geometry::new(1, BYTES)
     };
-    let options = RingOptions {
-        packets_per_frame: 1,
-        supports_backpressure: false,
-        ..RingOptions::new("raw", 64, geometry.frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-    let mut other = windows.pop().unwrap();
-    let mut sequencer = windows.pop().unwrap();
-    let put = |window: &mut ReorderWindow, sequence: u64| {
-        window.with_batch(|batch| {
-            batch.place(
-                PacketId::of(sequence),
-                &payload(sequence),
-                Timestamp::default(),
-            )
-        })
-    };
+    let Pair {
+        mut sequencer,
+        mut other,
+        ledger,
+        ..
+    } = Pair::new(64, geometry);
     for sequence in 1000..1010 {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
     }
@@ -359,4 +346,33 @@ fn candidates_of_all_threads_after_restart_are_placed() {
     let report = SourceReport::of(&ledger);
     assert_eq!((report.epochs, report.rejected), (2, 0));
     assert_eq!((report.expected, report.delivered), (16, 16));
+}
+
+/// Packets of the first frame that arrive after many others are placed if the stream continues, or if nothing follows.
+#[test]
+fn late_first_packets_are_placed_while_their_frame_is_open() {
+    for continues in [true, false] {
+        let geometry = Geometry {
+            window: 32,
+            ..geometry()
+        };
+        let mut bench = bench(64, geometry);
+        for sequence in (2..=80).filter(|sequence| ![3, 5].contains(sequence)) {
+            assert_eq!(bench.put(sequence), Outcome::Placed);
+        }
+        for sequence in [0, 1] {
+            assert_eq!(bench.put(sequence), Outcome::Repeated);
+        }
+        if continues {
+            assert_eq!(bench.put(5), Outcome::Placed);
+        } else {
+            let now = Instant::now();
+            bench.window.tick(now);
+            bench.window.tick(now + Duration::from_secs(2));
+        }
+        bench.window.finish();
+        let report = bench.report();
+        assert_eq!(report.before_start, 0, "{report:?}");
+        assert_eq!(report.delivered, 79 + u64::from(continues), "{report:?}");
+    }
 }

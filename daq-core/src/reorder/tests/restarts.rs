@@ -1,5 +1,6 @@
 //! Tests of senders that restart their numbers within the window, and of packets that only arrive again.
 
+use super::pair::Pair;
 use super::*;
 use crate::frame::Clock;
 
@@ -192,20 +193,15 @@ fn constant_number_opens_no_epoch() {
 /// Several threads cannot compare payload, so packets that arrive again after pauses open no epoch.
 #[test]
 fn repeats_in_several_threads_open_no_epoch() {
-    let options = RingOptions {
-        packets_per_frame: PACKETS_PER_FRAME,
-        supports_backpressure: false,
-        ..RingOptions::new("raw", 256, geometry().frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
     let wide = Geometry {
         window: 16,
         ..geometry()
     };
-    let mut windows = ReorderWindow::new(producer, wide, 2, &ledger);
-    let mut sequencer = windows.swap_remove(0);
+    let Pair {
+        mut sequencer,
+        ledger,
+        ..
+    } = Pair::new(256, wide);
     let mut now = Instant::now();
     let mut sent = 0;
     for burst in 0..12_u64 {
@@ -234,20 +230,15 @@ fn repeats_in_several_threads_open_no_epoch() {
 /// A restart in the window that several threads cannot recognise is not reported as mere duplicates.
 #[test]
 fn many_repeats_without_a_new_packet_are_rejected() {
-    let options = RingOptions {
-        packets_per_frame: PACKETS_PER_FRAME,
-        supports_backpressure: false,
-        ..RingOptions::new("raw", 256, geometry().frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
     let wide = Geometry {
         window: 64,
         ..geometry()
     };
-    let mut windows = ReorderWindow::new(producer, wide, 2, &ledger);
-    let mut sequencer = windows.swap_remove(0);
+    let Pair {
+        mut sequencer,
+        ledger,
+        ..
+    } = Pair::new(256, wide);
     let mut unexplained = 0;
     for _ in 0..2 {
         for sequence in 0..100 {

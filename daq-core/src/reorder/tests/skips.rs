@@ -205,6 +205,23 @@ fn skip_before_first_packet_opens_no_frame() {
     }
 }
 
+/// The same packet again and again confirms nothing, whatever its index in the unit.
+#[test]
+fn repeated_distant_packet_opens_no_epoch() {
+    for sub in 0..PACKETS_PER_FRAME {
+        let mut bench = bench(64, geometry());
+        for unit in 1000..1003 {
+            for sub in 0..PACKETS_PER_FRAME {
+                put(&mut bench, unit, sub);
+            }
+        }
+        for _ in 0..4 {
+            assert_eq!(put(&mut bench, 5_000_000, sub), Outcome::Kept);
+        }
+        assert_eq!(bench.report().epochs, 1);
+    }
+}
+
 /// An event in the stream. Packet numbers are relative to the highest one so far.
 #[derive(Clone, Copy, Debug)]
 enum Event {

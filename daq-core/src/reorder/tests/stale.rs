@@ -1,50 +1,15 @@
 //! Tests of threads whose epoch another thread replaces while they wait.
 
+use super::pair::{Pair, put};
 use super::*;
 use std::thread;
-
-/// A window that two threads fill.
-struct Pair {
-    sequencer: ReorderWindow,
-    other: ReorderWindow,
-    reader: Reader,
-    ledger: SourceLedger,
-}
 
 fn pair() -> Pair {
     let geometry = Geometry {
         resync_after: 2,
         ..geometry()
     };
-    let options = RingOptions {
-        packets_per_frame: PACKETS_PER_FRAME,
-        supports_backpressure: false,
-        fill: Fill::byte(0xee),
-        ..RingOptions::new("raw", 64, geometry.frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-    let other = windows.pop().unwrap();
-    let sequencer = windows.pop().unwrap();
-    Pair {
-        sequencer,
-        other,
-        reader,
-        ledger,
-    }
-}
-
-fn put(window: &mut ReorderWindow, sequence: u64) -> Outcome {
-    window.with_batch(|batch| {
-        batch.place(
-            PacketId::of(sequence),
-            &payload(sequence),
-            Timestamp::default(),
-        )
-    })
+    Pair::new(64, geometry)
 }
 
 /// Waits until `ready`, which needs progress of another thread.
@@ -60,9 +25,10 @@ fn batch_does_not_continue_in_a_replaced_epoch() {
     let Pair {
         mut sequencer,
         mut other,
-        mut reader,
+        ring,
         ledger,
     } = pair();
+    let mut reader = ring.attach(true, 1, ReaderLedger::default()).unwrap();
     for sequence in 1000..1008 {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
     }
@@ -105,7 +71,7 @@ fn request_is_served_after_an_outdated_request() {
     let Pair {
         mut sequencer,
         mut other,
-        reader: _reader,
+        ring: _ring,
         ledger,
     } = pair();
     for sequence in 1000..1004 {

@@ -1,30 +1,17 @@
 //! Tests of several threads that fill one window.
 
+use super::pair::{Pair, put};
 use super::*;
 
 /// A thread that lags far behind the others opens no epoch backwards. After the others stop, its packets are accepted.
 #[test]
 fn lagging_thread_is_not_restart() {
-    let options = RingOptions {
-        packets_per_frame: PACKETS_PER_FRAME,
-        supports_backpressure: false,
-        ..RingOptions::new("raw", 64, geometry().frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = ReorderWindow::new(producer, geometry(), 2, &ledger);
-    let mut lagging = windows.pop().unwrap();
-    let mut sequencer = windows.pop().unwrap();
-    let put = |window: &mut ReorderWindow, sequence: u64| {
-        window.with_batch(|batch| {
-            batch.place(
-                PacketId::of(sequence),
-                &payload(sequence),
-                Timestamp::default(),
-            )
-        })
-    };
+    let Pair {
+        mut sequencer,
+        other: mut lagging,
+        ledger,
+        ..
+    } = Pair::new(64, geometry());
     for sequence in 1000..1040 {
         assert_eq!(put(&mut sequencer, sequence), Outcome::Placed);
     }
@@ -138,17 +125,12 @@ fn unit_skipped_by_other_thread_is_known_before_next_packet() {
         },
         ..geometry()
     };
-    let options = RingOptions {
-        packets_per_frame: PACKETS_PER_FRAME,
-        supports_backpressure: false,
-        ..RingOptions::new("raw", 512, geometry.frame_bytes)
-    };
-    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-    let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-    let ledger = SourceLedger::default();
-    let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-    let mut other = windows.pop().unwrap();
-    let mut sequencer = windows.pop().unwrap();
+    let Pair {
+        mut sequencer,
+        mut other,
+        ledger,
+        ..
+    } = Pair::new(512, geometry);
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -189,34 +171,26 @@ fn stream_continues_after_strays_of_another_thread() {
             max_gap: 100_000,
             ..geometry()
         };
-        let options = RingOptions {
-            packets_per_frame: PACKETS_PER_FRAME,
-            supports_backpressure: false,
-            ..RingOptions::new("raw", 256, geometry.frame_bytes)
-        };
-        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-        let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-        let ledger = SourceLedger::default();
-        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-        let mut other = windows.pop().unwrap();
-        let mut sequencer = windows.pop().unwrap();
-        let put = |window: &mut ReorderWindow, sequence: u64| {
-            window.with_batch(|batch| {
-                batch.place(
-                    PacketId::of(sequence),
-                    &payload(sequence),
-                    Timestamp::default(),
-                );
-            });
-        };
+        let Pair {
+            mut sequencer,
+            mut other,
+            ledger,
+            ..
+        } = Pair::new(256, geometry);
         for sequence in 0..400 {
             put(&mut sequencer, sequence);
         }
         if own {
-            (0..strays).for_each(|i| put(&mut sequencer, 60_000 + i));
+            for i in 0..strays {
+                put(&mut sequencer, 60_000 + i);
+            }
         } else {
             std::thread::scope(|scope| {
-                let thread = scope.spawn(|| (0..strays).for_each(|i| put(&mut other, 60_000 + i)));
+                let thread = scope.spawn(|| {
+                    for i in 0..strays {
+                        put(&mut other, 60_000 + i);
+                    }
+                });
                 while !thread.is_finished() {
                     sequencer.tick(Instant::now());
                     std::thread::yield_now();
@@ -285,17 +259,7 @@ proptest! {
     #[test]
     fn threads_account_every_packet_of_restarts(lists in [received(), received()], window in prop_oneof![Just(2_usize), Just(16)]) {
         let geometry = Geometry { window, max_gap: 100, ..geometry() };
-        let options = RingOptions {
-            packets_per_frame: PACKETS_PER_FRAME,
-            supports_backpressure: false,
-            ..RingOptions::new("raw", 64, geometry.frame_bytes)
-        };
-        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
-        let (_ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-        let ledger = SourceLedger::default();
-        let mut windows = ReorderWindow::new(producer, geometry, 2, &ledger);
-        let mut other = windows.pop().unwrap();
-        let mut sequencer = windows.pop().unwrap();
+        let Pair { mut sequencer, mut other, ledger, .. } = Pair::new(64, geometry);
         let [first, second] = lists.map(|list| numbers(&list));
         let sent = (first.len() + second.len()) as u64;
         let put = |window: &mut ReorderWindow, sequence: u64| {

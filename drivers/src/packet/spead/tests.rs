@@ -572,6 +572,7 @@ fn configured_heap_is_one_frame() {
     let format = configured(text).unwrap();
     assert_eq!(format.numbering().packets_per_unit, 3);
     let keys = PacketKeys {
+        close_after: crate::packet::keys::default_close_after(),
         window: None,
         max_gap: None,
         resync_after: 4,
