@@ -219,7 +219,7 @@ pub enum Reject {
         expected: u16,
     },
     /// The packet uses another SPEAD flavour (number of address bits).
-    #[error("the packet is SPEAD-{}-{found}, but SPEAD-64-{expected} is configured: set `address_bits = {found}`", u32::from(*.pointer) + u32::from(*.found))]
+    #[error("the packet is SPEAD-{}-{found}, but SPEAD-64-{expected} is configured: {}", u32::from(*.pointer) + u32::from(*.found), flavour_fix(*.pointer, *.found))]
     Flavour {
         /// Number of mode and identifier bits of an item pointer.
         pointer: u16,
@@ -277,7 +277,8 @@ pub enum Reject {
     },
     /// The packet belongs to another stream than the configured one.
     #[error(
-        "the packet belongs to {what} {found:#x}, not {expected:#x}: list both in `{what}` of the format, set `{what}` to receive only one, or receive this stream with another source `udp`, which may have the same port if both have one socket"
+        "the packet belongs to {what} {found:#x}, not {expected:#x}: {}, or receive this stream with another source `udp`, which may have the same port if both have one socket",
+        other_stream_fix(what)
     )]
     OtherStream {
         /// The key of the format that selects the stream.
@@ -305,6 +306,23 @@ pub enum Reject {
         /// What is wrong with the packet, and what to correct in the configuration.
         message: &'static str,
     },
+}
+
+/// Returns the fix for packets of another stream than that of the key `what`.
+fn other_stream_fix(what: &str) -> String {
+    if what == "station" {
+        return "remove `station` to receive all stations".to_owned();
+    }
+    format!("list both in `{what}` of the format, set `{what}` to receive only one")
+}
+
+/// Returns the fix for SPEAD packets with items of `pointer` and `address` bits.
+fn flavour_fix(pointer: u16, address: u16) -> String {
+    if pointer + address == 64 && [40, 48].contains(&address) {
+        format!("set `address_bits = {address}`")
+    } else {
+        "daq supports SPEAD-64-40 and SPEAD-64-48, so set the sender to one of them".to_owned()
+    }
 }
 
 impl Reject {

@@ -3,7 +3,7 @@
 use daq_core::frame::{Clock, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Conversion of a sender's timestamp in ticks to nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +178,13 @@ impl TimeWrap {
     #[cold]
     fn nearby(&self, scale: &TimeScale, wrapped: u64, received: Timestamp) -> u64 {
         match self.shared.latest.load(Ordering::Relaxed) {
-            NEVER if scale.origin_ns.is_some() && received.clock != Clock::None => received.ns,
+            NEVER if scale.origin_ns.is_some() && received.clock != Clock::None => {
+                match received.clock {
+                    // Clocks of network cards often count TAI, or the time since the card started.
+                    Clock::Hardware => host_ns(),
+                    _ => received.ns,
+                }
+            }
             NEVER => wrapped,
             latest => latest,
         }
@@ -236,6 +242,12 @@ fn difference(a: u64, b: u64) -> f64 {
     a.wrapping_sub(b).cast_signed() as f64
 }
 
+/// Returns the time of the host's clock.
+fn host_ns() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +267,23 @@ mod tests {
             ns,
             clock: Clock::Kernel,
         }
+    }
+
+    /// The clock of a network card may count TAI or from its start, so the first time is near that of the host.
+    #[test]
+    fn first_time_follows_the_clock_of_the_host() {
+        let scale = TimeScale {
+            origin_ns: Some(0),
+            ..MICROSECONDS
+        };
+        let period = 1000 << 32;
+        let received = Timestamp {
+            ns: 1_000_000_000,
+            clock: Clock::Hardware,
+        };
+        let time = wrap(&scale, 32).ns(&scale, 5, received);
+        assert!(host_ns().abs_diff(time) <= period, "{time}");
+        assert_eq!(time % period, 5000);
     }
 
     /// Returns the times of packets every `step` ticks whose field has `bits` bits. Their receive times are known or not.

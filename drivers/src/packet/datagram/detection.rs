@@ -44,16 +44,12 @@ impl Detection {
 
     /// Stores a datagram of `flow` after the others. Returns false if there is no memory for it.
     fn push(&mut self, datagram: &[u8], received: Timestamp, flow: Option<Flow>) -> bool {
-        if self
-            .flows
-            .as_ref()
-            .is_some_and(|flows| flows.len() > MAX_FLOWS)
-        {
-            return false;
-        }
         let tag = match (&mut self.flows, flow) {
             (Some(flows), Some(flow)) => {
                 let known = flows.iter().position(|other| *other == flow);
+                if known.is_none() && flows.len() == MAX_FLOWS {
+                    return false;
+                }
                 let index = known.unwrap_or_else(|| {
                     flows.push(flow);
                     flows.len() - 1
@@ -124,7 +120,11 @@ impl Depacketizer {
                 self.drain(detection, window, false);
                 match &mut self.detection {
                     None => drop(self.place_one(window, bytes, received, false)),
-                    Some(detection) => drop(detection.push(bytes, received, self.flow)),
+                    Some(detection) => {
+                        if !detection.push(bytes, received, self.flow) {
+                            window.reject(1);
+                        }
+                    }
                 }
                 continue;
             }
@@ -158,7 +158,12 @@ impl Depacketizer {
         }
         self.drain(detection, window, true)
             && match &mut self.detection {
-                Some(detection) => detection.push(bytes, received, self.flow),
+                Some(detection) => {
+                    if !detection.push(bytes, received, self.flow) {
+                        window.reject(1);
+                    }
+                    true
+                }
                 None => self.place_one(window, bytes, received, true),
             }
     }
@@ -239,6 +244,9 @@ impl Depacketizer {
             }
             detection.pending.pop();
         }
+        if let Some(flows) = &mut detection.flows {
+            flows.clear();
+        }
         window.control(messages);
         window.reject(rejected);
         if rejected > 0 && self.rejections.count("unknown_sizes", rejected, &why) {
@@ -284,6 +292,86 @@ impl Depacketizer {
     fn return_to(&mut self, flow: Option<Flow>) {
         if let Some(flow) = flow {
             self.use_flow(flow);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::spead::{Item, SpeadConfig, build_packet, item};
+    use daq_core::ledger::{SourceLedger, SourceReport};
+    use daq_core::reorder::Geometry;
+    use daq_core::ring::RingOptions;
+    use daq_testkit::ring::RingFixture;
+
+    const HEAP: u64 = 256;
+    const PACKET: u64 = 64;
+
+    /// Returns the packets of heap `counter`.
+    fn heap(counter: u64) -> impl Iterator<Item = Vec<u8>> {
+        (0..HEAP / PACKET).map(move |part| {
+            let mut items = vec![
+                Item::immediate(item::HEAP_COUNTER, counter),
+                Item::immediate(item::HEAP_LENGTH, HEAP),
+                Item::immediate(item::HEAP_OFFSET, part * PACKET),
+                Item::immediate(item::PAYLOAD_LENGTH, PACKET),
+                Item::immediate(0x1600, counter),
+            ];
+            items.extend((part == 0).then(|| Item::addressed(item::SAMPLES, 0)));
+            let mut bytes = Vec::new();
+            build_packet(40, &items, &[7; PACKET as usize], &mut bytes);
+            bytes
+        })
+    }
+
+    /// Datagrams of many senders before the first heap are counted, and do not stop the source.
+    #[test]
+    fn many_flows_before_the_first_heap_are_counted() {
+        let config: SpeadConfig = toml::from_str("heap = 256\nframe = { item = 0x1600 }").unwrap();
+        let format = config.build().unwrap();
+        let planned = Geometry {
+            numbering: format.numbering(),
+            first_bytes: 1,
+            frame_bytes: HEAP as usize,
+            ..Geometry::new(HEAP as u32, 1)
+        };
+        for waits in [false, true] {
+            let options = RingOptions {
+                packets_per_frame: planned.packets_per_frame,
+                supports_backpressure: false,
+                ..RingOptions::new("raw", 512, planned.frame_bytes)
+            };
+            let fixture = RingFixture::new(options);
+            let ledger = SourceLedger::default();
+            let mut window = ReorderWindow::new(fixture.producer, planned, 1, &ledger).remove(0);
+            let detecting = format.start_detection(&planned, 1).unwrap();
+            let mut depacketizer = Depacketizer::new("adc", detecting);
+            let mut sent = 0;
+            let mut put = |port: u16, bytes: &[u8]| {
+                let source = Some(([10, 0, 0, 9], port).into());
+                depacketizer.use_flow(Flow {
+                    source,
+                    destination: None,
+                });
+                if waits {
+                    assert!(depacketizer.place_with_room(&mut window, bytes, Timestamp::default()));
+                } else {
+                    depacketizer.place(&mut window, [(bytes, Timestamp::default())]);
+                }
+                sent += 1;
+            };
+            for port in 1..=MAX_FLOWS as u16 + 500 {
+                put(port, &[0x53, 4, 3, 5, 0, 0, 0, 0]);
+            }
+            for counter in 1..=200 {
+                heap(counter).for_each(|bytes| put(9, &bytes));
+            }
+            depacketizer.flush(&mut window, false);
+            window.finish();
+            let report = SourceReport::of(&ledger);
+            assert_eq!(report.delivered + report.rejected, sent, "{report:?}");
+            assert!(report.delivered > 700, "{report:?}");
         }
     }
 }

@@ -307,7 +307,12 @@ impl RawConfig {
             });
         }
         let units = u64::from(packets).saturating_mul(number.step);
-        let wraps_in_frame = number.field().bits() < 64 && !units.is_power_of_two();
+        let bits = number.field().bits();
+        let wraps_in_frame = bits < 64 && !units.is_power_of_two();
+        check.must(self.packets.is_none() || bits >= 64 || units < 1 << bits, "packets", || {
+            let message = format!("a sequence number of {bits} bits contains no frame number if a frame has {packets} packets");
+            (message, "set `frame` with the number of the frame, and `packet`; or fewer `packets`".to_owned())
+        });
         check.must(self.packets.is_none() || !wraps_in_frame, "packets", || {
             let message = format!("the sequence number wraps inside a frame of {packets} packets");
             (message, "set a power of two".to_owned())

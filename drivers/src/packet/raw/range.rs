@@ -128,6 +128,12 @@ impl NumberRange {
     }
 
     fn offset(&self, continued: u64) -> u128 {
+        if self.count <= 1 << 62 {
+            // Continued numbers of such ranges can be negative.
+            let (from, count) = (i128::from(self.first), self.count.cast_signed());
+            let ahead = i128::from(continued.cast_signed()) - from;
+            return ahead.rem_euclid(count).cast_unsigned();
+        }
         let before = self.count - u128::from(self.first) % self.count;
         (u128::from(continued) % self.count + before) % self.count
     }
@@ -177,6 +183,26 @@ mod tests {
         let range = NumberRange::new(0, u64::MAX);
         assert_eq!(range.continued(u64::MAX - 1, "frame"), Ok(u64::MAX - 1));
         assert_eq!(range.continued(0, "frame"), Ok(0));
+    }
+
+    /// A sender may continue far behind the first numbers, so that continued numbers are negative.
+    #[test]
+    fn numbers_continue_after_a_jump_below_zero() {
+        for (first, last) in [(1, 65_535), (0, 999)] {
+            let range = NumberRange::new(first, last);
+            for value in first..first + 20 {
+                range.continued(value, "frame").unwrap();
+            }
+            let begin = last / 5 * 4;
+            let mut before = None;
+            for value in begin..begin + 100 {
+                let continued = range.continued(value, "frame").unwrap();
+                assert_eq!(range.number(continued), value);
+                if let Some(before) = before.replace(continued) {
+                    assert_eq!(continued, before + 1);
+                }
+            }
+        }
     }
 
     #[test]

@@ -94,6 +94,10 @@ fn range_is_checked_and_continues_numbers() {
             "sequence.range",
         ),
         (
+            "packets = 256\nsequence = { offset = 0, bytes = 1 }",
+            "packets",
+        ),
+        (
             "packets = 2\nframe = { offset = 0, bytes = 2 }\npacket = { offset = 2, bytes = 2, range = [1, 2] }",
             "packet.range",
         ),

@@ -20,6 +20,10 @@ const HEAPS_PER_PART: usize = 16;
 const MIN_HEAPS: usize = 64;
 /// Number of heaps with the same hash that are stored.
 const WAYS: usize = 8;
+/// Number of senders and parts whose restarts are noticed, as many as a number of 6 bits has values.
+const SENDERS: usize = 1 << 6;
+/// Number of heaps by which a heap can arrive out of order. A sender whose counter steps back further has restarted.
+const OUT_OF_ORDER: u64 = 4;
 /// The part of a counter that heaps of several parts of a frame use.
 const AMBIGUOUS: u32 = u32::MAX;
 
@@ -34,8 +38,51 @@ pub(super) struct HeapNumbers {
     recent: Box<[Box<[[Recent; WAYS]]>]>,
     /// Number of heaps that were stored.
     stored: u64,
+    /// The newest heap counters of some senders and parts, to notice that they restart. The index is a hash of both.
+    newest: Box<[Newest; SENDERS]>,
     /// Distinguishes senders of the current flow, because most senders count their heaps from 1.
     sender: u64,
+}
+
+/// The newest heap counter of a sender and a part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Newest {
+    /// Identifies both.
+    key: u64,
+    counter: u64,
+    /// The smallest difference of counters of heaps that followed each other; 0 if it is unknown.
+    step: u64,
+}
+
+impl Newest {
+    /// Adds a heap of `key`. Returns whether its counter shows that the sender has restarted.
+    fn add(&mut self, key: u64, counter: u64) -> bool {
+        let last = *self;
+        let ahead = counter.wrapping_sub(last.counter).cast_signed();
+        if last.key != key || ahead == 0 {
+            *self = Self {
+                key,
+                counter,
+                step: 0,
+            };
+            return false;
+        }
+        if ahead > 0 {
+            let step = ahead.unsigned_abs();
+            self.step = if last.step == 0 {
+                step
+            } else {
+                last.step.min(step)
+            };
+            self.counter = counter;
+            return false;
+        }
+        let restarts = last.step > 0 && ahead.unsigned_abs() / last.step > OUT_OF_ORDER;
+        if restarts {
+            self.counter = counter;
+        }
+        restarts
+    }
 }
 
 /// The numbers of a heap.
@@ -59,6 +106,7 @@ impl HeapNumbers {
             parts,
             recent: vec![vec![Default::default(); sets].into(); flows].into(),
             stored: 0,
+            newest: Box::new([Newest::default(); SENDERS]),
             sender: 0,
         }
     }
@@ -117,6 +165,13 @@ impl HeapNumbers {
             return Err(UNKNOWN_FLOW);
         };
         let sender = self.sender;
+        if let (Some(_), Some(part)) = (frame, part) {
+            // The heaps of each part may have counters of their own.
+            let key = mixed(sender ^ u64::from(part));
+            if self.newest[(key >> 58) as usize].add(key, counter) {
+                self.forget(flow, part);
+            }
+        }
         let ways = ways(&mut self.recent[flow], counter ^ sender);
         let known = ways.iter().position(|recent| {
             recent.age > 0 && (recent.counter, recent.sender) == (counter, sender)
@@ -139,6 +194,16 @@ impl HeapNumbers {
             Some(recent) if recent.part == AMBIGUOUS => Err(AMBIGUOUS_HEAP),
             Some(recent) => Ok((recent.frame, recent.part)),
             None => Err(self.unknown_heap(items, address_bits)),
+        }
+    }
+
+    /// Drops the numbers of the heaps of `part` that the sender of the current `flow` sent before it restarted.
+    #[cold]
+    fn forget(&mut self, flow: usize, part: u32) {
+        for recent in self.recent[flow].iter_mut().flatten() {
+            if (recent.sender, recent.part) == (self.sender, part) {
+                recent.age = 0;
+            }
         }
     }
 

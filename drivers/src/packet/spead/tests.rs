@@ -116,8 +116,15 @@ fn items_of_the_first_packet_place_the_whole_heap() {
         place(&packet(901, 8, &[(0x4101, 3), (0x1600, 30)])),
         Ok((30, 3))
     );
+    // Numbers of heaps before a restart do not place heaps after it.
+    for counter in 902..920 {
+        place(&first(counter, 10 * counter, 3)).unwrap();
+    }
+    assert_eq!(place(&packet(905, 8, &[])), Ok((9050, 3)));
+    place(&first(904, 20_000, 3)).unwrap();
+    assert_eq!(place(&packet(905, 8, &[])), Err("unknown_heap"));
     // The end of the stream has no frame number, so no frame is skipped.
-    let end = packet(902, 0, &[(6, 2)]);
+    let end = packet(930, 0, &[(6, 2)]);
     assert_eq!(
         format.parse(&end),
         Ok(Parsed::Control(Control::EndOfStream { unit: None }))

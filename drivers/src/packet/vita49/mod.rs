@@ -248,7 +248,11 @@ impl Vita49 {
         }
         self.prologue = bytes;
         let timestamp = nanoseconds(stamp, self.rate);
-        self.reference = timestamp.map(|_| stamp.reference);
+        self.reference = timestamp.map(|_| match stamp.unit {
+            // The count has no relation to the integer seconds.
+            Fraction::FreeRunning => Seconds::Other,
+            _ => stamp.reference,
+        });
         let number = stream.number(stamp, prologue.count, &mut self.notes);
         if stream.has_other_rate() {
             return Err(OTHER_RATE);

@@ -177,6 +177,14 @@ fn timestamps_are_utc_gps_or_of_the_sensor() {
         ..Sent::default()
     };
     assert_eq!(time(&sent), (2_000_016_000, Clock::Sensor));
+    // The integer seconds say nothing about a free-running count.
+    for tsi in [1, 2] {
+        let sent = Sent {
+            tsi,
+            ..sent.clone()
+        };
+        assert_eq!(time(&sent), (2_000_016_000, Clock::Sensor));
+    }
     let sent = Sent {
         tsf: 0,
         ..Sent::default()
