@@ -97,6 +97,8 @@ pub struct SinkContext {
     /// Sizes of the packet slots; 0 if frames do not consist of packets, or if the packet sizes are detected at run time.
     /// Then each frame's record contains them.
     pub packet_sizes: PacketSizes,
+    /// Whether the size of `layout` is only a maximum, because the size of all frames is detected at run time.
+    pub is_layout_maximum: bool,
     /// The base directory of relative paths.
     pub directory: PathBuf,
     /// The memory of the ring, for sinks whose devices read it directly.

@@ -23,6 +23,7 @@ fn recording(
         packets_per_frame,
         packet_sizes: PacketSizes::equal(packet_bytes.try_into().unwrap_or(u32::MAX)),
         detects_sizes: false,
+        is_layout_maximum: false,
         source: "raw".into(),
         description: None,
         hardware: None,

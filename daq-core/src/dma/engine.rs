@@ -1,7 +1,7 @@
 //! The trait of DMA engines.
 
 use super::{DmaDevice, DmaError, DmaMap};
-use crate::frame::{Flags, KeptFields, Timestamp};
+use crate::frame::{Flags, KeptFields, PacketSizes, Timestamp};
 use crate::region::Placement;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,6 +175,8 @@ pub struct Origin {
     pub packets_per_frame: u32,
     /// Number of packets that arrived; [`Completions::push_with`] reports which ones.
     pub arrived: u32,
+    /// Sizes of the packets; 0 if those of the ring apply.
+    pub packet_sizes: PacketSizes,
     /// Values that the frame keeps from the headers of its packets.
     pub kept: KeptFields,
 }

@@ -10,7 +10,7 @@
 //! All numbers are decimal, except `Daq-Present`: the bitmap of the packets that arrived, packet 0 first, as 16 hexadecimal
 //! digits per 64 packets. The header is absent if all packets arrived.
 
-use daq_core::frame::{Clock, Flags, FrameMeta, KeptFields, Timestamp};
+use daq_core::frame::{Clock, Flags, FrameMeta, KeptFields, PacketSizes, Timestamp};
 use daq_core::layout::{Layout, Order};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -122,6 +122,10 @@ pub fn encode(
             }
             put("Daq-Present", text);
         }
+        let PacketSizes { first, rest, parts } = meta.packet_sizes;
+        if meta.packets_per_frame > 1 && rest > 0 {
+            put("Daq-Packet-Sizes", format!("{first},{rest},{parts}"));
+        }
     }
     for (i, name) in kept.iter().enumerate() {
         if let Some(value) = meta.kept.get(i) {
@@ -202,7 +206,12 @@ pub fn decode<'a>(
             .find(|clock| clock.name() == name)
             .ok_or_else(|| headers.wrong("Daq-Clock", "it must be the name of a clock"))?,
     };
-    let packets = headers.number("Daq-Packets", 1, MAX_PACKETS_PER_FRAME.into())?;
+    // Frames of a kernel consist of no packets. The message of another program is one packet.
+    let packets = headers.number(
+        "Daq-Packets",
+        run.is_empty().into(),
+        MAX_PACKETS_PER_FRAME.into(),
+    )?;
     let arrived = headers.number("Daq-Arrived", packets, packets)?;
     let present = match (headers.0)("Daq-Present") {
         None if arrived < packets => {
@@ -214,6 +223,13 @@ pub fn decode<'a>(
                 "Daq-Present",
                 "it must have 16 hexadecimal digits per 64 packets",
             )
+        })?,
+    };
+    let packet_sizes = match (headers.0)("Daq-Packet-Sizes") {
+        None => PacketSizes::default(),
+        Some(text) => sizes(text).ok_or_else(|| {
+            let expected = "it must be three numbers like 1416,1432,1";
+            headers.wrong("Daq-Packet-Sizes", expected)
         })?,
     };
     let mut fields = KeptFields::default();
@@ -234,6 +250,7 @@ pub fn decode<'a>(
         length: usize::try_from(length).unwrap_or(usize::MAX),
         packets_per_frame: u32::try_from(packets).unwrap_or(u32::MAX),
         arrived: u32::try_from(arrived).unwrap_or(u32::MAX),
+        packet_sizes,
         kept: fields,
         ..FrameMeta::default()
     };
@@ -246,6 +263,17 @@ pub fn decode<'a>(
         present,
     };
     Ok((header, chunk))
+}
+
+/// Reads the sizes of packets.
+fn sizes(text: &str) -> Option<PacketSizes> {
+    let mut numbers = text.split(',').map(|number| number.parse().ok());
+    let sizes = PacketSizes {
+        first: numbers.next()??,
+        rest: numbers.next()??,
+        parts: numbers.next()??,
+    };
+    numbers.next().is_none().then_some(sizes)
 }
 
 /// Reads a bitmap; `None` if it does not belong to `packets` packets of which `arrived` arrived.
@@ -394,8 +422,10 @@ mod tests {
                 length: length.into(),
                 flags: Flags::INCOMPLETE,
                 kept: KeptFields::default().with(1, value),
+                packet_sizes: PacketSizes { first: 8, rest: 9, parts: 1 },
                 ..FrameMeta::default()
             };
+            let meta = if packets > 1 { meta } else { FrameMeta { packet_sizes: PacketSizes::default(), ..meta } };
             let headers = encoded(&meta, &present, &kept, WHOLE);
             prop_assert_eq!(&headers["Nats-Msg-Id"], &format!("r.s:{epoch}:{sequence}"));
             let (found, chunk) = decoded(&headers, length.into(), &kept).unwrap();
@@ -420,6 +450,19 @@ mod tests {
             decoded(&headers, 7, &[]).is_err(),
             "beyond the end of the frame"
         );
+    }
+
+    /// The frames of a kernel consist of no packets, so the flag alone shows that they are incomplete.
+    #[test]
+    fn frames_without_packets_keep_their_flag() {
+        let meta = FrameMeta {
+            sequence: 5,
+            length: 10,
+            flags: Flags::INCOMPLETE,
+            ..FrameMeta::default()
+        };
+        let headers = encoded(&meta, &[], &[], WHOLE);
+        assert_eq!(decoded(&headers, 10, &[]).unwrap().0.meta, meta);
     }
 
     #[test]

@@ -71,6 +71,7 @@ fn describe(frame: &Received, length: usize) -> Done {
             flags: meta.flags,
             packets_per_frame: meta.packets_per_frame,
             arrived: meta.arrived,
+            packet_sizes: meta.packet_sizes,
             kept: meta.kept,
         }),
         ..Done::default()

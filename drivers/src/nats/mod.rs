@@ -253,6 +253,11 @@ impl SourceSpec for NatsSource {
         Some(PREFERRED)
     }
 
+    /// Each frame contains the sizes of its packets.
+    fn detected_from(&self) -> Option<&'static str> {
+        (self.config.packets_per_frame > 1).then_some("the frames")
+    }
+
     fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
         frame_per_slot(self.config.packets_per_frame, slot_bytes)
     }

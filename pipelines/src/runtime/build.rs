@@ -409,6 +409,7 @@ impl Pipeline {
                 packets_per_frame: ring.packets_per_frame,
                 kept: ring.kept.clone(),
                 packet_sizes: ring.packet_sizes,
+                is_layout_maximum: ring.is_layout_maximum,
                 directory: options.directory.clone(),
                 memory: parts.regions[&ring.name].clone(),
                 nic: planned.nic.clone(),

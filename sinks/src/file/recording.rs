@@ -31,6 +31,7 @@ pub(super) fn recording(
         packets_per_frame: context.packets_per_frame,
         packet_sizes: context.packet_sizes,
         detects_sizes: context.packets_per_frame > 0 && context.packet_sizes.rest == 0,
+        is_layout_maximum: context.is_layout_maximum,
         source: context.ring.clone(),
         description,
         hardware,

@@ -73,7 +73,12 @@ impl FileSink {
         if length == 0 {
             return Ok(0);
         }
-        let is_full = self.writer.len() + length > self.limit || self.builder.is_full();
+        let spans = if meta.is_incomplete() {
+            frame.present().missing().count()
+        } else {
+            0
+        };
+        let is_full = self.writer.len() + length > self.limit || self.builder.is_full(spans);
         if !self.writer.is_empty() && is_full {
             self.ending = true;
         }
@@ -86,11 +91,6 @@ impl FileSink {
             self.next += 1;
             self.opened = Instant::now();
         }
-        let spans = if meta.is_incomplete() {
-            frame.present().missing().count()
-        } else {
-            0
-        };
         self.writer.keep_spare(self.builder.json_bytes(spans));
         let start = usize::try_from(record.trimmed.0).unwrap_or(bytes.len());
         let written = usize::try_from(length).unwrap_or(bytes.len());
@@ -114,7 +114,8 @@ impl FileSink {
             moment: moment(meta),
             restart: meta.flags.contains(Flags::EPOCH),
             suspect: meta.flags.contains(Flags::SUSPECT),
-            incomplete: meta.is_incomplete() && meta.packets_per_frame == 0,
+            // A kernel has computed the frame from incomplete data.
+            incomplete: meta.is_incomplete() && meta.arrived >= meta.packets_per_frame,
             packets_per_frame: meta.packets_per_frame,
             packet_sizes: meta.packet_sizes,
             truncated: meta.flags.contains(Flags::TRUNCATED),

@@ -17,6 +17,10 @@ pub const MAX_CAPTURES: usize = 10_000;
 /// Maximum number of annotations in a segment's metadata, not counting the annotation for unlisted entries.
 pub const MAX_ANNOTATIONS: usize = 10_000;
 
+/// Maximum number of annotations of a frame besides those of its missing packets: for suspect data, for incomplete data and for
+/// lost frames.
+const OTHER_NOTES: usize = 3;
+
 /// Maximum number of bytes of one capture or annotation in the metadata text.
 const ENTRY_BYTES: u64 = 640;
 
@@ -111,8 +115,6 @@ pub struct MetaBuilder {
     last: Option<Record>,
     /// Whether no frame of this segment was written yet.
     fresh: bool,
-    /// Whether a frame of this segment has another size than the recording states.
-    has_other_sizes: bool,
 }
 
 impl MetaBuilder {
@@ -153,7 +155,6 @@ impl MetaBuilder {
             missing_end: 0,
             last: None,
             fresh: true,
-            has_other_sizes: false,
         }
     }
 
@@ -181,7 +182,6 @@ impl MetaBuilder {
         self.missing_frames = 0;
         self.missing_end = 0;
         self.fresh = true;
-        self.has_other_sizes = false;
     }
 
     /// Returns the settings of the receiver in the kept fields of a frame.
@@ -285,7 +285,6 @@ impl MetaBuilder {
                 self.note(kind, start + from, to - from, cause);
             }
         }
-        self.has_other_sizes |= record.bytes != self.recording.frame_bytes;
         self.bytes += record.bytes;
         self.frames += 1;
         self.fresh = false;
@@ -324,20 +323,25 @@ impl MetaBuilder {
         }
     }
 
-    /// Returns whether the segment must end, because its metadata may have no room for the kept fields or the time of another
-    /// frame, or for the beginning of a frame that only its capture shows, because frames differ in size.
-    pub fn is_full(&self) -> bool {
+    /// Returns whether the segment must end, because its metadata may have no room for another frame with `spans` spans of missing
+    /// packets: for its capture, its annotations, its kept fields or its time.
+    pub fn is_full(&self, spans: usize) -> bool {
         self.kept.is_full()
             || self.times.is_full()
-            || self.has_other_sizes && self.runs.len() == self.max_runs
+            || self.runs.len() == self.max_runs
+            || self.notes.len() + spans + OTHER_NOTES > self.max_notes
     }
 
     /// Sets the packet sizes from the first frame.
     fn detect_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
-        recording.frame_bytes = first.frame_bytes();
         recording.packets_per_frame = first.packets_per_frame;
         recording.packet_sizes = first.packet_sizes;
+        // Frames of different sizes are at most as large as the layout.
+        if !recording.is_layout_maximum {
+            return;
+        }
+        recording.frame_bytes = first.frame_bytes();
         if let Some(table) = &mut recording.table {
             let point = recording.datatype.bytes() as u64 * u64::from(table.channels.max(1));
             table.points = first.frame_bytes() / point.max(1);
@@ -395,10 +399,9 @@ impl MetaBuilder {
     /// Returns the maximum number of bytes of the metadata text after one more frame with `spans` spans of missing
     /// packets.
     pub fn json_bytes(&self, spans: usize) -> u64 {
-        // The frame may add one capture. Besides the spans, it may add annotations for suspect data, for incomplete data and
-        // for lost frames.
+        // The frame may add one capture.
         let captures = (self.runs.len() + 1).min(self.max_runs);
-        let annotations = (self.notes.len() + spans + 3).min(self.max_notes) + 1;
+        let annotations = (self.notes.len() + spans + OTHER_NOTES).min(self.max_notes) + 1;
         (captures + annotations) as u64 * ENTRY_BYTES
             + self.times.json_bytes()
             + self.kept.json_bytes()

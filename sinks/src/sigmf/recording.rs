@@ -21,6 +21,8 @@ pub struct Recording {
     pub packet_sizes: PacketSizes,
     /// Whether the sizes above are only maximum values, which the first frame replaces by the actual sizes.
     pub detects_sizes: bool,
+    /// Whether `frame_bytes` is only a maximum until the first frame shows the size of all frames.
+    pub is_layout_maximum: bool,
     /// Name of the ring that is recorded.
     pub source: String,
     /// Free text that describes the recording.

@@ -19,6 +19,7 @@ fn recording(number: Number, complex: bool, channels: u32, frame_bytes: u64) -> 
         frame_bytes,
         packets_per_frame: 8,
         detects_sizes: false,
+        is_layout_maximum: false,
         packet_sizes: PacketSizes::equal((frame_bytes / 8).try_into().unwrap()),
         source: "raw".into(),
         description: Some("a \"test\"\nwith µ".into()),

@@ -112,6 +112,7 @@ pub fn context(
         packets_per_frame,
         kept: Vec::new(),
         packet_sizes: PacketSizes::equal(u32::try_from(packet_bytes).unwrap()),
+        is_layout_maximum: false,
         directory: dir.to_owned(),
         ledger: SinkLedger::default(),
     }

@@ -17,12 +17,12 @@
 
 use super::checksum;
 use crate::verbs::Service;
-use daq_core::frame::{Clock, MAX_KEPT_FIELDS, Timestamp};
+use daq_core::frame::{Clock, MAX_KEPT_FIELDS, PacketSizes, Timestamp};
 
 /// The magic number of a greeting: `daqR`.
 pub(crate) const MAGIC: u32 = 0x5271_6164;
 /// The protocol version. Both sides must have the same version.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 /// Maximum number of rails of a stream.
 pub const MAX_RAILS: u8 = u8::MAX;
 /// Maximum number of packets per frame. With more packets, a record would be larger than a frame.
@@ -416,6 +416,8 @@ pub struct Record {
     pub(crate) packets_per_frame: u32,
     /// Number of packet slots that arrived.
     pub(crate) arrived: u32,
+    /// Sizes of the packet slots; 0 if unknown.
+    pub(crate) packet_sizes: PacketSizes,
     /// Bitmap of the kept fields whose values follow the bitmap of packet slots.
     pub(crate) kept_mask: u8,
     /// The checksums; `None` if the stream has no checksums.
@@ -433,9 +435,9 @@ pub(crate) struct Checksums {
 
 impl Record {
     /// Size in bytes of a record without the bitmap.
-    pub(crate) const HEAD: usize = 72;
+    pub(crate) const HEAD: usize = 88;
     /// Offset in bytes of the checksum of the record.
-    pub(crate) const CHECKSUM: usize = 68;
+    pub(crate) const CHECKSUM: usize = 84;
 
     /// Returns the size in bytes of a record of a frame with up to `packets_per_frame` packets and `kept` fields. The size is
     /// a multiple of 64, so that no two records share a cache line.
@@ -476,6 +478,8 @@ impl Record {
             u64::from(self.arrived)
                 | u64::from(self.kept_mask) << 32
                 | u64::from(self.checksums.is_some()) << 40,
+            u64::from(self.packet_sizes.first) | u64::from(self.packet_sizes.rest) << 32,
+            self.packet_sizes.parts.into(),
             self.checksums.map_or(0, |sums| sums.payload.into()),
         ];
         let mut at = 0;
@@ -515,6 +519,12 @@ impl Record {
         let (arrived, kept_mask) = (fields.u32(), fields.u8());
         let has_checksums = fields.u8() == 1;
         fields.skip(2);
+        let packet_sizes = PacketSizes {
+            first: fields.u32(),
+            rest: fields.u32(),
+            parts: fields.u32(),
+        };
+        fields.skip(4);
         let checksums = Checksums {
             payload: fields.u32(),
             record: fields.u32(),
@@ -528,6 +538,7 @@ impl Record {
             flags,
             packets_per_frame,
             arrived,
+            packet_sizes,
             kept_mask,
             checksums: has_checksums.then_some(checksums),
         })
@@ -651,9 +662,14 @@ mod tests {
         fn records_round_trip(
             (number, sequence, epoch, ns, length) in any::<(u64, u64, u64, u64, u64)>(),
             (flags, packets_per_frame, arrived) in any::<(u32, u32, u32)>(),
+            (first, rest, parts) in any::<(u32, u32, u32)>(),
         ) {
+            let packet_sizes = PacketSizes { first, rest, parts };
             let timestamp = Timestamp { ns, clock: Clock::Kernel };
-            let record = Record { number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived, kept_mask: 0x81, checksums: None };
+            let record = Record {
+                number, sequence, epoch, timestamp, length, flags, packets_per_frame, arrived, packet_sizes, kept_mask: 0x81,
+                checksums: None,
+            };
             let mut bytes = vec![0; Record::bytes(65, 0)];
             record.encode([1, 2].into_iter(), &mut bytes);
             prop_assert_eq!(Record::decode(&bytes), Ok(record));

@@ -194,6 +194,7 @@ impl FrameNumbering {
             flags: Flags(origin.flags.0 & !Flags::EPOCH.0).with(meta.flags),
             packets_per_frame: origin.packets_per_frame,
             arrived: origin.arrived,
+            packet_sizes: origin.packet_sizes,
             kept: origin.kept,
             ..meta
         }
@@ -269,7 +270,7 @@ fn settle(losses: &mut [u64; Cause::ALL.len()], ledger: &SourceLedger) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use daq_core::frame::KeptFields;
+    use daq_core::frame::{KeptFields, PacketSizes};
     use daq_core::ledger::SourceReport;
 
     fn numbered() -> FrameNumbering {
@@ -321,6 +322,7 @@ mod tests {
             flags,
             packets_per_frame: 3,
             arrived: 2,
+            packet_sizes: PacketSizes::equal(8),
             kept: KeptFields::default().with(0, sequence),
         };
         let both = Flags::EPOCH.with(Flags::INCOMPLETE);
@@ -328,6 +330,7 @@ mod tests {
         assert_eq!((first.sequence, first.epoch, first.flags), (40, 1, both));
         assert_eq!(first.kept.get(0), Some(40));
         assert_eq!((first.packets_per_frame, first.arrived), (3, 2));
+        assert_eq!(first.packet_sizes, PacketSizes::equal(8));
         let next = numbering.reported(origin(43, 7, both), 2, &ledger);
         assert_eq!((next.sequence, next.flags), (43, Flags::INCOMPLETE));
         let restarted = numbering.reported(origin(0, 9, Flags(0)), 0, &ledger);

@@ -472,6 +472,7 @@ impl Receiver {
                 flags: Flags(record.flags),
                 packets_per_frame: record.packets_per_frame,
                 arrived: record.arrived,
+                packet_sizes: record.packet_sizes,
                 kept: completed.kept,
             }),
         }
@@ -492,6 +493,7 @@ impl Receiver {
             sequence: last.sequence.wrapping_add(1),
             epoch: last.epoch,
             packets_per_frame: last.packets_per_frame,
+            packet_sizes: last.packet_sizes,
             ..Record::default()
         }
     }

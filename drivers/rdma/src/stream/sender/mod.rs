@@ -556,6 +556,7 @@ impl Sender {
                 flags: meta.flags.0,
                 packets_per_frame: meta.packets_per_frame,
                 arrived: meta.arrived,
+                packet_sizes: meta.packet_sizes,
                 kept_mask: meta.kept.mask() & rail.kept_mask(),
                 checksums: self.options.has_checksums.then(|| Checksums {
                     // The transport `tcp` gets only frames that the CPU can read.

@@ -11,7 +11,7 @@ use crate::verbs::{
     WorkRequest,
 };
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
-use daq_core::frame::{Clock, Timestamp};
+use daq_core::frame::{Clock, PacketSizes, Timestamp};
 use daq_core::region::Placement;
 use daq_testkit::assert_fields;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -48,6 +48,7 @@ pub(super) fn record(n: u64) -> Record {
         flags: 0,
         packets_per_frame: PACKETS_PER_FRAME,
         arrived: 65,
+        packet_sizes: PacketSizes::equal(16),
         kept_mask: 0,
         checksums: None,
     }

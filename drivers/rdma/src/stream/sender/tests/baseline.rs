@@ -443,6 +443,7 @@ pub(super) fn expected(meta: &FrameMeta, number: u64) -> Record {
         flags: meta.flags.0,
         packets_per_frame: meta.packets_per_frame,
         arrived: meta.arrived,
+        packet_sizes: meta.packet_sizes,
         kept_mask: 0,
         checksums: None,
     }
