@@ -28,7 +28,10 @@ SOURCE = """
 [source.{ring}]
 driver = "sim"
 ring = "{ring}"
-frames = 3
+packets = 300
+packet = "{bytes} B"
+restart_at = 200
+faults = {{ lose = [2] }}
 samples = {{ {samples} }}
 """
 MODULES = "modules = [{ x = 0, y = 0 }, { x = 0, y = 5, rotate = 180 }]"
@@ -54,7 +57,7 @@ class ImagesTest(unittest.TestCase):
         config = ""
         for ring, samples, shape, _ in RINGS:
             size = int(np.prod(shape)) * (2 if "uint16" in samples else 1)
-            config += SOURCE.format(ring=ring, samples=samples) + SINKS.format(ring=ring, bytes=size)
+            config += SOURCE.format(ring=ring, samples=samples, bytes=size) + SINKS.format(ring=ring, bytes=size)
         with program.start(path, config) as run:
             run.wait(120)
         cls.out = path / "out"
@@ -64,15 +67,26 @@ class ImagesTest(unittest.TestCase):
             for sink in ("sigmf", "store"):
                 with self.subTest(ring=ring, sink=sink):
                     recording = daq.Recording(self.out, f"{ring}-{sink}")
-                    self.assertEqual(recording.frames.shape, (3, *shape))
+                    self.assertEqual(recording.frames.shape, (300, *shape))
                     self.assertEqual(recording.layout.dimensions, dimensions)
                     self.assertEqual(recording.layout.shape(), shape)
+
+    def test_lost_images_are_missing(self) -> None:
+        for ring, _, shape, _ in RINGS:
+            for sink in ("sigmf", "store"):
+                with self.subTest(ring=ring, sink=sink):
+                    recording = daq.Recording(self.out, f"{ring}-{sink}")
+                    pixels = int(np.prod(shape)) // recording.layout.channels
+                    self.assertEqual(np.flatnonzero(recording.missing).tolist(), [2, 202])
+                    self.assertEqual(recording.missing[[2, 202]].tolist(), [pixels] * 2)
+                    self.assertEqual(np.flatnonzero(recording.flags & daq.Flags.INCOMPLETE).tolist(), [2, 202])
+                    self.assertEqual(recording.epoch.tolist(), [1] * 200 + [2] * 100)
 
     def test_modules_are_assembled(self) -> None:
         recording = daq.Recording(self.out, "detector-store")
         modules = recording.values(slice(None))
         whole = recording.layout.assemble(modules, fill=9)
-        self.assertEqual(whole.shape, (3, 9, 6))
+        self.assertEqual(whole.shape, (300, 9, 6))
         np.testing.assert_array_equal(whole[:, :4], modules[:, 0])
         np.testing.assert_array_equal(whole[:, 5:], modules[:, 1, ::-1, ::-1])
         self.assertTrue((whole[:, 4] == 9).all())

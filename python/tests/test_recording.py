@@ -169,8 +169,31 @@ class RecordingTest(unittest.TestCase):
             with self.subTest(index):
                 self.assertTrue(np.array_equal(rows[index], array[index]))
         self.assertTrue(np.array_equal(np.stack(list(rows)), array))
-        with self.assertRaises(IndexError):
-            rows[len(rows)]
+        several: list[Any] = [len(rows), True, [[0, 1], [2, 3]], ([0, 1], [2, 3])]
+        for index in several:
+            with self.subTest(index), self.assertRaises(IndexError):
+                rows[index]
+
+    def test_runs_with_other_rates_are_not_joined(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for rate in (1, 2):
+                config = f"""
+                    [source.adc]
+                    driver = "sim"
+                    ring = "raw"
+                    frames = 3
+                    samples = {{ type = "int16", rate = "{rate} MHz" }}
+                    [ring.raw]
+                    slot = "4 KiB"
+                    [sink.disk]
+                    driver = "file"
+                    input = "raw"
+                    path = "out"
+                """
+                with program.start(Path(folder), config) as run:
+                    run.wait(120)
+            with self.assertRaisesRegex(daq.RecordingError, "`axis`.*1000000.*one by one|`axis`.*2000000.*one by one"):
+                daq.Recording(Path(folder) / "out")
 
     def test_spectra_have_a_frequency_axis(self) -> None:
         recording = daq.Recording(self.out, "spectra")

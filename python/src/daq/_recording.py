@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,10 +105,10 @@ class Recording:
         ]
         first = self.segments[0]
         for segment in self.segments:
-            if (segment.layout.dtype, segment.layout.shape()) != (first.layout.dtype, first.layout.shape()):
+            if segment.layout != first.layout:
                 raise RecordingError(
-                    f"{segment.path.name} and {first.path.name} have frames of different shapes, "
-                    f"{segment.layout.shape()} and {first.layout.shape()}; open them one by one"
+                    f"{segment.path.name} and {first.path.name} have different frames: "
+                    f"{_difference(segment.layout, first.layout)}; open them one by one"
                 )
         #: Type, shape, axis and rates of the frames.
         self.layout: Layout = first.layout
@@ -272,6 +272,15 @@ class Recording:
         from ._xarray import dataset  # noqa: PLC0415 - xarray is optional
 
         return dataset(self)
+
+
+def _difference(layout: Layout, other: Layout) -> str:
+    """Return a property of two layouts that differs, and its values."""
+    if layout.shape() != other.shape():
+        return f"the shapes are {layout.shape()} and {other.shape()}"
+    names = [field.name for field in fields(layout)]
+    name = next(name for name in names if getattr(layout, name) != getattr(other, name))
+    return f"`{name}` is {getattr(layout, name)!r} and {getattr(other, name)!r}"
 
 
 def _is_file(path: Path) -> bool:

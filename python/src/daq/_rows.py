@@ -13,8 +13,9 @@ from ._samples import Array
 class Rows:
     """An array whose first dimension is divided into pieces, which are usually memory-mapped files.
 
-    It has `shape`, `dtype` and `len()`, and is indexed as a NumPy array. Only the rows that an index selects are read. A
-    selection inside one piece is a view; a selection from several pieces is a copy. `numpy.asarray(rows)` reads all rows.
+    It has `shape`, `dtype` and `len()`, and is indexed as a NumPy array: rows by an integer, a slice, a list of integers or a
+    mask, and other dimensions also by these, but not both by lists. Only the rows that an index selects are read. A selection
+    inside one piece is a view; a selection from several pieces is a copy. `numpy.asarray(rows)` reads all rows.
     """
 
     def __init__(self, pieces: Sequence[Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -45,9 +46,14 @@ class Rows:
         first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
         if first is Ellipsis or first is None or (isinstance(index, tuple) and not index):
             return np.asarray(np.asarray(self)[index])
-        if isinstance(first, (int, np.integer)):
+        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
             return self._row(int(first))[rest] if rest else self._row(int(first))
-        rows = self._slice(first) if isinstance(first, slice) else self._select(np.asarray(first))
+        if isinstance(first, slice):
+            rows = self._slice(first)
+        else:
+            if any(isinstance(other, (list, tuple, np.ndarray)) for other in rest):
+                raise IndexError("rows and another dimension cannot both be selected by lists; select the rows first")
+            rows = self._select(np.asarray(first))
         return np.asarray(rows[(slice(None), *rest)])
 
     def _row(self, row: int) -> Array:
@@ -77,7 +83,9 @@ class Rows:
             rows = np.flatnonzero(rows)
         elif rows.dtype.kind not in "iu" and rows.size:
             raise IndexError(f"rows are selected by integers, slices or a mask, not by {rows.dtype} values")
-        return self._join([self._row(int(row))[np.newaxis] for row in rows.reshape(-1)])
+        elif rows.ndim != 1:
+            raise IndexError(f"rows are selected by a list of integers, not by an array of {rows.ndim} dimensions")
+        return self._join([self._row(int(row))[np.newaxis] for row in rows])
 
     def _join(self, parts: list[Array]) -> Array:
         if len(parts) == 1:

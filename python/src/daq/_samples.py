@@ -148,6 +148,11 @@ class Layout:
         return number_bits(self.sample_type) * (2 if self.is_complex else 1) * self.channels
 
     @property
+    def number_bits(self) -> int:
+        """Size of one number, or of one pair of numbers if it is complex, in bits."""
+        return self.point_bits // self.channels
+
+    @property
     def sample_bits(self) -> int:
         """Size of one sample in bits: one point of every channel, or of one channel if the order is planar."""
         return self.point_bits // (self.channels if self.order == "planar" else 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,10 @@ class _Reader:
         self.notes: list[_JSON] = meta["annotations"]
         self.layout = _layout(self.info)
         self.frame_bytes = int(self.info["daq:frame_bytes"])
-        number_bytes = self.layout.dtype.itemsize * (self.layout.shape()[-1] if self._has_parts else 1)
+        number_bytes = self.layout.number_bits // 8
         self.sample_bytes = number_bytes * int(self.info.get("core:num_channels", 1))
-
-    @property
-    def _has_parts(self) -> bool:
-        return len(self.layout.shape()) > 2
+        # The colours of a pixel are several samples of SigMF, but one sample of its frame.
+        self.parts_of_sample = max(self.layout.sample_bits // 8 // self.sample_bytes, 1)
 
     def read(self) -> Segment:
         data = self.path.with_suffix(".sigmf-data")
@@ -94,11 +93,22 @@ class _Reader:
         raw = np.memmap(data, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
         frames, ends = self._frames(size)
         starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        self._widen(int(np.max(ends - starts, initial=0)) * self.sample_bytes)
         flags = frames["flags"]
         spans = list(self._spans(starts, ends))
         for span in spans:
             flags[span.index] |= Flags.INCOMPLETE | (Flags.TRUNCATED if span.cause == "truncated" else 0)
-        for label, flag in ("suspect", Flags.SUSPECT), ("incomplete", Flags.INCOMPLETE):
+        labels = {"suspect": Flags.SUSPECT, "incomplete": Flags.INCOMPLETE}
+        listed = sum(span.samples for span in spans if span.cause != "truncated")
+        if self.info.get("daq:missing_samples", 0) > listed * self.parts_of_sample:
+            # Any frame in this range may have missing samples.
+            labels["unlisted"] = Flags.INCOMPLETE
+            warnings.warn(
+                f"{self.path.name} has too many missing packets to list, so `missing` lacks some of them, and all frames of that part "
+                "of the file are marked as incomplete",
+                stacklevel=5,
+            )
+        for label, flag in labels.items():
             for note in self._labelled(label):
                 flags[_overlap(note, starts, ends)] |= np.uint32(flag)
         return Segment(
@@ -114,6 +124,12 @@ class _Reader:
             kept=self._kept(starts, ends),
             **frames,
         )
+
+    def _widen(self, largest: int) -> None:
+        """Use the size of the largest frame. Old files state the size of the first frame also if frames differ in size."""
+        if largest > self.frame_bytes:
+            self.frame_bytes = largest
+            self.layout = replace(self.layout, points=largest * 8 // self.layout.point_bits)
 
     def _frames(self, size: int) -> tuple[dict[str, Array], Array]:
         """Return one row per frame, and the sample after each frame."""
@@ -195,21 +211,21 @@ class _Reader:
             for i in range(*_overlap(note, starts, ends).indices(len(ends))):
                 first = max(int(note["core:sample_start"]), int(starts[i]))
                 last = min(int(note["core:sample_start"]) + int(note.get("core:sample_count", 0)), int(ends[i]))
-                yield Span(i, first - int(starts[i]), last - first, note.get("daq:cause"))
+                first, last = (first - int(starts[i])) // self.parts_of_sample, -((int(starts[i]) - last) // self.parts_of_sample)
+                yield Span(i, first, last - first, note.get("daq:cause"))
 
     def _gaps(self, starts: Array) -> list[Gap]:
-        return [
-            Gap(
-                int(np.searchsorted(starts, note["core:sample_start"])),
-                int(note["daq:missing_frames"]),
-                note.get("daq:cause"),
-            )
-            for note in self._labelled("gap")
-        ]
+        causes = {note["core:sample_start"]: note.get("daq:cause") for note in self._labelled("gap")}
+        gaps = {note["core:sample_start"]: int(note["daq:missing_frames"]) for note in self._labelled("gap")}
+        # A capture also states the gap before it, for which there may be no annotation.
+        for capture in self.captures:
+            if missing := int(capture.get("daq:missing_frames", 0)):
+                gaps.setdefault(capture["core:sample_start"], missing)
+        return [Gap(int(np.searchsorted(starts, start)), gaps[start], causes.get(start)) for start in sorted(gaps)]
 
     def _present(self, spans: list[Span], frames: int) -> Array | None:
         packets = int(self.info.get("daq:packets_per_frame", 0))
-        samples = self.frame_bytes // self.sample_bytes
+        samples = self.frame_bytes // self.sample_bytes // self.parts_of_sample
         if not packets or packets > samples:
             return None
         present = np.ones((frames, packets), np.bool_)
