@@ -445,6 +445,54 @@ fn frames_computed_from_incomplete_frames_are_annotated() {
     assert_eq!((note.sample_start, note.sample_count), (64, Some(128)));
 }
 
+/// The first heap shows the size of all heaps only if they do not differ.
+#[test]
+fn size_of_frames_is_that_of_the_first_or_the_maximum() {
+    for (is_layout_maximum, expected) in [(false, 400), (true, 100)] {
+        let recording = Recording {
+            detects_sizes: true,
+            is_layout_maximum,
+            ..recording(Number::I8, 1, 4, 100)
+        };
+        let mut builder = MetaBuilder::new(recording);
+        let record = Record {
+            bytes: 100,
+            packets_per_frame: 1,
+            packet_sizes: PacketSizes::equal(100),
+            ..Record::default()
+        };
+        builder.frame(&record, []);
+        let stream = builder.build().global.stream.unwrap();
+        assert_eq!(
+            (stream.frame_bytes, stream.packets_per_frame),
+            (expected, 1)
+        );
+    }
+}
+
+/// A segment ends before a frame whose capture or annotations might not fit.
+#[test]
+fn segment_is_full_before_an_entry_is_left_out() {
+    let mut builder = MetaBuilder::with_limits(recording(Number::I8, 1, 64, 1), 50, 70);
+    for i in 0..1000 {
+        let record = Record {
+            sequence: 2 * i,
+            bytes: 64,
+            packets_per_frame: 64,
+            suspect: true,
+            ..Record::default()
+        };
+        let missing = [(0, 1), (2, 1), (4, 60)];
+        if builder.is_full(missing.len()) {
+            builder.begin(i);
+        }
+        builder.frame(&record, missing);
+        let annotations = builder.build().annotations;
+        let labels = annotations.iter().filter_map(|note| note.label.as_deref());
+        assert!(!labels.into_iter().any(|label| label == "unlisted"), "{i}");
+    }
+}
+
 #[test]
 fn metadata_never_exceeds_its_bound() {
     let mut recording = recording(Number::I8, 1, 64, 1 << 40);

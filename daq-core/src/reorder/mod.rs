@@ -566,7 +566,9 @@ impl ReorderWindow {
         if self.state.candidates.is_empty() || self.state.candidate.is_some_and(|run| run.is_sure) {
             self.state.reject_candidates(&self.shared);
         } else {
-            self.with_batch(|batch| batch.refute_candidates());
+            let mut batch = self.batch();
+            batch.refute_candidates();
+            batch.commit();
         }
     }
 

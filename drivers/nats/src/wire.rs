@@ -252,7 +252,6 @@ pub fn decode<'a>(
         arrived: u32::try_from(arrived).unwrap_or(u32::MAX),
         packet_sizes,
         kept: fields,
-        ..FrameMeta::default()
     };
     let window = headers.number("Daq-Window", 1, 1 << 32)?;
     let header = FrameHeader {
@@ -423,7 +422,6 @@ mod tests {
                 flags: Flags::INCOMPLETE,
                 kept: KeptFields::default().with(1, value),
                 packet_sizes: PacketSizes { first: 8, rest: 9, parts: 1 },
-                ..FrameMeta::default()
             };
             let meta = if packets > 1 { meta } else { FrameMeta { packet_sizes: PacketSizes::default(), ..meta } };
             let headers = encoded(&meta, &present, &kept, WHOLE);

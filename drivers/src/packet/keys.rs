@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The allowed values of `close_after`.
 const CLOSE_AFTER_RANGE: RangeInclusive<Duration> =
-    Duration::from_millis(1)..=Duration::from_secs(3600);
+    Duration::from_millis(1)..=Duration::from_hours(1);
 
 /// How packets form frames: a group of keys of each source of packets.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -305,22 +305,22 @@ mod tests {
     use daq_core::ring::RingOptions;
     use daq_testkit::ring::RingFixture;
 
-    const HEAP: u64 = 256;
-    const PACKET: u64 = 64;
+    const HEAP: u32 = 256;
+    const PACKET: u32 = 64;
 
     /// Returns the packets of heap `counter`.
-    fn heap(counter: u64) -> impl Iterator<Item = Vec<u8>> {
+    fn heap(counter: u32) -> impl Iterator<Item = Vec<u8>> {
         (0..HEAP / PACKET).map(move |part| {
             let mut items = vec![
-                Item::immediate(item::HEAP_COUNTER, counter),
-                Item::immediate(item::HEAP_LENGTH, HEAP),
-                Item::immediate(item::HEAP_OFFSET, part * PACKET),
-                Item::immediate(item::PAYLOAD_LENGTH, PACKET),
-                Item::immediate(0x1600, counter),
+                Item::immediate(item::HEAP_COUNTER, counter.into()),
+                Item::immediate(item::HEAP_LENGTH, HEAP.into()),
+                Item::immediate(item::HEAP_OFFSET, (part * PACKET).into()),
+                Item::immediate(item::PAYLOAD_LENGTH, PACKET.into()),
+                Item::immediate(0x1600, counter.into()),
             ];
             items.extend((part == 0).then(|| Item::addressed(item::SAMPLES, 0)));
             let mut bytes = Vec::new();
-            build_packet(40, &items, &[7; PACKET as usize], &mut bytes);
+            build_packet(40, &items, &[7; 64], &mut bytes);
             bytes
         })
     }
@@ -333,8 +333,7 @@ mod tests {
         let planned = Geometry {
             numbering: format.numbering(),
             first_bytes: 1,
-            frame_bytes: HEAP as usize,
-            ..Geometry::new(HEAP as u32, 1)
+            ..Geometry::new(HEAP, 1)
         };
         for waits in [false, true] {
             let options = RingOptions {
@@ -361,7 +360,7 @@ mod tests {
                 }
                 sent += 1;
             };
-            for port in 1..=MAX_FLOWS as u16 + 500 {
+            for port in 1..=u16::try_from(MAX_FLOWS).unwrap() + 500 {
                 put(port, &[0x53, 4, 3, 5, 0, 0, 0, 0]);
             }
             for counter in 1..=200 {
