@@ -13,6 +13,7 @@ mod hsb;
 mod instruments;
 mod numbered_by_time;
 mod replay;
+mod replay_frames;
 mod replay_times;
 mod udp;
 

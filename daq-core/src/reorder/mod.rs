@@ -178,7 +178,7 @@ impl Geometry {
     }
 
     /// Returns the number of packets of a frame of `bytes` bytes, which must not exceed `frame_bytes`.
-    fn packets_in(&self, bytes: usize) -> u32 {
+    pub fn packets_in(&self, bytes: usize) -> u32 {
         if bytes == self.frame_bytes {
             return self.packets_per_frame;
         }
@@ -187,7 +187,7 @@ impl Geometry {
     }
 
     /// Returns the byte range of packet `i` in a frame of `bytes` bytes.
-    fn extent_in(&self, i: u32, bytes: usize) -> Range<usize> {
+    pub fn extent_in(&self, i: u32, bytes: usize) -> Range<usize> {
         if bytes == self.frame_bytes {
             return self.extent(i);
         }

@@ -30,6 +30,8 @@ pub(super) struct Record {
     pub(super) time_clock: AtomicU32,
     /// Number of payload bytes of the frame, if its packets state it; otherwise 0.
     bytes: AtomicUsize,
+    /// Flags that the source has set for the frame.
+    pub(super) flags: AtomicU32,
     /// Bit `i` is set if a thread stores or has stored kept field `i`.
     kept_claimed: AtomicU32,
     /// Bit `i` is set if kept field `i` is present.
@@ -56,6 +58,7 @@ impl Record {
             time_ns: AtomicU64::new(0),
             time_clock: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
+            flags: AtomicU32::new(0),
             kept_claimed: AtomicU32::new(0),
             kept_mask: AtomicU32::new(0),
             kept: zeros(kept),
@@ -77,6 +80,7 @@ impl Record {
         self.arrived.store(0, Ordering::Relaxed);
         self.time_clock.store(0, Ordering::Relaxed);
         self.bytes.store(0, Ordering::Relaxed);
+        self.flags.store(0, Ordering::Relaxed);
         self.kept_claimed.store(0, Ordering::Relaxed);
         self.kept_mask.store(0, Ordering::Relaxed);
         for word in self

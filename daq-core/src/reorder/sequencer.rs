@@ -568,6 +568,7 @@ impl Sequencer {
         let geometry = &shared.geometry;
         let record = shared.record(frame);
         let mut flags = std::mem::take(&mut self.flags);
+        flags = flags.with(Flags(record.flags.load(Ordering::Acquire)));
         let bytes = record.bytes(geometry);
         let count = geometry.packets_in(bytes);
         if arrived < u64::from(count) {

@@ -4,7 +4,7 @@ use super::config::ReplayConfig;
 use super::recording::{Listed, Recording, Run};
 use super::timetable::Timetable;
 use daq_core::entry::SourceContext;
-use daq_core::frame::{Clock, KeptFields, Timestamp};
+use daq_core::frame::{Clock, Flags, KeptFields, Timestamp};
 use daq_core::ledger::Playback;
 use daq_core::reorder::{Batch, Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
@@ -55,6 +55,8 @@ struct Piece {
     first: u32,
     end: u32,
     bytes: usize,
+    /// Size of the frame in bytes.
+    frame: usize,
     time: Option<u64>,
     /// The clock of the time.
     clock: Clock,
@@ -159,10 +161,13 @@ impl RecordingPlayer {
             )]
             let first = (self.position % self.packets_per_frame()) as u32;
             let left = bytes - self.done;
-            let start = self.geometry.extent(first).start;
+            let frame = self.frame_size(first, left);
+            let extent = |packet| self.geometry.extent_in(packet, frame);
+            let start = extent(first).start;
             let mut end = first;
-            while end < self.geometry.packets_per_frame
-                && (self.geometry.extent(end).end - start) as u64 <= left
+            while left > 0
+                && end < self.geometry.packets_in(frame)
+                && (extent(end).end - start) as u64 <= left
             {
                 end += 1;
             }
@@ -181,7 +186,7 @@ impl RecordingPlayer {
                 self.begin_run();
                 continue;
             }
-            let bytes = self.geometry.extent(end - 1).end - start;
+            let bytes = extent(end - 1).end - start;
             let frame_bytes = self.geometry.frame_bytes as u64;
             let time = match (run.listed(self.done / frame_bytes), time_ns, self.byte_ns) {
                 (Listed::Time(listed), ..) if self.done.is_multiple_of(frame_bytes) => listed,
@@ -206,8 +211,19 @@ impl RecordingPlayer {
                 first,
                 end,
                 bytes,
+                frame,
                 time,
             });
+        }
+    }
+
+    /// Returns the size of the frame whose packet `first` is next, of a run with `left` more bytes.
+    fn frame_size(&self, first: u32, left: u64) -> usize {
+        let max = self.geometry.frame_bytes;
+        if self.recording.has_sizes && first == 0 {
+            usize::try_from(left).map_or(max, |left| left.clamp(1, max))
+        } else {
+            max
         }
     }
 
@@ -264,8 +280,8 @@ impl RecordingPlayer {
     /// Returns whether packet `packet` of `piece` is missing. Must be called in the order of the packets.
     fn lacks(&mut self, piece: &Piece, packet: u32) -> bool {
         let (start, extent) = (
-            self.geometry.extent(piece.first).start,
-            self.geometry.extent(packet),
+            self.geometry.extent_in(piece.first, piece.frame).start,
+            self.geometry.extent_in(packet, piece.frame),
         );
         let byte = |offset: usize| piece.byte_start + (offset - start) as u64;
         self.is_missing(piece.file, byte(extent.start), byte(extent.end))
@@ -291,6 +307,20 @@ impl RecordingPlayer {
             Some((_, end, fields)) if piece.byte_start < *end => *fields,
             _ => KeptFields::default(),
         }
+    }
+
+    /// Returns the recorded flags of the frame that contains `piece`.
+    fn flags(&self, piece: &Piece) -> Flags {
+        let file = &self.recording.files[piece.file];
+        let is_in = |ranges: &[(u64, u64)]| {
+            let after = ranges.partition_point(|(start, _)| *start <= piece.byte_start);
+            ranges[..after]
+                .last()
+                .is_some_and(|(_, end)| piece.byte_start < *end)
+        };
+        let flag = |is_set, flag| if is_set { flag } else { Flags(0) };
+        flag(is_in(&file.incomplete), Flags::INCOMPLETE)
+            .with(flag(is_in(&file.suspect), Flags::SUSPECT))
     }
 
     fn read(&mut self, piece: &Piece) -> Result<(), SourceError> {
@@ -338,14 +368,16 @@ impl Filler for RecordingPlayer {
             ns,
             clock: piece.clock,
         });
-        let kept = self.kept(&piece);
-        let start = self.geometry.extent(piece.first).start;
+        let (kept, flags) = (self.kept(&piece), self.flags(&piece));
+        let start = self.geometry.extent_in(piece.first, piece.frame).start;
+        let frame = self.recording.has_sizes.then_some(piece.frame);
         for packet in piece.first..piece.end {
-            let extent = self.geometry.extent(packet);
+            let extent = self.geometry.extent_in(packet, piece.frame);
             if !self.lacks(&piece, packet) {
                 let bytes = &self.buffer[extent.start - start..extent.end - start];
-                let outcome = batch.place(PacketId::of(self.position), bytes, time);
+                let outcome = batch.place_sized(PacketId::of(self.position), bytes, frame, time);
                 batch.keep_fields(outcome, || kept);
+                batch.flag(outcome, flags);
                 self.has_brought = true;
             }
             self.position += 1;

@@ -6,7 +6,7 @@ use daq_core::config::Problem;
 use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};
 use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
 use daq_core::reorder::{CLOSE_AFTER, Geometry, Numbering};
-use daq_core::sigmf::{Capture, Meta, Number, Stream};
+use daq_core::sigmf::{Capture, LABEL_INCOMPLETE, LABEL_SUSPECT, Meta, Number, Stream};
 use daq_core::units::{ByteSize, Frequency};
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -75,6 +75,10 @@ pub(super) struct DataFile {
     pub missing: Vec<(u64, u64)>,
     /// Ranges whose frames have kept fields, as `(start, end, fields)` in bytes, in ascending order.
     pub kept: Vec<(u64, u64, KeptFields)>,
+    /// Ranges whose frames were computed from incomplete data, and those whose frames are suspect, as `(start, end)` in bytes, in
+    /// ascending order.
+    pub incomplete: Vec<(u64, u64)>,
+    pub suspect: Vec<(u64, u64)>,
 }
 
 /// A recording in one or several files.
@@ -86,6 +90,8 @@ pub(super) struct Recording {
     pub group: usize,
     /// Size in bytes of a number, if numbers are big-endian and must be swapped.
     pub swap: Option<usize>,
+    /// Whether frames differ in size.
+    pub has_sizes: bool,
     samples: Samples,
     /// The `daq:` keys of the first file.
     stream: Option<Stream>,
@@ -167,6 +173,7 @@ impl Recording {
                 ..Samples::default()
             },
             stream,
+            has_sizes: false,
             longest_gap: 0,
             notes: Vec::new(),
         })
@@ -271,6 +278,12 @@ impl Recording {
                     && sequence > before
                 {
                     self.longest_gap = self.longest_gap.max(sequence - before - 1);
+                    // The stream goes on after a shorter frame.
+                    let ends_short = |run: &Run| {
+                        run.skipped == 0 && !run.bytes.is_multiple_of(stream.frame_bytes)
+                    };
+                    self.has_sizes |=
+                        sequence == before + 1 && self.runs.last().is_some_and(ends_short);
                 }
                 *last = Some((sequence.saturating_add(frames.max(1) - 1), epoch));
             }
@@ -304,8 +317,7 @@ impl Recording {
         }
         self.files.push(DataFile {
             path: data,
-            missing: Vec::new(),
-            kept: Vec::new(),
+            ..DataFile::default()
         });
         // Returns the byte ranges of `count` samples. Samples are converted to bytes span by span, because there may be
         // headers between spans.
@@ -328,6 +340,16 @@ impl Recording {
                 let ranges = bytes(samples).map(|(from, to)| (from, to, fields));
                 self.files[file].kept.extend(ranges);
             }
+        }
+        for note in &meta.annotations {
+            let data = &mut self.files[file];
+            let flagged = match note.label.as_deref() {
+                Some(LABEL_INCOMPLETE) => &mut data.incomplete,
+                Some(LABEL_SUSPECT) => &mut data.suspect,
+                _ => continue,
+            };
+            let start = note.sample_start.saturating_sub(meta.global.offset);
+            flagged.extend(bytes((start, note.sample_count.unwrap_or(u64::MAX))));
         }
         let mut missing: Vec<(u64, u64)> = meta.missing().flat_map(bytes).collect();
         missing.sort_unstable();

@@ -715,7 +715,7 @@ mod tests {
         assert!(field("the number of kept fields")(with(9, 9)));
         assert!(field("the flag of checksums")(with(52, 2)));
         assert_eq!(Record::bytes(1, 0), 128);
-        assert_eq!((Record::bytes(1, 6), Record::bytes(1, 7)), (128, 192));
-        assert_eq!((Record::bytes(448, 0), Record::bytes(449, 0)), (128, 192));
+        assert_eq!((Record::bytes(1, 4), Record::bytes(1, 5)), (128, 192));
+        assert_eq!((Record::bytes(320, 0), Record::bytes(321, 0)), (128, 192));
     }
 }
