@@ -178,7 +178,7 @@ fn disk_full_still_closes_segment_of_many_epochs() {
         return;
     };
     // The disk is full before the segment ends because of its number of captures.
-    const SMALL: usize = 1200;
+    const SMALL: usize = 1600;
     let context = context(&dir, "adc", layout(Scalar::Int8, false, 1, SMALL), 0, 0);
     let ledger = context.ledger.clone();
     let keys = "path = \"out\"\nbuffer = \"64 KiB\"\n";
