@@ -17,12 +17,13 @@ pub(super) struct Silence {
     /// The horizon and the number of arrived packets at the last tick.
     pub(super) horizon: u64,
     arrived: u64,
+    /// The time since then.
     pub(super) length: Duration,
     /// The beginning of the current period.
     last: Option<Instant>,
     /// Length of the period before, which counts once every thread has polled again.
     newest: Duration,
-    /// Number of polls of each thread at that time.
+    /// Number of polls of each thread when the current period began.
     rounds: Box<[u64]>,
 }
 
@@ -66,7 +67,7 @@ impl Silence {
         None
     }
 
-    /// Returns whether every other thread has polled since the newest period began.
+    /// Returns whether every other thread has polled since the current period began.
     fn have_polled(&self, shared: &Shared, writer: usize) -> bool {
         let mut rounds = self.rounds.iter().zip(&shared.rounds).enumerate();
         cfg!(loom)

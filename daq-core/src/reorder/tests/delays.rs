@@ -115,10 +115,14 @@ fn refusal_of_another_request_crosses_no_gap() {
         put(&mut sequencer, sequence);
     }
     let shared = sequencer.shared.clone();
+    let has_returned = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let has_returned = &has_returned;
         let thread = scope.spawn(move || {
-            // The sequencer waits for this thread before it opens the epoch.
-            while shared.wanted[1].load(Ordering::Acquire) != 0 {
+            // The sequencer pins the window while it waits for this thread, before it opens the epoch.
+            while shared.pins[0].load(Ordering::Acquire) == shared::IDLE
+                && !has_returned.load(Ordering::Acquire)
+            {
                 std::thread::yield_now();
             }
             for sequence in [402, 60_000, 60_001, 60_002, 60_003] {
@@ -126,6 +130,7 @@ fn refusal_of_another_request_crosses_no_gap() {
             }
         });
         put(&mut sequencer, 5_000_002);
+        has_returned.store(true, Ordering::Release);
         while !thread.is_finished() {
             sequencer.tick(Instant::now());
             std::thread::yield_now();

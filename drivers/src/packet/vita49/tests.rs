@@ -170,7 +170,7 @@ fn timestamps_are_utc_gps_or_of_the_sensor() {
         ..sent
     };
     assert_eq!(time(&sent), (9_000_000_000, Clock::SensorUtc));
-    let sent = Sent {
+    let mut sent = Sent {
         tsi: 0,
         tsf: 3,
         fraction: 2_000_016,
@@ -179,10 +179,7 @@ fn timestamps_are_utc_gps_or_of_the_sensor() {
     assert_eq!(time(&sent), (2_000_016_000, Clock::Sensor));
     // The integer seconds say nothing about a free-running count.
     for tsi in [1, 2] {
-        let sent = Sent {
-            tsi,
-            ..sent.clone()
-        };
+        sent.tsi = tsi;
         assert_eq!(time(&sent), (2_000_016_000, Clock::Sensor));
     }
     let sent = Sent {
