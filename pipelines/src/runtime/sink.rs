@@ -6,6 +6,7 @@ use daq_core::log_limit::LogLimit;
 use daq_core::notify::Wait;
 use daq_core::ring::{Completion, Lease, Reader};
 use daq_core::sink::{Sink, SinkError};
+use daq_core::units::counted;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,11 +43,7 @@ impl Runner {
         let failed = result.is_err();
         let finished = self.sink.finish();
         for error in [result, finished].into_iter().filter_map(Result::err) {
-            self.control.fail(
-                FailureKind::Io,
-                format!("sink `{}`", self.name),
-                error.to_string(),
-            );
+            self.fail(&error);
         }
         if failed {
             // A failed sink must not block the ring; further frames count as discarded.
@@ -56,6 +53,19 @@ impl Runner {
                 self.reader.wait(self.wait, STOP_POLL_INTERVAL);
             }
         }
+    }
+
+    /// Reports an error that ends the sink. Without a guarantee, frames for an absent receiver are only counted.
+    fn fail(&self, error: &SinkError) {
+        if matches!(error, SinkError::Away { .. }) && !self.guarantee {
+            tracing::error!("sink {}: {error}", self.name);
+            return;
+        }
+        self.control.fail(
+            FailureKind::Io,
+            format!("sink `{}`", self.name),
+            error.to_string(),
+        );
     }
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), SinkError> {
@@ -121,7 +131,9 @@ impl Writer<'_> {
             beat(self.sink, self.heartbeat);
             match self.sink.consume(lease, taken) {
                 // A frame that takes long is being sent.
-                Ok(0) if self.control.is_overdue() => return (taken, Ok(Flow::Done)),
+                Ok(0) if self.control.is_overdue() => {
+                    return (taken, self.overdue(lease.len() - taken));
+                }
                 Ok(frames) => {
                     taken += frames;
                     if self.ledger.full.get() {
@@ -159,6 +171,20 @@ impl Writer<'_> {
         }
         (taken, Ok(Flow::Done))
     }
+
+    /// Returns the end of a sink that has not accepted `frames` frames within the drain time.
+    fn overdue(&self, frames: usize) -> Result<Flow, SinkError> {
+        if !self.guarantee {
+            return Ok(Flow::Done);
+        }
+        Err(SinkError::Failed {
+            what: "the drain time is over".to_owned(),
+            why: format!(
+                "at least {} were not written and count as `dropped`; increase `--drain`",
+                counted(frames, "frame")
+            ),
+        })
+    }
 }
 
 /// Gives a heartbeat, unless a write on another thread of the sink hangs.
@@ -172,6 +198,10 @@ fn beat(sink: &mut dyn Sink, heartbeat: &Heartbeat) {
 mod tests {
     use super::super::control::Role;
     use super::*;
+    use daq_core::frame::FrameMeta;
+    use daq_core::ledger::{ReaderLedger, RingLedger};
+    use daq_core::region::{HostOptions, Region};
+    use daq_core::ring::{Ring, RingOptions};
 
     /// A sink whose separate writer thread has been busy with one write for the given time.
     struct Writing(Duration);
@@ -188,6 +218,75 @@ mod tests {
         fn finish(&mut self) -> Result<(), SinkError> {
             Ok(())
         }
+    }
+
+    /// A sink that accepts at most `room` frames, and whose receiver acknowledges none of them.
+    struct Slow {
+        room: usize,
+    }
+
+    impl Sink for Slow {
+        fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+            let taken = self.room.min(lease.len() - from);
+            self.room -= taken;
+            Ok(taken)
+        }
+
+        fn finish(&mut self) -> Result<(), SinkError> {
+            Err(SinkError::Away {
+                what: "the receiver".to_owned(),
+                why: "it acknowledged nothing".to_owned(),
+            })
+        }
+    }
+
+    /// Runs a sink that accepts 2 of 5 frames until the drain time is over. Returns the failures of the pipeline and the
+    /// number of dropped frames.
+    fn failures_of_slow_sink(guarantee: bool) -> (Vec<String>, u64) {
+        let options = RingOptions::new("raw", 8, 8);
+        let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+        let (ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
+        let reader = ring
+            .attach(guarantee, 8, ReaderLedger::default())
+            .unwrap();
+        assert_eq!(producer.claim(5), 5);
+        let mut slots = producer.reserve(5);
+        for number in 0..5 {
+            slots.finish(FrameMeta::whole(number, 8));
+        }
+        slots.publish();
+        producer.close();
+        let control = Arc::new(Control::new(Duration::ZERO));
+        control.stop();
+        let ledger = SinkLedger::default();
+        let runner = Runner {
+            name: "slow".to_owned(),
+            sink: Box::new(Slow { room: 2 }),
+            reader,
+            ledger: ledger.clone(),
+            guarantee,
+            burst: 8,
+            wait: Wait::default(),
+            control: control.clone(),
+        };
+        runner.run(&Heartbeat::new("slow".to_owned(), Role::Sink));
+        let failures = control.failures();
+        let failures = failures.into_iter().map(|failure| failure.why).collect();
+        (failures, ledger.dropped.get())
+    }
+
+    #[test]
+    fn frames_not_written_within_drain_time_fail_sink_with_guarantee() {
+        let (failures, dropped) = failures_of_slow_sink(true);
+        assert_eq!(dropped, 3);
+        assert_eq!(
+            failures,
+            [
+                "the drain time is over: at least 3 frames were not written and count as `dropped`; increase `--drain`",
+                "the receiver is not available: it acknowledged nothing"
+            ]
+        );
+        assert_eq!(failures_of_slow_sink(false), (vec![], 3));
     }
 
     #[test]

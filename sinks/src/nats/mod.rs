@@ -211,7 +211,6 @@ impl SinkSpec for NatsKeys {
             publisher,
             ledger,
             context.wait,
-            context.name,
         )))
     }
 }

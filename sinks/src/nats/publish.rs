@@ -4,6 +4,7 @@ use daq_core::ledger::SinkLedger;
 use daq_core::notify::Wait;
 use daq_core::ring::Lease;
 use daq_core::sink::{Sink, SinkError};
+use daq_core::units::counted;
 use daq_nats::Publisher;
 use std::time::Duration;
 
@@ -15,7 +16,6 @@ pub(super) struct NatsSink {
     publisher: Publisher,
     ledger: SinkLedger,
     wait: Wait,
-    name: String,
 }
 
 impl NatsSink {
@@ -23,13 +23,11 @@ impl NatsSink {
         publisher: Publisher,
         ledger: SinkLedger,
         wait: Wait,
-        name: String,
     ) -> Self {
         Self {
             publisher,
             ledger,
             wait,
-            name,
         }
     }
 }
@@ -65,13 +63,15 @@ impl Sink for NatsSink {
     }
 
     fn finish(&mut self) -> Result<(), SinkError> {
-        let left = self.publisher.finish();
-        if left > 0 {
-            tracing::error!(
-                "sink {}: the server did not acknowledge {left} frames before the end of the run; they count as lost",
-                self.name
-            );
+        match self.publisher.finish() {
+            0 => Ok(()),
+            left => Err(SinkError::Away {
+                what: self.publisher.server().to_owned(),
+                why: format!(
+                    "it did not acknowledge {} before the end of the run; they count as `lost`",
+                    counted(left, "frame")
+                ),
+            }),
         }
-        Ok(())
     }
 }

@@ -165,6 +165,11 @@ impl Publisher {
         shared.data.wait(wait, limit, || self.free().is_some())
     }
 
+    /// Returns the server's name for messages.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
     /// Returns why the window stays full: whether the stream is full, the server's name, and the reason. `None` if the
     /// server answers.
     pub fn obstacle(&self) -> Option<(bool, String, String)> {

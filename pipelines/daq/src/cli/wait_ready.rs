@@ -85,10 +85,17 @@ fn state(lists: &[Value], wanted: Option<&str>) -> State {
         .filter(|list| wanted.is_none_or(|wanted| name(list) == wanted))
         .collect();
     match *found {
-        [] => State::NotReady(wanted.map_or_else(
-            || "no pipeline is ready".to_owned(),
-            |wanted| format!("no pipeline `{wanted}` runs"),
-        )),
+        [] => State::NotReady(match (wanted, lists) {
+            (None, _) => "no pipeline is ready".to_owned(),
+            (Some(wanted), []) => format!("no pipeline `{wanted}` runs"),
+            (Some(wanted), others) => {
+                let others: Vec<_> = others.iter().map(name).collect();
+                format!(
+                    "no pipeline `{wanted}` runs; the running pipelines are {}",
+                    others.join(", ")
+                )
+            }
+        }),
         [list] if list["ready"] == true => State::Ready,
         [list] => State::NotReady(format!("pipeline `{}` is not ready", name(list))),
         _ => State::Ambiguous(found.into_iter().map(name).collect()),
@@ -112,9 +119,10 @@ mod tests {
             not("pipeline `b` is not ready")
         );
         assert_eq!(state(&[], None), not("no pipeline is ready"));
+        assert_eq!(state(&[], Some("c")), not("no pipeline `c` runs"));
         assert_eq!(
-            state(std::slice::from_ref(&a), Some("c")),
-            not("no pipeline `c` runs")
+            state(&[a.clone(), b.clone()], Some("c")),
+            not("no pipeline `c` runs; the running pipelines are a, b")
         );
         let names = vec!["a".to_owned(), "b".to_owned()];
         assert_eq!(state(&[a, b], None), State::Ambiguous(names));
