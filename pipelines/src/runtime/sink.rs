@@ -246,9 +246,7 @@ mod tests {
         let options = RingOptions::new("raw", 8, 8);
         let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
         let (ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
-        let reader = ring
-            .attach(guarantee, 8, ReaderLedger::default())
-            .unwrap();
+        let reader = ring.attach(guarantee, 8, ReaderLedger::default()).unwrap();
         assert_eq!(producer.claim(5), 5);
         let mut slots = producer.reserve(5);
         for number in 0..5 {

@@ -207,11 +207,7 @@ impl SinkSpec for NatsKeys {
             "sink {}: publishes to \"{subject}\", stored in the stream {stream}",
             context.name
         );
-        Ok(Box::new(NatsSink::new(
-            publisher,
-            ledger,
-            context.wait,
-        )))
+        Ok(Box::new(NatsSink::new(publisher, ledger, context.wait)))
     }
 }
 

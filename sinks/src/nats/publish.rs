@@ -19,11 +19,7 @@ pub(super) struct NatsSink {
 }
 
 impl NatsSink {
-    pub(super) const fn new(
-        publisher: Publisher,
-        ledger: SinkLedger,
-        wait: Wait,
-    ) -> Self {
+    pub(super) const fn new(publisher: Publisher, ledger: SinkLedger, wait: Wait) -> Self {
         Self {
             publisher,
             ledger,

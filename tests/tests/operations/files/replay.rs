@@ -5,8 +5,10 @@ use daq_drivers::sys::send::Sender;
 use daq_testkit::loopback::{self, Queue};
 use daq_testkit::network::{Recording, payload, recording};
 use daq_testkit::{
-    Daq, Outcome, TIMEOUT, assert_counts, free_udp_port, ledger, program, python, skip,
+    Daq, Outcome, TIMEOUT, assert_counts, files, free_udp_port, ledger, program, python, skip,
 };
+use serde_json::Value;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -305,6 +307,97 @@ fn replay_of_recording_with_gaps_keeps_gaps() {
         ledger::lost(&live.report, "adc"),
     );
     assert_eq!(replayed, received, "{:#}", outcome.report);
+}
+
+/// Returns the packets in the recording `dir` by their epoch and time in nanoseconds, without those that are missing.
+fn packets_by_time(dir: &Path) -> BTreeMap<(u64, u64), Vec<u8>> {
+    let mut packets = BTreeMap::new();
+    for path in files(dir, ".sigmf-meta") {
+        let meta: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let data = std::fs::read(path.with_extension("sigmf-data")).unwrap();
+        let number = |value: &Value| value.as_u64().unwrap();
+        let start = |capture: &Value| usize::try_from(number(&capture["core:sample_start"]));
+        let annotations = meta["annotations"].as_array().unwrap();
+        let is_missing = |sample: u64| {
+            annotations.iter().any(|note| {
+                let first = number(&note["core:sample_start"]);
+                let count = number(&note["core:sample_count"]);
+                note["core:label"] == "missing" && (first..first + count).contains(&sample)
+            })
+        };
+        let captures = meta["captures"].as_array().unwrap();
+        for (i, capture) in captures.iter().enumerate() {
+            let first = start(capture).unwrap();
+            let end = captures
+                .get(i + 1)
+                .map_or(data.len(), |next| start(next).unwrap());
+            for at in (first..end)
+                .step_by(PAYLOAD)
+                .filter(|at| !is_missing(*at as u64))
+            {
+                // One sample per microsecond.
+                let time = number(&capture["daq:time_ns"]) + 1000 * (at - first) as u64;
+                let packet = data[at..at + PAYLOAD].to_vec();
+                packets.insert((number(&capture["daq:epoch"]), time), packet);
+            }
+        }
+    }
+    packets
+}
+
+/// A stream with losses, with a step of its time, and with a restart is recorded. The recording is replayed and recorded
+/// again, twice.
+#[test]
+fn recording_of_replay_has_same_samples_at_same_times() {
+    let port = free_udp_port();
+    let rest = ring_and_sink();
+    let daq = Daq::new(&format!(
+        "[http]\nlisten = \"127.0.0.1:0\"\n\
+         [source.adc]\ndriver = \"udp\"\nring = \"raw\"\nlisten = \"127.0.0.1:{port}\"\n\
+         samples = {{ type = \"int8\", rate = \"1 MHz\" }}\n\
+         [source.adc.format]\nkind = \"raw\"\nheader = 16\npayload = 1000\n\
+         sequence = {{ offset = 0, bytes = 8 }}\n\
+         timestamp = {{ offset = 8, bytes = 8, tick = \"1 ns\", origin = \"1970-01-01T00:00:00Z\" }}\n{rest}"
+    ));
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    loopback::stay();
+    let mut sender =
+        Sender::open(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), false, None).unwrap();
+    let mut sent = BTreeMap::new();
+    let mut send = |epoch: u64, number: u64, start_ns: u64| {
+        let time = start_ns + number * 1000 * PAYLOAD as u64;
+        let mut packet = [number.to_be_bytes(), time.to_be_bytes()].concat();
+        packet.resize(16 + PAYLOAD, 0);
+        payload(epoch, number, &mut packet[16..]);
+        sender.send(&packet).unwrap();
+        sent.insert((epoch, time), packet.split_off(16));
+        if number.is_multiple_of(32) {
+            Queue::drained(port);
+        }
+    };
+    let start_ns = 1_700_000_000_000_000_000;
+    for number in (0..400).filter(|number| !matches!(*number, 17 | 18 | 44 | 200..235)) {
+        send(1, number, start_ns);
+    }
+    // After a gap, the time continues 5 ms later than the numbers.
+    (1000..1100).for_each(|number| send(1, number, start_ns + 5_000_000));
+    live.wait_count("sources.adc.delivered", 462);
+    (0..200).for_each(|number| send(2, number, start_ns + 10_000_000_000));
+    live.wait_count("sources.adc.delivered", sent.len() as u64);
+    let outcome = live.stop().ok();
+    assert_counts!(outcome, "sources.adc" => epochs: 2, rejected: 0, late: 0);
+    assert!(packets_by_time(&daq.path("out")) == sent);
+    let mut recorded = daq.path("out");
+    let mut replays = Vec::new();
+    for pass in 1..=2 {
+        let again = Daq::new(&replay_config(&recorded, "speed = \"free\"", ""));
+        let outcome = again.run(&[]).ok();
+        assert_counts!(outcome, "sources.adc" => delivered: sent.len() as u64, epochs: 2);
+        recorded = again.path("out");
+        assert!(packets_by_time(&recorded) == sent, "replay {pass}");
+        replays.push(again);
+    }
 }
 
 /// A recording is replayed again and again, until a signal arrives or the time limit is reached.
