@@ -11,7 +11,7 @@ use crate::dma::FrameSequence;
 use crate::gpu::Writer;
 use crate::kernel::KernelSpec;
 use crate::layout::Layout;
-use crate::ledger::{Counts, Playback, Rejections};
+use crate::ledger::{CountSet, Counts, Playback, Rejections};
 use crate::outgoing::OutgoingFormatEntry;
 use crate::reorder::{Arrival, Geometry};
 use crate::sink::SinkSpec;
@@ -206,10 +206,10 @@ pub trait SourceSpec: Send + Sync {
         None
     }
 
-    /// Returns the names of the source's counters outside its ledger. These counters appear in reports, and in metrics
-    /// as `daq_source_counts_total`.
-    fn counts(&self) -> &'static [&'static str] {
-        &[]
+    /// Returns the counters that only this kind of source has. They appear in reports, and in metrics as
+    /// `daq_source_counts_total`.
+    fn counts(&self) -> Vec<&'static CountSet> {
+        Vec::new()
     }
 
     /// Returns the names of the parts of frames, such as ports or antenna numbers; empty if frames have one part. Each part

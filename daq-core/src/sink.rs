@@ -2,7 +2,7 @@
 
 use crate::frame::PacketSizes;
 use crate::layout::Layout;
-use crate::ledger::SinkLedger;
+use crate::ledger::{CountSet, Counts, SinkLedger};
 use crate::notify::Wait;
 use crate::region::{Placement, Region};
 use crate::ring::Lease;
@@ -112,9 +112,10 @@ pub struct SinkContext {
     pub burst: usize,
     /// How the sink's thread waits.
     pub wait: Wait,
-    /// The sink's counters. The sink updates `frames`, `bytes`, `files` and `lost`. A sink with a receiver also updates
-    /// `connections` and `stalls`.
+    /// The counters of every sink. The sink updates `frames`, `bytes`, `files` and `lost`.
     pub ledger: SinkLedger,
+    /// The counters that [`SinkSpec::counts`] declared.
+    pub counts: Counts,
 }
 
 /// A consumer that writes frames to a file or sends them to a receiver. Each sink runs on its own thread.
@@ -160,6 +161,11 @@ pub trait SinkSpec: Send + Sync {
 
     /// Returns the directories that the sink writes into.
     fn files(&self) -> Vec<crate::check::NamedFile> {
+        Vec::new()
+    }
+
+    /// Returns the counters that only this kind of sink has, each with a metric. They appear in reports.
+    fn counts(&self) -> Vec<&'static CountSet> {
         Vec::new()
     }
 

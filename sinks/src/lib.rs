@@ -10,6 +10,7 @@ mod layout;
 pub mod lock;
 mod nats;
 mod null;
+mod peer;
 mod presence;
 pub mod sigmf;
 mod stem;
@@ -18,6 +19,7 @@ mod udp;
 mod zarr;
 
 use daq_core::entry::SinkEntry;
+use daq_core::ledger::CountSet;
 
 /// The registry entries of all sinks.
 ///
@@ -32,4 +34,12 @@ pub const SINKS: &[SinkEntry] = &[
     stream::ENTRY,
     nats::ENTRY,
     null::ENTRY,
+];
+
+/// The counters that only some sinks have.
+pub const COUNTS: &[&CountSet] = &[
+    peer::ConnectionCounts::SET,
+    peer::StallCounts::SET,
+    udp::counts::UdpCounts::SET,
+    nats::counts::NatsCounts::SET,
 ];

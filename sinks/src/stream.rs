@@ -17,12 +17,13 @@
 //! dropped and counted. A receiver whose ring is full also counts as disconnected after it has accepted nothing for
 //! `timeout`.
 
+use crate::peer::{ConnectionCounts, StallCounts};
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::Layout;
-use daq_core::ledger::SinkLedger;
+use daq_core::ledger::{CountSet, SinkLedger};
 use daq_core::ring::Lease;
 use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{ByteSize, Span};
@@ -39,6 +40,9 @@ use serde::Deserialize;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The counters of a sink `stream`.
+const COUNTS: [&CountSet; 2] = [ConnectionCounts::SET, StallCounts::SET];
 
 /// Registry entry of `stream`.
 pub const ENTRY: SinkEntry = SinkEntry {
@@ -362,6 +366,10 @@ impl SinkSpec for StreamKeys {
         Some(self.rails().count() * self.depth as usize)
     }
 
+    fn counts(&self) -> Vec<&'static CountSet> {
+        COUNTS.to_vec()
+    }
+
     fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
         self.rails().count() * self.depth as usize * Record::bytes(0, 0)
     }
@@ -391,8 +399,8 @@ impl SinkSpec for StreamKeys {
         })?;
         let connector = self.connection().connector(address).with_token(token);
         let counters = Counters {
-            connections: context.ledger.connections.clone(),
-            stalls: context.ledger.stalls.clone(),
+            connections: ConnectionCounts::of(&context.counts).connections,
+            stalls: StallCounts::of(&context.counts).stalls,
         };
         let options = self.options(&context);
         let sender =

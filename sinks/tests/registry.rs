@@ -5,7 +5,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
 use daq_core::region::Placement;
-use daq_sinks::SINKS;
+use daq_sinks::{COUNTS, SINKS};
 
 /// Keys that the runtime removes before a sink receives its section.
 const ENGINE: [&str; 6] = ["driver", "input", "guarantee", "wait", "core", "burst"];
@@ -70,7 +70,21 @@ fn sink_examples_are_valid_and_show_every_key() {
                 "{}",
                 diagnostics.render(document.sources(), false)
             );
-            assert!(spec.unwrap().accepts().contains(Placement::Host));
+            let spec = spec.unwrap();
+            assert!(spec.accepts().contains(Placement::Host));
+            for set in spec.counts() {
+                let first = set.counts[0].name;
+                let is_listed = COUNTS.iter().any(|known| known.counts[0].name == first);
+                assert!(
+                    is_listed,
+                    "COUNTS lacks the counters of {} with `{first}`",
+                    entry.name
+                );
+                assert!(
+                    set.counts.iter().all(|count| count.metric.is_some()),
+                    "{first}"
+                );
+            }
         }
         let schema = (entry.schema)(&registry());
         let keys = schema.get("properties").unwrap().as_object().unwrap();

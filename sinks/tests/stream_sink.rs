@@ -3,7 +3,8 @@
 use crate::support::{context, layout, spec};
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
-use daq_core::sink::{Placements, SinkError};
+use daq_core::ledger::Counts;
+use daq_core::sink::{Placements, SinkContext, SinkError};
 use daq_testkit::ring::RingFixture;
 
 const WHERE: &str = "transport = \"rdma\"\nto = \"127.0.0.1:1\"\nnics = [\"emulated\"]";
@@ -168,9 +169,13 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
     );
 
     for keys in [WHERE, "transport = \"tcp\"\nto = \"127.0.0.1:1\""] {
-        let context = make();
-        let ledger = context.ledger.clone();
-        let mut sink = spec("stream", "n", keys).unwrap().build(context).unwrap();
+        let spec = spec("stream", "n", keys).unwrap();
+        let context = SinkContext {
+            counts: Counts::in_memory(&spec.counts()),
+            ..make()
+        };
+        let (ledger, counts) = (context.ledger.clone(), context.counts.clone());
+        let mut sink = spec.build(context).unwrap();
         let mut ring = RingFixture::host("raw", 4, 64);
         ring.write(&[(FrameMeta::whole(0, 64), vec![0; 64])]);
         let lease = ring.reader.poll(1).unwrap();
@@ -184,6 +189,7 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
         drop(lease);
         sink.tick().unwrap();
         sink.finish().unwrap();
-        assert_eq!((ledger.frames.get(), ledger.connections.get()), (0, 0));
+        let connections = counts.read().get("connections");
+        assert_eq!((ledger.frames.get(), connections), (0, 0));
     }
 }

@@ -3,8 +3,8 @@
 use crate::support::{AROUND, Feed, Sent, context, layout, spec};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Layout, Order, Scalar};
-use daq_core::ledger::{SinkLedger, SinkReport};
-use daq_core::sink::{Sink, SinkError};
+use daq_core::ledger::{Counts, SinkLedger, SinkReport};
+use daq_core::sink::{Sink, SinkContext, SinkError};
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -30,12 +30,16 @@ fn format(payload: usize) -> String {
     format!("\n[sink.tx.format]\nkind = \"spead\"\npayload = {payload}\n")
 }
 
-/// Builds the sink `tx` for frames of `layout`, whose packets have 100 bytes.
-fn build(keys: &str, layout: &Layout) -> Result<(Box<dyn Sink>, SinkLedger), SinkError> {
+/// Builds the sink `tx` for frames of `layout`, whose packets have 100 bytes. Returns the sink, its ledger, and the counters
+/// that only this kind of sink has.
+fn build(keys: &str, layout: &Layout) -> Result<(Box<dyn Sink>, (SinkLedger, Counts)), SinkError> {
     let packets = u32::try_from(layout.frame_bytes().div_ceil(100)).unwrap();
-    let context = context("/tmp".as_ref(), "tx", layout.clone(), packets, 100);
-    let ledger = context.ledger.clone();
     let spec = spec("udp", "tx", keys).unwrap();
+    let context = SinkContext {
+        counts: Counts::in_memory(&spec.counts()),
+        ..context("/tmp".as_ref(), "tx", layout.clone(), packets, 100)
+    };
+    let ledger = (context.ledger.clone(), context.counts.clone());
     spec.check(layout).map_err(|problem| SinkError::Failed {
         what: problem.key.unwrap_or_default(),
         why: problem.message,
@@ -110,18 +114,28 @@ fn receive(socket: &UdpSocket) -> (Vec<Data>, String) {
     }
 }
 
-fn report(ledger: &SinkLedger) -> SinkReport {
-    let report = SinkReport::of(ledger);
-    assert_eq!(
-        report.packets,
-        report.sent_packets
-            + report.absent_packets
-            + report.refused_queue_full
-            + report.refused_unreachable
-            + report.refused_other
-            + report.pending_packets,
-        "{report:?}"
-    );
+fn report((ledger, counts): &(SinkLedger, Counts)) -> SinkReport {
+    let report = SinkReport::of(ledger, counts);
+    let [
+        packets,
+        sent,
+        absent,
+        queue_full,
+        unreachable,
+        other,
+        pending,
+    ] = [
+        "packets",
+        "sent_packets",
+        "absent_packets",
+        "refused_queue_full",
+        "refused_unreachable",
+        "refused_other",
+        "pending_packets",
+    ]
+    .map(|name| report.counts.get(name));
+    let sum = sent + absent + queue_full + unreachable + other + pending;
+    assert_eq!(packets, sum, "{report:?}");
     report
 }
 
@@ -152,8 +166,14 @@ fn udp_frames_arrive_with_numbers_and_times() {
         assert_eq!(end, "end 9");
         let report = report(&ledger);
         assert_eq!((report.frames, report.bytes, report.lost), (3, 3000, 0));
-        assert_eq!((report.packets, report.sent_packets), (30, 30));
-        assert_eq!(report.control_packets, 2);
+        assert_eq!(
+            (
+                report.counts.get("packets"),
+                report.counts.get("sent_packets")
+            ),
+            (30, 30)
+        );
+        assert_eq!(report.counts.get("control_packets"), 2);
     }
 }
 
@@ -173,11 +193,19 @@ fn udp_packets_without_all_of_their_data_are_not_sent() {
     assert_eq!(indices, [2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6]);
     let report = report(&ledger);
     assert_eq!(
-        (report.packets, report.sent_packets, report.absent_packets),
+        (
+            report.counts.get("packets"),
+            report.counts.get("sent_packets"),
+            report.counts.get("absent_packets")
+        ),
         (14, 11, 3)
     );
     assert_eq!(
-        (report.frames, report.lost, report.pending_packets),
+        (
+            report.frames,
+            report.lost,
+            report.counts.get("pending_packets")
+        ),
         (2, 0, 0)
     );
 }
@@ -218,7 +246,11 @@ fn udp_frames_are_divided_among_receivers() {
         }
         let report = report(&ledger);
         assert_eq!(
-            (report.packets, report.sent_packets, report.bytes),
+            (
+                report.counts.get("packets"),
+                report.counts.get("sent_packets"),
+                report.bytes
+            ),
             (8, 8, 400)
         );
     }
@@ -250,7 +282,7 @@ fn udp_frames_in_turn_have_consecutive_numbers() {
             (vec![1, 2], end("end 3"))
         ]
     );
-    assert_eq!(report(&ledger).sent_packets, 6);
+    assert_eq!(report(&ledger).counts.get("sent_packets"), 6);
 }
 
 #[test]
@@ -266,10 +298,14 @@ fn udp_reports_of_closed_ports_are_counted() {
     sink.finish().unwrap();
     let report = report(&ledger);
     assert_eq!(
-        (report.frames, report.packets, report.sent_packets),
+        (
+            report.frames,
+            report.counts.get("packets"),
+            report.counts.get("sent_packets")
+        ),
         (20, 200, 200)
     );
-    assert!(report.undeliverable > 0, "{report:?}");
+    assert!(report.counts.get("undeliverable") > 0, "{report:?}");
 }
 
 #[test]
@@ -283,12 +319,16 @@ fn udp_slow_frame_returns_to_the_runtime_and_can_be_abandoned() {
     let lease = ring.reader.poll(1).unwrap();
     assert_eq!(sink.consume(&lease, 0).unwrap(), 0);
     assert_eq!(sink.consume(&lease, 0).unwrap(), 0);
-    assert_eq!(report(&ledger).pending_packets, 9);
+    assert_eq!(report(&ledger).counts.get("pending_packets"), 9);
     drop(lease);
     sink.finish().unwrap();
     let report = report(&ledger);
     assert_eq!(
-        (report.frames, report.refused_other, report.pending_packets),
+        (
+            report.frames,
+            report.counts.get("refused_other"),
+            report.counts.get("pending_packets")
+        ),
         (0, 9, 0)
     );
 }

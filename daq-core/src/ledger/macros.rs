@@ -150,6 +150,9 @@ macro_rules! read_backwards {
     };
 }
 
+/// Returns the kind of a metric.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! metric_kind {
     (counter) => {
         $crate::ledger::MetricKind::Counter

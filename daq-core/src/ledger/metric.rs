@@ -1,5 +1,6 @@
 //! Metrics of a report: their names, explanations and values.
 
+use super::CountsReport;
 use crate::gpu::{Backend, Dispatch};
 use std::collections::BTreeMap;
 
@@ -145,6 +146,15 @@ impl Sampled for BTreeMap<&'static str, u64> {
     fn sample(&self, put: Put<'_>) {
         for (key, value) in self {
             put(Sample::Labelled(key, *value as f64));
+        }
+    }
+}
+
+/// One sample for each counter without a metric of its own.
+impl Sampled for CountsReport {
+    fn sample(&self, put: Put<'_>) {
+        for (count, value) in self.iter().filter(|(count, _)| count.metric.is_none()) {
+            put(Sample::Labelled(count.name, value as f64));
         }
     }
 }

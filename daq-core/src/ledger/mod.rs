@@ -30,7 +30,7 @@ mod stored;
 pub use clients::{ClientsLedger, ClientsReport};
 pub use copy::{CopyLedger, CopyReport, CopySizes};
 pub use counter_file::{Counter, CounterFile, CounterFileError, LastRun};
-pub use counts::Counts;
+pub use counts::{Count, CountSet, Counts, CountsReport};
 pub use engine::{EngineCounters, EngineLedger, EngineReport, PathState};
 pub use kernel::{DeviceLedger, DeviceReport, KernelLedger, KernelReport};
 pub use latency::{Latency, LatencyCounts, LatencyReport, PublishTimes};

@@ -2,8 +2,8 @@
 
 use super::stored::Balanced;
 use super::{
-    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, MetricText, PartReport,
-    ReaderReport, RingReport, SinkReport, SourceReport,
+    ClientsReport, CopyReport, CountsReport, DeviceReport, EngineReport, KernelReport, MetricText,
+    PartReport, ReaderReport, RingReport, SinkReport, SourceReport,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -101,7 +101,8 @@ impl Report {
         ]
     }
 
-    /// Returns the descriptions of all metrics of a report's components.
+    /// Returns the descriptions of the metrics that every component of a kind has. Counters of particular components
+    /// ([`CountSet`](super::CountSet)) can have further metrics.
     pub fn metrics() -> Vec<&'static MetricText> {
         let mut all: Vec<&'static MetricText> = Vec::new();
         all.extend(SourceReport::METRICS.iter().map(|metric| &metric.text));
@@ -124,6 +125,14 @@ impl Report {
         for source in self.sources.values() {
             check("part", &source.parts, &mut found);
         }
+        let sources = self.sources.iter();
+        check_counts(
+            "source",
+            sources.map(|(name, s)| (name, &s.counts)),
+            &mut found,
+        );
+        let sinks = self.sinks.iter();
+        check_counts("sink", sinks.map(|(name, s)| (name, &s.counts)), &mut found);
         check("ring", &self.rings, &mut found);
         check("reader", &self.readers, &mut found);
         check("clients of", &self.clients, &mut found);
@@ -136,15 +145,36 @@ impl Report {
 
 fn check<R: Balanced>(component: &str, reports: &BTreeMap<String, R>, found: &mut Vec<Violation>) {
     for (name, report) in reports {
-        for (equation, (left, right)) in R::EQUATIONS.iter().zip(report.terms()) {
-            if left != right.iter().sum::<u64>() {
-                found.push(Violation {
-                    ledger: format!("{component} {name}"),
-                    equation: format!("{equation}: {left} is not the sum of {right:?}"),
-                });
-            }
+        for (equation, terms) in R::EQUATIONS.iter().zip(report.terms()) {
+            found.extend(violation(component, name, equation, terms));
         }
     }
+}
+
+/// Checks the equations of counters that only some components have.
+fn check_counts<'a>(
+    component: &str,
+    reports: impl Iterator<Item = (&'a String, &'a CountsReport)>,
+    found: &mut Vec<Violation>,
+) {
+    for (name, report) in reports {
+        for (equation, terms) in report.terms() {
+            found.extend(violation(component, name, equation, terms));
+        }
+    }
+}
+
+/// Returns the violation if the terms of an equation do not add up.
+fn violation(
+    component: &str,
+    name: &str,
+    equation: &Equation,
+    (left, right): (u64, Vec<u64>),
+) -> Option<Violation> {
+    (left != right.iter().sum::<u64>()).then(|| Violation {
+        ledger: format!("{component} {name}"),
+        equation: format!("{equation}: {left} is not the sum of {right:?}"),
+    })
 }
 
 #[cfg(test)]

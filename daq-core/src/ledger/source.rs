@@ -2,7 +2,9 @@
 
 use super::metric::{Put, Sample, seconds};
 use super::stored::{Balanced, Make, Stored, Total};
-use super::{Counter, CounterFileError, EngineReport, PartLedgers, PartReport, PlaybackReport};
+use super::{
+    Counter, CounterFileError, CountsReport, EngineReport, PartLedgers, PartReport, PlaybackReport,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -180,8 +182,8 @@ ledger! {
         #[serde(skip_serializing_if = "Option::is_none")]
         playback: Option<PlaybackReport>,
         /// Counters of a source that are not part of its ledger, by name.
-        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-        counts: BTreeMap<&'static str, u64>, counter "daq_source_counts_total" by "count" {
+        #[serde(skip_serializing_if = "CountsReport::is_empty")]
+        counts: CountsReport, counter "daq_source_counts_total" by "count" {
             meaning: "See the documentation page of the source's driver. The source `hsb` counts frames whose \
                       metadata arrived, frames that the sensor skipped or ended early, and requests that the device \
                       refused or did not answer.",

@@ -36,6 +36,7 @@ pub use spread::{PlannedShare, SpreadKey};
 use crate::gpu::{Backend, Writer};
 use crate::kernel::Side;
 use crate::layout::Layout;
+use crate::ledger::CountSet;
 use crate::notify::Wait;
 use crate::region::Placement;
 use crate::reorder::Geometry;
@@ -84,9 +85,9 @@ pub struct PlannedSource {
     /// The RDMA NIC that `auto` selects; `None` without `auto`, or if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
-    /// Names of the counters that the source has in addition to its ledger.
+    /// The counters that only this kind of source has.
     #[serde(skip)]
-    pub counts: &'static [&'static str],
+    pub counts: Vec<&'static CountSet>,
     /// Names of the parts of its frames; empty if frames have one part.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
@@ -282,6 +283,9 @@ pub struct PlannedSink {
     /// The RDMA NIC that `auto` selects; `None` without `auto`, or if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
+    /// The counters that only this kind of sink has.
+    #[serde(skip)]
+    pub counts: Vec<&'static CountSet>,
 }
 
 /// A section outside the pipeline, such as `[http]`, with its exclusive resources.

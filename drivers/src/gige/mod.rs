@@ -68,6 +68,7 @@ use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
 use daq_core::layout::{Axis, Layout, Order};
+use daq_core::ledger::CountSet;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -196,8 +197,8 @@ impl SourceSpec for Gige {
         false
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        CameraCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![CameraCounts::SET]
     }
 
     fn memory(&self, _geometry: &Geometry) -> usize {

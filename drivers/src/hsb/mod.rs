@@ -107,6 +107,7 @@ use daq_core::entry::{
     EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
 };
 use daq_core::layout::{Layout, Samples};
+use daq_core::ledger::CountSet;
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -429,8 +430,8 @@ impl SourceSpec for Hsb {
         self.nic().map(|_| self.engine_needs())
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        SensorCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![SensorCounts::SET]
     }
 
     fn memory(&self, _geometry: &Geometry) -> usize {

@@ -40,6 +40,7 @@ use daq_core::entry::{
 };
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
+use daq_core::ledger::CountSet;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
@@ -277,8 +278,8 @@ impl SourceSpec for NatsSource {
         })
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        NatsCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![NatsCounts::SET]
     }
 
     fn notes(&self) -> Vec<String> {

@@ -10,7 +10,7 @@ use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::Registered;
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::layout::Samples;
-use daq_core::ledger::Counts;
+use daq_core::ledger::{CountSet, Counts};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFormatEntry, OutgoingFrames};
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -229,8 +229,8 @@ pub trait PacketFormat: Debug + Send + Sync {
 
     /// Returns the names of the format's counters, which are counters of its source
     /// ([`SourceSpec::counts`](daq_core::entry::SourceSpec::counts)).
-    fn counts(&self) -> &'static [&'static str] {
-        &[]
+    fn counts(&self) -> Vec<&'static CountSet> {
+        Vec::new()
     }
 
     /// Prepares the format for the threads of the source `name`, with the counters that [`counts`](Self::counts) declares.

@@ -5,6 +5,7 @@ use super::{Format, Origins, PacketLayout, Selector};
 use daq_core::config::Problem;
 use daq_core::entry::SourceContext;
 use daq_core::layout::{Layout, Order, Samples};
+use daq_core::ledger::CountSet;
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::units::ByteSize;
 
@@ -33,9 +34,10 @@ pub(crate) struct Frames {
     batch: usize,
 }
 
-/// Implements the methods of [`SourceSpec`](daq_core::entry::SourceSpec) about frames with the field `frames`.
+/// Implements the methods of [`SourceSpec`](daq_core::entry::SourceSpec) about frames with the field `frames`. The arguments are
+/// the declarations of the source's own counters, in addition to those of the format.
 macro_rules! frame_methods {
-    () => {
+    ($($counts:expr),*) => {
         fn preferred_slot(&self) -> Option<usize> {
             Some(self.frames.preferred_slot())
         }
@@ -78,8 +80,8 @@ macro_rules! frame_methods {
             self.frames.layout(geometry)
         }
 
-        fn counts(&self) -> &'static [&'static str] {
-            self.frames.counts()
+        fn counts(&self) -> Vec<&'static daq_core::ledger::CountSet> {
+            [&[$($counts),*][..], &self.frames.counts()].concat()
         }
     };
 }
@@ -140,8 +142,8 @@ impl Frames {
         self.format.kept()
     }
 
-    /// Returns the names of the format's counters.
-    pub(crate) fn counts(&self) -> &'static [&'static str] {
+    /// Returns the counters of the format.
+    pub(crate) fn counts(&self) -> Vec<&'static CountSet> {
         self.format.counts()
     }
 

@@ -30,7 +30,7 @@ use daq_core::claim::StreamIds;
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::layout::Samples;
-use daq_core::ledger::Counts;
+use daq_core::ledger::{CountSet, Counts};
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::PacketId;
 use daq_core::units::ByteSize;
@@ -617,8 +617,8 @@ impl PacketFormat for Vdif {
         Ok(())
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        StreamCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![StreamCounts::SET]
     }
 
     fn start(&mut self, name: &str, counts: &Counts) {

@@ -40,6 +40,7 @@ use daq_core::entry::{
 };
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
+use daq_core::ledger::CountSet;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
@@ -401,8 +402,8 @@ impl SourceSpec for StreamSource {
         })
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        StreamCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![StreamCounts::SET]
     }
 
     fn cores(&self) -> Vec<usize> {

@@ -9,7 +9,7 @@ use daq_core::ledger::{
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{self, Bucket, LabelPair, MetricFamily, MetricType};
 use prometheus::{Registry, TextEncoder};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// Returns a snapshot of all ledgers at the time of the call.
@@ -37,10 +37,13 @@ impl Ledgers {
                 HashMap::new(),
             )
         };
-        let metrics = table::metrics().into_iter();
+        let metrics = table::metrics();
         Ok(Self {
             report,
-            descriptors: metrics.map(describe).collect::<prometheus::Result<_>>()?,
+            descriptors: metrics
+                .iter()
+                .map(describe)
+                .collect::<prometheus::Result<_>>()?,
             started: process::now(),
         })
     }
@@ -54,14 +57,7 @@ fn add<'a, R>(
 ) {
     let components: Vec<_> = components.into_iter().collect();
     for Metric { text, samples } in metrics {
-        let mut family = MetricFamily::default();
-        family.set_name(text.name.to_owned());
-        family.set_help(text.help.to_owned());
-        family.set_field_type(match text.kind {
-            MetricKind::Counter => MetricType::COUNTER,
-            MetricKind::Gauge => MetricType::GAUGE,
-            MetricKind::Histogram => MetricType::HISTOGRAM,
-        });
+        let mut family = family(text);
         for (names, component) in &components {
             let mut put = |sample: Sample<'_>| {
                 family.mut_metric().push(exported(text, names, sample));
@@ -69,6 +65,41 @@ fn add<'a, R>(
             samples(component, &mut put);
         }
         families.push(family);
+    }
+}
+
+/// Returns a metric without samples.
+fn family(text: &MetricText) -> MetricFamily {
+    let mut family = MetricFamily::default();
+    family.set_name(text.name.to_owned());
+    family.set_help(text.help.to_owned());
+    family.set_field_type(match text.kind {
+        MetricKind::Counter => MetricType::COUNTER,
+        MetricKind::Gauge => MetricType::GAUGE,
+        MetricKind::Histogram => MetricType::HISTOGRAM,
+    });
+    family
+}
+
+/// Adds the metrics of counters that only some sinks have. Sinks of several kinds can share a metric.
+fn add_sink_counts(families: &mut Vec<MetricFamily>, sinks: &BTreeMap<String, SinkReport>) {
+    let start = families.len();
+    for (name, sink) in sinks {
+        for (count, value) in sink.counts.iter() {
+            let Some(text) = table::sink_metric(count) else {
+                continue;
+            };
+            let sample = exported(&text, &[name], Sample::Value(value as f64));
+            let mut known = families[start..].iter_mut();
+            match known.find(|family| family.name() == text.name) {
+                Some(family) => family.mut_metric().push(sample),
+                None => {
+                    let mut family = family(&text);
+                    family.mut_metric().push(sample);
+                    families.push(family);
+                }
+            }
+        }
     }
 }
 
@@ -179,6 +210,7 @@ impl Collector for Ledgers {
             SinkReport::METRICS,
             sinks.map(|(name, sink)| (vec![name.as_str()], sink)),
         );
+        add_sink_counts(&mut all, &report.sinks);
         add(&mut all, PIPELINE, [(Vec::new(), &report)]);
         add(&mut all, PROCESS, [(Vec::new(), &process)]);
         all

@@ -15,6 +15,8 @@ pub fn reference() -> String {
         let equations = table.equations.iter();
         equations.map(move |equation| format!("{component:<9}{equation}\n"))
     });
+    let of_sinks = daq_sinks::COUNTS.iter().flat_map(|set| set.equations);
+    let of_sinks = of_sinks.map(|equation| format!("{:<9}{equation}\n", "sink"));
     let mut page = format!(
         "# Metrics\n\n\
          The metrics of `/metrics`, in the Prometheus text format. This page is generated from the source code.\n\n\
@@ -31,7 +33,7 @@ pub fn reference() -> String {
          sink     frames + dropped = read + discarded\n\
          ```\n\n",
         causes.join(", "),
-        equations.collect::<String>(),
+        equations.chain(of_sinks).collect::<String>(),
     );
     let rows = metrics().into_iter().map(|metric| {
         let labels: Vec<_> = metric.labels().map(|label| format!("`{label}`")).collect();

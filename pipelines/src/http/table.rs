@@ -1,7 +1,7 @@
 //! The metrics that are not part of a ledger.
 
 use super::process::Process;
-use daq_core::ledger::{Metric, MetricKind, MetricText, Report, Sample};
+use daq_core::ledger::{Count, Metric, MetricKind, MetricText, Report, Sample, SinkReport};
 
 /// The metrics of the whole pipeline.
 pub(super) const PIPELINE: &[Metric<Report>] = &[
@@ -235,11 +235,23 @@ pub(super) const PROCESS: &[Metric<Process>] = &[
 ];
 
 /// Returns the description of every metric, in the order of the reference page.
-pub fn metrics() -> Vec<&'static MetricText> {
-    let mut all = Report::metrics();
-    all.extend(PIPELINE.iter().map(|metric| &metric.text));
-    all.extend(PROCESS.iter().map(|metric| &metric.text));
+pub fn metrics() -> Vec<MetricText> {
+    let mut all: Vec<_> = Report::metrics().into_iter().copied().collect();
+    let counts = daq_sinks::COUNTS.iter().flat_map(|set| set.counts);
+    all.extend(counts.filter_map(sink_metric));
+    all.extend(PIPELINE.iter().map(|metric| metric.text));
+    all.extend(PROCESS.iter().map(|metric| metric.text));
     all
+}
+
+/// Returns the metric of a counter that only some sinks have.
+pub(super) fn sink_metric(count: &Count) -> Option<MetricText> {
+    let component = SinkReport::METRICS[0].text.component;
+    let metric = count.metric?;
+    Some(MetricText {
+        component,
+        ..metric
+    })
 }
 
 #[cfg(test)]

@@ -696,7 +696,7 @@ fn dashboard_and_alerts_use_only_existing_metrics() {
     for expression in dashboard().into_iter().chain(alerts()) {
         for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
             let is_name = word.starts_with("daq_") || word.starts_with("process_");
-            let is_of = |metric: &&MetricText| {
+            let is_of = |metric: &MetricText| {
                 let series = word.strip_prefix(metric.name);
                 let parts: &[_] = match metric.kind {
                     MetricKind::Histogram => &["_bucket", "_sum", "_count"],

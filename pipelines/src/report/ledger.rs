@@ -67,7 +67,7 @@ fn source(name: &str, source: &SourceReport) -> String {
     ];
     let restarted = Some(source.epochs).filter(|epochs| *epochs > 1);
     let engine = source.engine.as_ref().map(engine);
-    let counts = by_name(", ", &source.counts);
+    let counts = above_zero(", ", source.counts.counters());
     format!(
         "source {name}: {}; expected {}, delivered {}, pending {}{}{}{}{} ({} bytes){}",
         source.loss(),
@@ -246,6 +246,6 @@ fn sink(name: &str, sink: &SinkReport) -> String {
         sink.bytes,
         sink.files,
         above_zero(", ", [("dropped", sink.dropped)]),
-        others(sink.counters(), &shown)
+        others([sink.counters(), sink.counts.counters()].concat(), &shown)
     )
 }

@@ -3,10 +3,19 @@
 use super::*;
 use daq_core::gpu::{Backend, Dispatch};
 use daq_core::ledger::{
-    ClientsReport, CopyReport, DeviceReport, EngineReport, KernelReport, Latency, LatencyReport,
-    PartReport, PathState, PlaybackReport, ReaderReport, RingReport, SinkReport, SourceReport,
+    ClientsReport, CopyReport, Counts, DeviceReport, EngineReport, KernelReport, Latency,
+    LatencyReport, PartReport, PathState, PlaybackReport, ReaderReport, RingReport, SinkReport,
+    SourceReport,
 };
 use std::time::Duration;
+
+daq_core::counts! {
+    /// The counters of a sensor.
+    struct SensorCounts {
+        /// Frames that the sensor skipped.
+        skipped,
+    }
+}
 
 /// Latencies of frames in nanoseconds.
 fn latency(frames: &[u64]) -> LatencyReport {
@@ -52,7 +61,9 @@ pub(crate) fn sample_report() -> Report {
         }),
         ..SourceReport::default()
     };
-    source.counts = [("skipped", 4711)].into();
+    let counts = Counts::in_memory(&[SensorCounts::SET]);
+    counts.counter("skipped").set(4711);
+    source.counts = counts.read();
     let part = PartReport {
         expected: 500,
         delivered: 470,
@@ -152,6 +163,26 @@ pub(crate) fn sample_report() -> Report {
         sizes: [1, 2, 3, 4, 5, 6, 7, 8],
     };
     report.copies.insert("raw".to_owned(), copy);
+    let counts = Counts::in_memory(daq_sinks::COUNTS);
+    for (name, value) in [
+        ("connections", 18),
+        ("stalls", 19),
+        ("packets", 50),
+        ("sent_packets", 20),
+        ("absent_packets", 9),
+        ("refused_queue_full", 8),
+        ("refused_unreachable", 7),
+        ("refused_other", 4),
+        ("control_packets", 21),
+        ("undeliverable", 22),
+        ("published", 60),
+        ("acknowledged", 40),
+        ("refused", 13),
+        ("repeated", 23),
+        ("deduplicated", 24),
+    ] {
+        counts.counter(name).set(value);
+    }
     let sink = SinkReport {
         frames: 17,
         bytes: 69_632,
@@ -159,23 +190,7 @@ pub(crate) fn sample_report() -> Report {
         full: true,
         dropped: 15,
         lost: 16,
-        connections: 18,
-        stalls: 19,
-        packets: 50,
-        sent_packets: 20,
-        absent_packets: 9,
-        refused_queue_full: 8,
-        refused_unreachable: 7,
-        refused_other: 4,
-        pending_packets: 2,
-        control_packets: 21,
-        undeliverable: 22,
-        published: 60,
-        acknowledged: 40,
-        refused: 13,
-        unacknowledged: 7,
-        repeated: 23,
-        deduplicated: 24,
+        counts: counts.read(),
     };
     report.sinks.insert("di\"sk".to_owned(), sink);
     assert_eq!(report.violations(), []);

@@ -399,7 +399,7 @@ impl Pipeline {
             let ring = plan
                 .ring(&planned.input)
                 .expect("the plan contains the input ring of each reader");
-            let ledger = self.ledgers.sink(&planned.name);
+            let (ledger, counts) = self.ledgers.sink(&planned.name);
             let context = SinkContext {
                 pipeline: plan.name.clone(),
                 name: planned.name.clone(),
@@ -420,6 +420,7 @@ impl Pipeline {
                 burst: planned.burst.min(ring.slots),
                 wait: planned.wait,
                 ledger: ledger.clone(),
+                counts,
             };
             let sink = component
                 .spec

@@ -35,7 +35,8 @@ pub struct Ledgers {
     copies: BTreeMap<String, (String, CopyLedger)>,
     /// For each kernel: its dispatch method (`None` for a kernel on the CPU), and its ledger.
     kernels: BTreeMap<String, (Option<Dispatch>, KernelLedger)>,
-    sinks: BTreeMap<String, SinkLedger>,
+    /// For each sink: its ledger, and the counters that only this kind of sink has.
+    sinks: BTreeMap<String, (SinkLedger, Counts)>,
     clients: Arc<Clients>,
     activity: Activity,
     start: Instant,
@@ -70,7 +71,7 @@ impl Ledgers {
             ledgers.obstacles.insert(source.name.clone(), obstacle);
             let playback = Playback::default();
             ledgers.playbacks.insert(source.name.clone(), playback);
-            let counts = Counts::on(counter_file, &prefix, source.counts)?;
+            let counts = Counts::on(counter_file, &format!("{prefix}.count"), &source.counts)?;
             let engine = source.engine.as_ref().map(|engine| {
                 let prefix = format!("source.{}.engine", source.name);
                 EngineCounters::on(counter_file, &prefix, engine.faults)
@@ -107,10 +108,10 @@ impl Ledgers {
             }
         }
         for sink in &plan.sinks {
-            ledgers.sinks.insert(
-                sink.name.clone(),
-                SinkLedger::on(counter_file, &format!("sink.{}", sink.name))?,
-            );
+            let prefix = format!("sink.{}", sink.name);
+            let counts = Counts::on(counter_file, &prefix, &sink.counts)?;
+            let ledger = (SinkLedger::on(counter_file, &prefix)?, counts);
+            ledgers.sinks.insert(sink.name.clone(), ledger);
             ledgers.add_reader(&sink.name, &sink.input, counter_file)?;
         }
         Ok(ledgers)
@@ -208,7 +209,8 @@ impl Ledgers {
         self.copies[to].1.clone()
     }
 
-    pub(super) fn sink(&self, name: &str) -> SinkLedger {
+    /// Returns the ledger of a sink, and the counters that only this kind of sink has.
+    pub(super) fn sink(&self, name: &str) -> (SinkLedger, Counts) {
         self.sinks[name].clone()
     }
 
@@ -218,7 +220,7 @@ impl Ledgers {
         let sinks = self
             .sinks
             .iter()
-            .map(|(name, ledger)| (name.clone(), SinkReport::of(ledger)))
+            .map(|(name, (ledger, counts))| (name.clone(), SinkReport::of(ledger, counts)))
             .collect();
         let kernels = self
             .kernels

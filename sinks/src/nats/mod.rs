@@ -19,13 +19,17 @@
 //! `published = acknowledged + refused + unacknowledged`, in frames. `refused` frames also count as `lost`: the server refused
 //! them, or did not acknowledge them before the end of the run.
 
+pub(crate) mod counts;
 mod keys;
 mod publish;
 
+use crate::peer::{ConnectionCounts, StallCounts};
+use counts::NatsCounts;
 use daq_core::check::NamedFile;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::Layout;
+use daq_core::ledger::CountSet;
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::ByteSize;
 use daq_nats::NatsError;
@@ -36,6 +40,9 @@ use daq_nats::wire::{MAX_PACKETS_PER_FRAME, layout_header};
 use daq_nats::{Publisher, run_name};
 use keys::NatsKeys;
 use publish::NatsSink;
+
+/// The counters of a sink `nats`.
+const COUNTS: [&CountSet; 3] = [ConnectionCounts::SET, StallCounts::SET, NatsCounts::SET];
 
 /// Registry entry of `nats`.
 pub(crate) const ENTRY: SinkEntry = SinkEntry {
@@ -152,6 +159,10 @@ impl SinkSpec for NatsKeys {
         Some(needs.join("; "))
     }
 
+    fn counts(&self) -> Vec<&'static CountSet> {
+        COUNTS.to_vec()
+    }
+
     fn memory(&self, slot_bytes: usize, _: &[String]) -> usize {
         self.frames(slot_bytes) * slot_bytes
     }
@@ -192,22 +203,29 @@ impl SinkSpec for NatsKeys {
             timeout: self.timeout.0,
         };
         let ledger = context.ledger;
+        let counts = NatsCounts::of(&context.counts);
         let counters = PublisherCounters {
-            published: ledger.published.clone(),
-            acknowledged: ledger.acknowledged.clone(),
-            refused: ledger.refused.clone(),
+            published: counts.published,
+            acknowledged: counts.acknowledged,
+            refused: counts.refused,
             lost: ledger.lost.clone(),
-            repeated: ledger.repeated.clone(),
-            deduplicated: ledger.deduplicated.clone(),
-            connections: ledger.connections.clone(),
+            repeated: counts.repeated,
+            deduplicated: counts.deduplicated,
+            connections: ConnectionCounts::of(&context.counts).connections,
         };
+        let stalls = StallCounts::of(&context.counts).stalls;
         let (subject, stream) = (options.subject.clone(), self.stream.clone());
         let publisher = Publisher::start(options, counters).map_err(failed)?;
         tracing::info!(
             "sink {}: publishes to \"{subject}\", stored in the stream {stream}",
             context.name
         );
-        Ok(Box::new(NatsSink::new(publisher, ledger, context.wait)))
+        Ok(Box::new(NatsSink::new(
+            publisher,
+            ledger,
+            stalls,
+            context.wait,
+        )))
     }
 }
 

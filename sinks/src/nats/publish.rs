@@ -1,6 +1,6 @@
 //! Passes frames to the client's window.
 
-use daq_core::ledger::SinkLedger;
+use daq_core::ledger::{Counter, SinkLedger};
 use daq_core::notify::Wait;
 use daq_core::ring::Lease;
 use daq_core::sink::{Sink, SinkError};
@@ -15,14 +15,21 @@ const WAIT: Duration = Duration::from_millis(5);
 pub(super) struct NatsSink {
     publisher: Publisher,
     ledger: SinkLedger,
+    stalls: Counter,
     wait: Wait,
 }
 
 impl NatsSink {
-    pub(super) const fn new(publisher: Publisher, ledger: SinkLedger, wait: Wait) -> Self {
+    pub(super) const fn new(
+        publisher: Publisher,
+        ledger: SinkLedger,
+        stalls: Counter,
+        wait: Wait,
+    ) -> Self {
         Self {
             publisher,
             ledger,
+            stalls,
             wait,
         }
     }
@@ -42,7 +49,7 @@ impl Sink for NatsSink {
             self.ledger.bytes.add(bytes);
             return Ok(taken);
         }
-        self.ledger.stalls.add(1);
+        self.stalls.add(1);
         if self.publisher.wait(self.wait, WAIT) {
             return Ok(0);
         }

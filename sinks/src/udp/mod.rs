@@ -21,16 +21,20 @@
 //! sink counts them and continues with the next packets; a full send queue is first given one second to drain. `undeliverable`
 //! counts reports of the network, such as "port unreachable", about packets that were sent.
 
+pub(crate) mod counts;
 mod format;
 mod pacer;
 mod share;
 mod transmit;
 
 use crate::layout::check_layout;
+use crate::peer::StallCounts;
+use counts::UdpCounts;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, List, Listed, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::{Layout, Scalar};
+use daq_core::ledger::CountSet;
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
 use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
 use daq_core::units::{BitRate, ByteSize, Span};
@@ -45,6 +49,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use transmit::{Receiver, Transmitter};
+
+/// The counters of a sink `udp`.
+const COUNTS: [&CountSet; 2] = [StallCounts::SET, UdpCounts::SET];
 
 /// Registry entry of `udp`.
 pub(crate) const ENTRY: SinkEntry = SinkEntry {
@@ -288,6 +295,10 @@ impl SinkSpec for Udp {
 
     fn warnings(&self) -> Vec<Problem> {
         self.format.warnings()
+    }
+
+    fn counts(&self) -> Vec<&'static CountSet> {
+        COUNTS.to_vec()
     }
 
     fn memory(&self, slot_bytes: usize, _kept: &[String]) -> usize {

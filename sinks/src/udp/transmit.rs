@@ -1,8 +1,10 @@
 //! Sends the packets of frames to the receivers.
 
+use super::counts::UdpCounts;
 use super::pacer::Pacer;
 use super::share::Share;
 use super::{Udp, headers};
+use crate::peer::StallCounts;
 use daq_core::frame::{Clock, Flags, FrameMeta, PacketSizes, Present, Timestamp};
 use daq_core::layout::{Layout, Order};
 use daq_core::ledger::{Counter, SinkLedger};
@@ -95,6 +97,8 @@ pub(super) struct Transmitter {
     indices: Vec<u32>,
     limits: [LogLimit; 2],
     ledger: SinkLedger,
+    counts: UdpCounts,
+    stalls: Counter,
 }
 
 /// The result of an attempt to send.
@@ -132,6 +136,8 @@ impl Transmitter {
             chunk: Vec::with_capacity(PACKETS),
             indices: Vec::with_capacity(PACKETS),
             limits: Default::default(),
+            counts: UdpCounts::of(&context.counts),
+            stalls: StallCounts::of(&context.counts).stalls,
             ledger: context.ledger,
             layout: context.layout,
         };
@@ -237,7 +243,7 @@ impl Transmitter {
             }
         }
         let packets = u64::from(stream.packets) * stream.share.shares as u64;
-        self.ledger.packets.add(packets);
+        self.counts.packets.add(packets);
         self.current = Some(Current {
             sequence: meta.sequence,
             epoch: meta.epoch,
@@ -253,7 +259,7 @@ impl Transmitter {
         };
         for receiver in &mut self.receivers {
             let rest = stream.packets - receiver.next;
-            self.ledger.refused_other.add(rest.into());
+            self.counts.refused_other.add(rest.into());
             receiver.next = stream.packets;
         }
     }
@@ -273,7 +279,7 @@ impl Transmitter {
             .builder
             .describe(stream.share.number(meta), meta.timestamp, packets);
         for receiver in &mut self.receivers {
-            send_control(receiver, &stream.description, &self.ledger);
+            send_control(receiver, &stream.description, &self.counts);
         }
     }
 
@@ -302,7 +308,7 @@ impl Transmitter {
         };
         let receiver = &mut self.receivers[index];
         if self.chunk.is_empty() {
-            self.ledger.absent_packets.add((end - next).into());
+            self.counts.absent_packets.add((end - next).into());
             receiver.next = end;
             return Step::Progress;
         }
@@ -322,7 +328,7 @@ impl Transmitter {
                 if let (Some(pacer), Some(pace)) = (&mut self.pacer, pace) {
                     pacer.sent(pace, packets.iter().map(Packet::bytes).sum());
                 }
-                self.ledger.sent_packets.add(sent as u64);
+                self.counts.sent_packets.add(sent as u64);
                 self.advance(index, sent, end);
                 self.blocked = None;
                 self.attempts = 0;
@@ -384,7 +390,7 @@ impl Transmitter {
         let receiver = &mut self.receivers[index];
         let next = self.indices.get(done).copied().unwrap_or(end);
         let absent = u64::from(next - receiver.next) - done as u64;
-        self.ledger.absent_packets.add(absent);
+        self.counts.absent_packets.add(absent);
         receiver.next = next;
     }
 
@@ -393,7 +399,7 @@ impl Transmitter {
         let receiver = &self.receivers[index];
         let reports = receiver.sender.undeliverable();
         if reports > 0 {
-            self.ledger.undeliverable.add(reports);
+            self.counts.undeliverable.add(reports);
             let (name, to) = (&self.name, receiver.to);
             self.limits[0].run(|suppressed| {
                 tracing::warn!(
@@ -410,7 +416,7 @@ impl Transmitter {
         let is_dropped = errno(error) == Some(Errno::NOBUFS);
         if is_full || is_dropped {
             let since = *self.blocked.get_or_insert_with(|| {
-                self.ledger.stalls.add(1);
+                self.stalls.add(1);
                 Instant::now()
             });
             if since.elapsed() < QUEUE_TIMEOUT {
@@ -429,7 +435,7 @@ impl Transmitter {
     fn refuse(&mut self, index: usize, error: &io::Error, end: u32, pace: Option<Pace>) {
         let receiver = &self.receivers[index];
         let count = receiver.sender.first_message().min(self.chunk.len());
-        let (counter, remedy) = cause(&self.ledger, error);
+        let (counter, remedy) = cause(&self.counts, error);
         counter.add(count as u64);
         let (name, to) = (&self.name, receiver.to);
         let mtu = receiver.sender.mtu().unwrap_or(0);
@@ -460,10 +466,10 @@ impl Transmitter {
 }
 
 /// Returns the counter of packets that Linux refused with `error`, and how to fix it.
-fn cause<'a>(ledger: &'a SinkLedger, error: &io::Error) -> (&'a Counter, &'static str) {
+fn cause<'a>(counts: &'a UdpCounts, error: &io::Error) -> (&'a Counter, &'static str) {
     match errno(error) {
         Some(Errno::AGAIN | Errno::NOBUFS) => (
-            &ledger.refused_queue_full,
+            &counts.refused_queue_full,
             "the send queue is full; check the link with `ip -s link`, and lower `rate`",
         ),
         Some(
@@ -475,15 +481,15 @@ fn cause<'a>(ledger: &'a SinkLedger, error: &io::Error) -> (&'a Counter, &'stati
             | Errno::ADDRNOTAVAIL
             | Errno::CONNREFUSED,
         ) => (
-            &ledger.refused_unreachable,
+            &counts.refused_unreachable,
             "check the interface with `ip link`, and the route with `ip route get ADDRESS`",
         ),
         Some(Errno::PERM | Errno::ACCESS) => (
-            &ledger.refused_other,
+            &counts.refused_other,
             "a firewall of this host drops the packets; `nft list ruleset` lists its rules",
         ),
         _ => (
-            &ledger.refused_other,
+            &counts.refused_other,
             "`ip -s link` and `nstat -az Udp*` show errors of the network",
         ),
     }
@@ -494,7 +500,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
 }
 
 /// Sends packets without data. Gives up if the send buffer stays full.
-fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], ledger: &SinkLedger) {
+fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], counts: &UdpCounts) {
     for bytes in packets {
         let packet = [Packet {
             header: 0..bytes.len(),
@@ -503,13 +509,13 @@ fn send_control(receiver: &mut Receiver, packets: &[Vec<u8>], ledger: &SinkLedge
         for _ in 0..REPORTED_ATTEMPTS {
             match receiver.sender.try_send(bytes, &[], &packet, None) {
                 Ok(_) => {
-                    ledger.control_packets.add(1);
+                    counts.control_packets.add(1);
                     break;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let _ = receiver.sender.wait(QUEUE_RETRY);
                 }
-                Err(_) => ledger.undeliverable.add(receiver.sender.undeliverable()),
+                Err(_) => counts.undeliverable.add(receiver.sender.undeliverable()),
             }
         }
     }
@@ -610,7 +616,7 @@ impl Sink for Transmitter {
 
     fn tick(&mut self) -> Result<(), SinkError> {
         for receiver in &self.receivers {
-            self.ledger
+            self.counts
                 .undeliverable
                 .add(receiver.sender.undeliverable());
         }
@@ -622,7 +628,7 @@ impl Sink for Transmitter {
         if let (Some(stream), Some(_)) = (&self.stream, self.described) {
             for receiver in &mut self.receivers {
                 let end = stream.builder.end(receiver.end);
-                send_control(receiver, &end, &self.ledger);
+                send_control(receiver, &end, &self.counts);
             }
         }
         self.tick()

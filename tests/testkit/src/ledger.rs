@@ -4,6 +4,22 @@ use crate::Outcome;
 use daq_core::ledger::{DeviceReport, Report};
 use serde_json::{Map, Value};
 
+/// The equations of counters that only some sinks have: the left side, and the terms of the right side.
+const SINK_EQUATIONS: [(&str, &[&str]); 2] = [
+    (
+        "packets",
+        &[
+            "sent_packets",
+            "absent_packets",
+            "refused_queue_full",
+            "refused_unreachable",
+            "refused_other",
+            "pending_packets",
+        ],
+    ),
+    ("published", &["acknowledged", "refused", "unacknowledged"]),
+];
+
 /// Returns the number at `path`, as in `sources.adc.lost.late`; 0 if there is none.
 pub fn count(report: &Value, path: &str) -> u64 {
     let mut value = report;
@@ -68,6 +84,15 @@ pub fn violations_while_running(report: &Value) -> Vec<String> {
                 if n(equation.left) != equation.right.iter().map(|key| n(key)).sum::<u64>() {
                     wrong.push(format!("{name}: {equation} does not hold: {component}"));
                 }
+            }
+        }
+    }
+    for (name, sink) in components(report, "sinks") {
+        for (left, right) in SINK_EQUATIONS {
+            if count(sink, left) != right.iter().map(|key| count(sink, key)).sum::<u64>() {
+                wrong.push(format!(
+                    "{name}: `{left}` is not the sum of its parts: {sink}"
+                ));
             }
         }
     }

@@ -6,7 +6,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::{Registry, SinkEntry};
 use daq_core::frame::{FrameMeta, PacketSizes};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
-use daq_core::ledger::SinkLedger;
+use daq_core::ledger::{Counts, SinkLedger};
 use daq_core::notify::Wait;
 use daq_core::region::{HostOptions, Region};
 use daq_core::ring::{Completion, RingOptions};
@@ -115,6 +115,7 @@ pub fn context(
         is_layout_maximum: false,
         directory: dir.to_owned(),
         ledger: SinkLedger::default(),
+        counts: Counts::default(),
     }
 }
 

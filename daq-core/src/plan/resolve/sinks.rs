@@ -79,6 +79,7 @@ impl Resolver<'_> {
             wait: sink.keys.reader.wait,
             memory,
             nic: None,
+            counts: sink.spec.counts(),
         })
     }
 }

@@ -5,7 +5,6 @@
 
 use super::*;
 use daq_core::layout::Order;
-use daq_core::ledger::CounterFile;
 use daq_core::units::{Frequency, UtcTime};
 
 /// A frame, built as the VDIF specification describes it.
@@ -169,8 +168,7 @@ fn numbers_continue_across_reference_epochs_and_leap_seconds() {
 #[test]
 fn frames_of_others_and_invalid_frames_are_rejected() {
     let mut format = format("station = 0x5066");
-    let counter_file = CounterFile::in_memory();
-    let counts = Counts::on(&counter_file, "source.adc", format.counts()).unwrap();
+    let counts = Counts::in_memory(&format.counts());
     format.start("adc", &counts);
     let mut reason = |sent: Sent| format.parse(&sent.bytes()).unwrap_err().name();
     assert_eq!(reason(Sent { thread: 2, ..SENT }), "other_stream");
@@ -199,7 +197,7 @@ fn frames_of_others_and_invalid_frames_are_rejected() {
         "payload_size"
     );
     assert_eq!(
-        counts.read().into_iter().collect::<Vec<_>>(),
+        counts.read().counters(),
         [("invalid", 1), ("other_thread", 1)]
     );
     let bytes = SENT.bytes();

@@ -39,7 +39,7 @@ use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::frame::KeptFields;
 use daq_core::layout::{Layout, Order, Samples};
-use daq_core::ledger::Counts;
+use daq_core::ledger::{CountSet, Counts};
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::PacketId;
 use daq_core::units::{Frequency, Period};
@@ -638,8 +638,8 @@ impl PacketFormat for Vita49 {
         note.into_iter().collect()
     }
 
-    fn counts(&self) -> &'static [&'static str] {
-        StreamCounts::NAMES
+    fn counts(&self) -> Vec<&'static CountSet> {
+        vec![StreamCounts::SET]
     }
 
     fn start(&mut self, name: &str, counts: &Counts) {
