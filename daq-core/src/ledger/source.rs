@@ -168,7 +168,8 @@ ledger! {
         },
         /// 1 while no data packet has arrived for longer than silent_after of the source.
         silent: bool, gauge "daq_source_silent" {
-            meaning: "While the value is 1, `/-/ready` answers 503. Always 0 without `silent_after`.",
+            meaning: "While the value is 1, `/-/ready` answers 503. Without `silent_after`, the value is 1 only while the source \
+                      cannot receive data, such as `gige` without its camera.",
             cause: "The sender has stopped, or its packets do not reach this source.",
             remedy: "See the log line that starts with the source's name.",
         },

@@ -33,9 +33,10 @@ counts! {
         },
         /// Packets that were lost because Linux refused them for another reason.
         refused_other, counter "daq_sink_refused_other_packets_total" {
-            meaning: "These packets are lost. Their frames are also in daq_sink_lost_frames_total.",
+            meaning: "These packets are lost. Their frames are also in daq_sink_lost_frames_total. The rest of a frame that was \
+                      being sent at the end of the drain time also counts here; this frame is in daq_sink_dropped_frames_total.",
             cause: "The MTU of the path became smaller than the packets, or a firewall of this host drops the packets. The log \
-                    names the reason. Packets of a frame that was being sent at the end of the run also count here.",
+                    names the reason.",
             remedy: "Lower the packet size in the format of the sink, or correct the rules of the firewall.",
         },
         /// Packets without data that were sent, such as descriptors and the end of the stream.

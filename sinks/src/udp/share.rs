@@ -154,6 +154,7 @@ mod tests {
             order,
             axis: Axis::Time { rate: None },
             frame_rate: None,
+            is_contiguous: true,
         }
     }
 
