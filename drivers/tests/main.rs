@@ -8,12 +8,16 @@ mod fuzz_formats;
 mod fuzz_gige;
 mod fuzz_headers;
 mod fuzz_hsb;
+mod gige_acquisitions;
 mod gige_block_ids;
 mod hsb;
 mod instruments;
 mod numbered_by_time;
 mod replay;
+mod replay_captures;
 mod replay_frames;
+mod replay_packets;
+mod replay_runs;
 mod replay_times;
 mod udp;
 

@@ -344,6 +344,11 @@ impl<'a> Batch<'a> {
             })
     }
 
+    /// Returns the number of the epoch to which the packet belongs that was placed last, counted from 1.
+    pub fn epoch(&self) -> u64 {
+        self.state.epoch.number
+    }
+
     /// Returns the number of the epoch to which packet `id` belongs, counted from 1, or `None` if the packet is far from the stream
     /// or begins an epoch.
     pub fn epoch_of(&self, id: PacketId) -> Option<u64> {

@@ -94,6 +94,8 @@ pub(super) struct Block {
     pub(super) is_refused: bool,
     /// Whether the trailer arrived.
     pub(super) is_ended: bool,
+    /// Whether the window counts the packets of the block although it has no slot for them.
+    pub(super) is_counted: bool,
     arrived: Bits,
     requested: Bits,
     /// Number of packets that arrived, without the trailer.
@@ -108,7 +110,7 @@ pub(super) struct Block {
 impl Block {
     /// Returns whether a payload packet arrived.
     pub(super) fn has_payload(&self) -> bool {
-        self.count > u32::from(self.arrived.has(0))
+        self.is_counted || self.count > u32::from(self.arrived.has(0))
     }
 }
 
@@ -154,6 +156,7 @@ impl Blocks {
             time: Timestamp::default(),
             is_refused: false,
             is_ended: false,
+            is_counted: false,
             arrived: Bits::new(ids),
             requested: Bits::new(ids),
             count: 0,
@@ -250,7 +253,7 @@ impl Blocks {
         block.arrived.0.fill(0);
         block.requested.0.fill(0);
         (block.number, block.count, block.asked, block.repeats) = (0, 0, 0, 0);
-        (block.is_refused, block.is_ended) = (false, false);
+        (block.is_refused, block.is_ended, block.is_counted) = (false, false, false);
         (block.time, block.asked_at) = (Timestamp::default(), None);
     }
 

@@ -51,8 +51,13 @@ pub struct Packet<'a> {
 /// What a packet contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content<'a> {
-    /// The start of a block.
+    /// The start of a block that is an image.
     Leader(Leader),
+    /// The start of a block with another payload type.
+    OtherLeader {
+        /// The payload type.
+        kind: u16,
+    },
     /// A part of the image.
     Payload(&'a [u8]),
     /// The end of a block.
@@ -173,11 +178,11 @@ pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
     } else {
         match bytes[4] & !EXTENDED {
             1 => {
-                let kind = u16_at(data, 2).ok_or_else(|| short(header + LEADER))?;
-                if kind != IMAGE {
-                    return Err(Malformed::PayloadType { kind });
+                let needs = || short(header + LEADER);
+                match u16_at(data, 2).ok_or_else(needs)? {
+                    IMAGE => Content::Leader(leader(data).ok_or_else(needs)?),
+                    kind => Content::OtherLeader { kind },
                 }
-                Content::Leader(leader(data).ok_or_else(|| short(header + LEADER))?)
             }
             2 => Content::Trailer,
             3 => Content::Payload(data),
@@ -265,7 +270,10 @@ mod tests {
         }
         let mut chunks = LEADER_PACKET;
         chunks[10] = 0x40;
-        let error = parse(&chunks).unwrap_err();
+        let kind = 0x4001;
+        let content = parse(&chunks).map(|packet| packet.content);
+        assert_eq!(content, Ok(Content::OtherLeader { kind }));
+        let error = Malformed::PayloadType { kind };
         assert!(error.to_string().contains("ChunkModeActive"), "{error}");
         for (status, is_temporary) in [(0x800c, false), (0x8010, true)] {
             let bytes = header(status, 1, 3);

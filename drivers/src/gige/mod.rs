@@ -190,6 +190,7 @@ impl SourceSpec for Gige {
                 modules: Vec::new(),
             }),
             frame_rate: None,
+            is_contiguous: true,
         })
     }
 

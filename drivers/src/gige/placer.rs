@@ -1,6 +1,6 @@
 //! Places the payload of each GVSP packet in its frame.
 
-use super::blocks::{Arrival, Blocks, CameraCounts, ResendLimits};
+use super::blocks::{Arrival, Block, Blocks, CameraCounts, ResendLimits};
 use super::gvcp::Resend;
 use super::gvsp::{
     self, Content, EXTENDED_HEADER, IP_UDP, Leader, Malformed, Packet, STANDARD_HEADER,
@@ -11,7 +11,11 @@ use crate::packet::datagram::log_reject;
 use daq_core::frame::{Clock, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
 use daq_core::reorder::{Batch, Geometry, Numbering, Outcome, PacketId, ReorderWindow};
+use std::collections::VecDeque;
 use std::time::Instant;
+
+/// Maximum number of leaders that are stored until the window opens their epoch.
+const MAX_FAR_LEADERS: usize = 64;
 
 /// The images that the configuration declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,11 +170,15 @@ pub struct Placer {
     division: Option<Division>,
     open: usize,
     blocks: Blocks,
-    /// The last leader of a block that is not open: it belongs to a new epoch if payload of its block is placed.
-    far: Option<(u64, Timestamp)>,
+    /// The last leaders that belong to a new epoch if payload of their blocks is placed: of blocks that are not open, or with another
+    /// time than the open block.
+    far: VecDeque<(u64, Timestamp)>,
+    /// The epoch of the packet that was placed last.
+    epoch: u64,
     empty: Empty,
     has_placed: bool,
-    mismatch: Option<Mismatch>,
+    /// Why the first leader does not match the configuration.
+    mismatch: Option<Reject>,
     rejections: Rejections,
 }
 
@@ -192,7 +200,8 @@ impl Placer {
             division: None,
             open,
             blocks: Blocks::new(open, 1, false, counts),
-            far: None,
+            far: VecDeque::with_capacity(MAX_FAR_LEADERS),
+            epoch: 0,
             empty: Empty::default(),
             has_placed: false,
             mismatch: None,
@@ -216,7 +225,7 @@ impl Placer {
         }
         self.count_empty(window);
         self.blocks.close_all();
-        self.far = None;
+        self.far.clear();
         self.setup = Some(setup);
         self.limit();
     }
@@ -257,8 +266,9 @@ impl Placer {
     }
 
     /// Returns why no frame can be received: the first leader does not match the configuration.
-    pub const fn mismatch(&self) -> Option<Mismatch> {
-        if self.has_placed { None } else { self.mismatch }
+    pub fn mismatch(&self) -> Option<String> {
+        let mismatch = self.mismatch.as_ref().filter(|_| !self.has_placed);
+        mismatch.map(Reject::to_string)
     }
 
     /// Places the payload of every datagram. Returns the index of the last datagram that had already arrived, or `None` if no
@@ -349,6 +359,9 @@ impl Placer {
         match packet.content {
             Content::Payload(payload) => self.put_payload(batch, &packet, number, payload, now),
             Content::Leader(leader) => self.put_leader(batch, &packet, number, leader, now),
+            Content::OtherLeader { kind } => {
+                Err(self.refuse(number, Malformed::PayloadType { kind }.into()))
+            }
             Content::Trailer => Ok(self.put_trailer(batch, &packet, number, packets, now)),
             Content::Unavailable { is_temporary } => {
                 batch.control(1);
@@ -390,8 +403,11 @@ impl Placer {
                     block: packet.block,
                 });
             }
-            Some(block) => block.time,
-            None => self.far_time(number),
+            Some(block) => {
+                let time = block.time;
+                self.far_time(number).unwrap_or(time)
+            }
+            None => self.far_time(number).unwrap_or_default(),
         };
         let id = PacketId {
             unit: number,
@@ -399,13 +415,15 @@ impl Placer {
         };
         match batch.place(id, payload, time) {
             Outcome::Placed => {
-                let is_first = !std::mem::replace(&mut self.has_placed, true);
-                self.empty.end(number, is_first);
-                self.arrive(packet, number, time, now);
+                self.follow(batch.epoch(), number, packet.id, time);
+                let _ = self.blocks.arrive(number, packet.id, packet.is_resent, now);
                 Ok(false)
             }
             Outcome::RingFull => {
-                self.follow(number, packet.id, time);
+                self.follow(batch.epoch(), number, packet.id, time);
+                if let Some(block) = self.blocks.get(number) {
+                    block.is_counted = true;
+                }
                 self.blocks.give_up(number);
                 Ok(false)
             }
@@ -418,26 +436,34 @@ impl Placer {
         }
     }
 
-    /// Returns the time of a leader that arrived before the window accepted payload of its block.
-    fn far_time(&self, number: u64) -> Timestamp {
-        let far = self.far.filter(|(block, _)| *block == number);
-        far.map_or_else(Timestamp::default, |(_, time)| time)
+    /// Returns the time in the leader of block `number` that arrived before the window accepted payload of the block, or before it
+    /// opened the epoch of the block.
+    fn far_time(&self, number: u64) -> Option<Timestamp> {
+        let mut far = self.far.iter().rev();
+        let (_, time) = far.find(|(block, _)| *block == number)?;
+        Some(*time)
     }
 
-    /// Records a payload packet that the window placed.
-    #[inline]
-    fn arrive(&mut self, packet: &Packet<'_>, number: u64, time: Timestamp, now: Instant) {
-        self.follow(number, packet.id, time);
-        let _ = self.blocks.arrive(number, packet.id, packet.is_resent, now);
+    /// Stores the time in the leader of block `number`, which may begin an epoch.
+    fn keep_far(&mut self, number: u64, time: Timestamp) {
+        if self.far.len() == MAX_FAR_LEADERS {
+            self.far.pop_front();
+        }
+        self.far.push_back((number, time));
     }
 
-    /// Opens block `number`, because the window accepted its packet `id`.
+    /// Opens block `number`, because the window accepted its packet `id` in the epoch `epoch`.
     #[inline]
-    fn follow(&mut self, number: u64, id: u32, time: Timestamp) {
+    fn follow(&mut self, epoch: u64, number: u64, id: u32, time: Timestamp) {
+        let is_first = !std::mem::replace(&mut self.has_placed, true);
+        self.empty.end(number, is_first);
+        let is_other = std::mem::replace(&mut self.epoch, epoch) != epoch;
         // The window opened the frame, so a block before the newest one is open too, unless the newest one was a stray.
         let is_behind = self.blocks.newest().is_some_and(|newest| number <= newest);
-        let is_epoch =
-            !self.blocks.is_near(number) || is_behind && self.blocks.get(number).is_none();
+        let is_epoch = is_other
+            || !self.blocks.is_near(number)
+            || is_behind && self.blocks.get(number).is_none();
+        self.far.clear();
         if is_epoch {
             self.blocks.close_all();
         }
@@ -461,10 +487,6 @@ impl Placer {
         leader: Leader,
         now: Instant,
     ) -> Result<bool, Reject> {
-        let is_near = self.blocks.is_near(number);
-        if is_near {
-            self.blocks.open(number);
-        }
         let declared = self.image;
         let is_image = leader.pixel_format == declared.format.code
             && (leader.width, leader.height) == (declared.width, declared.height)
@@ -474,30 +496,46 @@ impl Placer {
                 sent: leader,
                 declared,
             };
-            if let Some(block) = self.blocks.get(number) {
-                block.is_refused = true;
-            }
-            self.mismatch.get_or_insert(mismatch);
-            self.blocks.counts.mismatched.add(1);
-            return Err(mismatch.into());
+            return Err(self.refuse(number, mismatch.into()));
         }
+        self.open_near(number);
         let time = self.time(leader.ticks);
-        if self.blocks.get(number).is_none() {
-            self.far = Some((number, time));
-        }
-        if self.blocks.arrive(number, 0, packet.is_resent, now) == Arrival::Repeated {
+        let arrival = self.blocks.arrive(number, 0, packet.is_resent, now);
+        let is_other = |block: &mut Block| arrival == Arrival::Repeated && block.time != time;
+        if self.blocks.get(number).is_none_or(is_other) {
+            // Camera acquisitions can begin with the same number again.
+            self.keep_far(number, time);
+        } else if arrival == Arrival::Repeated {
             batch.repeated(1);
             return Ok(true);
         }
         batch.control(1);
         self.announce(number, false);
-        if let Some(block) = self.blocks.get(number) {
-            block.time = time;
+        if let Some(block) = self.blocks.get(number).filter(|_| arrival == Arrival::New) {
+            (block.time, block.is_refused) = (time, false);
             if block.is_ended && block.has_payload() {
                 end(batch, number, time);
             }
         }
         Ok(false)
+    }
+
+    /// Opens block `number` for its leader, unless the block is far from the open ones.
+    fn open_near(&mut self, number: u64) {
+        if self.blocks.is_near(number) {
+            self.blocks.open(number);
+        }
+    }
+
+    /// Refuses the payload of block `number`, because of its leader. Returns `reject`.
+    fn refuse(&mut self, number: u64, reject: Reject) -> Reject {
+        self.open_near(number);
+        if let Some(block) = self.blocks.get(number) {
+            block.is_refused = true;
+        }
+        self.mismatch.get_or_insert(reject);
+        self.blocks.counts.mismatched.add(1);
+        reject
     }
 
     /// Handles a trailer. Returns whether it had already arrived.
@@ -510,7 +548,9 @@ impl Placer {
         now: Instant,
     ) -> bool {
         let id = packets + 1;
-        if self.blocks.arrive(number, id, packet.is_resent, now) == Arrival::Repeated {
+        if self.blocks.arrive(number, id, packet.is_resent, now) == Arrival::Repeated
+            && self.far_time(number).is_none()
+        {
             batch.repeated(1);
             return true;
         }
