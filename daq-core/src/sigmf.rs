@@ -10,6 +10,7 @@
 
 mod read;
 
+use crate::frame::PacketSizes;
 use crate::units::parse_datetime;
 pub use read::SigmfError;
 
@@ -272,6 +273,14 @@ pub struct Stream {
     /// Number of packets per frame; 0 if frames do not consist of packets.
     #[serde(rename = "daq:packets_per_frame")]
     pub packets_per_frame: u32,
+    /// Sizes of the packets of a whole frame: the keys `daq:first_bytes`, `daq:packet_bytes` and, if frames have several
+    /// parts, `daq:parts`. `None` if the file does not contain them.
+    #[serde(flatten, serialize_with = "write_packet_sizes")]
+    pub packet_sizes: Option<PacketSizes>,
+    /// Whether frames differ in size, so that a frame of fewer bytes than `frame_bytes` can be whole; `None` if the file does
+    /// not contain it.
+    #[serde(rename = "daq:sizes_differ", skip_serializing_if = "Option::is_none")]
+    pub sizes_differ: Option<bool>,
     /// Number of this file within a recording of several files.
     #[serde(rename = "daq:segment")]
     pub segment: u64,
@@ -382,6 +391,10 @@ pub struct Annotation {
     /// Number of frames missing before the first annotated sample.
     #[serde(rename = "daq:missing_frames", skip_serializing_if = "is_zero")]
     pub missing_frames: u64,
+    /// The missing packets as pairs of the first byte in the data file and the number of bytes, if packets do not end where
+    /// samples end. Without them, all bytes of the annotated samples are missing.
+    #[serde(rename = "daq:missing_bytes", skip_serializing_if = "Vec::is_empty")]
+    pub missing_bytes: Vec<[u64; 2]>,
     /// Number of separate spans that this annotation was merged from; not written if it is 1.
     #[serde(rename = "daq:merged", skip_serializing_if = "is_zero")]
     pub merged: u64,
@@ -466,6 +479,30 @@ impl Meta {
         text.push(b'\n');
         text
     }
+}
+
+/// Writes the keys of packet sizes.
+// serde requires this signature.
+#[allow(clippy::ref_option)]
+fn write_packet_sizes<S: Serializer>(
+    sizes: &Option<PacketSizes>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Keys {
+        #[serde(rename = "daq:first_bytes")]
+        first: u32,
+        #[serde(rename = "daq:packet_bytes")]
+        rest: u32,
+        #[serde(rename = "daq:parts", skip_serializing_if = "Option::is_none")]
+        parts: Option<u32>,
+    }
+    let keys = sizes.map(|sizes| Keys {
+        first: sizes.first,
+        rest: sizes.rest,
+        parts: Some(sizes.parts).filter(|parts| *parts > 1),
+    });
+    keys.serialize(serializer)
 }
 
 // serde requires this signature.

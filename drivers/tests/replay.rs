@@ -75,7 +75,7 @@ fn pcap(path: &Path, packets: &[(u64, u16, u64)]) {
     records_to(path, &records, false);
 }
 
-fn packet(sequence: u64) -> Vec<u8> {
+pub(crate) fn packet(sequence: u64) -> Vec<u8> {
     [&sequence.to_be_bytes()[..], &[0; 8], &payload(sequence)].concat()
 }
 
@@ -133,7 +133,7 @@ fn payload(sequence: u64) -> Vec<u8> {
         .collect()
 }
 
-fn pcap_text(paths: &str, more: &str) -> String {
+pub(crate) fn pcap_text(paths: &str, more: &str) -> String {
     format!(
         "[source.adc]\ndriver = \"replay\"\nring = \"raw\"\npath = {paths}\n{more}\n[source.adc.format]\nkind = \"raw\"\n\
          header = 16\npayload = {PAYLOAD}\nsequence = {{ offset = 0, bytes = 8 }}\n"

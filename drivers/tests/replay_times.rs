@@ -139,3 +139,23 @@ fn listed_times_are_those_of_the_frames() {
     // 32 samples at 1 MHz.
     assert_eq!(times, [Some(50_000), Some(82_000), Some(50_123), None]);
 }
+
+/// Spectra, and channels one after the other, have a rate of frames, but no rate of samples.
+#[test]
+fn frames_without_a_rate_of_samples_have_times() {
+    let dir = TempDir::new().unwrap();
+    let captures = vec![Capture {
+        frames: Some(3),
+        ..capture(0, 10, 1, 50_000)
+    }];
+    let mut meta = ours(3, captures, Vec::new());
+    meta.global.sample_rate = None;
+    meta.global.stream.as_mut().unwrap().frame_rate = Some(31_250.0);
+    let path = store(dir.path(), "planar", &meta, &bytes(0, 3 * FRAME));
+    let mut fixture = open(&sigmf_text(&path, ""), 256, 16);
+    while fixture.fill() != Polled::Ended {}
+    fixture.windows[0].finish();
+    let lease = fixture.reader.poll(16).unwrap();
+    let times = (0..lease.len()).map(|i| lease.frame(i).meta().timestamp.ns);
+    assert_eq!(times.collect::<Vec<_>>(), [50_000, 82_000, 114_000]);
+}

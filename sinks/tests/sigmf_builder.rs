@@ -55,7 +55,7 @@ proptest! {
         let mut builder = MetaBuilder::new(recording.clone());
         let bytes = builder.whole(recording.frame_bytes);
         let (mut sequence, mut epoch, mut sample, mut lost, mut breaks) = (0_u64, 0, 0, 0, 0_usize);
-        let mut missing = BTreeSet::new();
+        let (mut missing, mut lost_bytes) = (BTreeSet::new(), BTreeSet::new());
         for (i, (step, restart, packets)) in frames.iter().enumerate() {
             if *restart {
                 epoch += 1;
@@ -70,6 +70,7 @@ proptest! {
                 let first = (u64::from(*packet) * packet_bytes).min(bytes);
                 let last = (first + packet_bytes).min(bytes);
                 missing.extend((first..last).map(|byte| sample + byte / group));
+                lost_bytes.extend((first..last).map(|byte| sample * group + byte));
             }
             sample += bytes / group;
         }
@@ -85,7 +86,64 @@ proptest! {
         prop_assert_eq!(meta.captures.iter().filter_map(|c| c.frames).sum::<u64>(), frames.len() as u64);
         let starts: Vec<u64> = meta.annotations.iter().map(|a| a.sample_start).collect();
         prop_assert!(starts.is_sorted());
+        let exact: BTreeSet<u64> = missing_bytes(&meta, group).collect();
+        prop_assert_eq!(exact, lost_bytes);
     }
+}
+
+/// Returns the missing bytes according to the annotations.
+fn missing_bytes(meta: &Meta, group: u64) -> impl Iterator<Item = u64> {
+    let missing = meta
+        .annotations
+        .iter()
+        .filter(|note| note.label.as_deref() == Some("missing"));
+    missing.flat_map(move |note| {
+        let whole = [note.sample_start, note.sample_count.unwrap()].map(|n| n * group);
+        let mut ranges = note.missing_bytes.clone();
+        if ranges.is_empty() {
+            ranges.push(whole);
+        }
+        ranges
+            .into_iter()
+            .flat_map(|[first, count]| first..first + count)
+    })
+}
+
+/// Packets that do not end where samples end are listed, also if another annotation or span before them covers whole samples.
+#[test]
+fn packets_inside_samples_are_listed_exactly() {
+    // Samples have 8 bytes and packets 4.
+    let mut builder = MetaBuilder::new(recording(Number::I16, 4, 8, 4));
+    let mut frames = |frames: &[&[(u32, u32)]]| {
+        builder.begin(0);
+        for (sequence, missing) in (0..).zip(frames) {
+            let record = Record {
+                sequence,
+                bytes: 32,
+                packets_per_frame: 8,
+                ..Record::default()
+            };
+            builder.frame(&record, missing.iter().copied());
+        }
+        let meta = Meta::parse(&builder.build().to_json()).unwrap();
+        let notes = meta.annotations.into_iter();
+        notes
+            .map(|note| {
+                (
+                    note.sample_start,
+                    note.sample_count.unwrap(),
+                    note.missing_bytes,
+                )
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(frames(&[&[(2, 4)]]), [(1, 2, vec![])]);
+    let expected = [(0, 3, vec![[4, 8], [20, 4]])];
+    assert_eq!(frames(&[&[(1, 2), (5, 1)]]), expected);
+    let expected = [(3, 2, vec![[24, 8], [32, 4]])];
+    assert_eq!(frames(&[&[(6, 2)], &[(0, 1)]]), expected);
+    let expected = [(0, 1, vec![[0, 4]]), (3, 1, vec![])];
+    assert_eq!(frames(&[&[(0, 1), (6, 2)]]), expected);
 }
 
 /// A change of the receiver's frequency or bandwidth begins a capture, although the samples are continuous.
@@ -448,7 +506,7 @@ fn frames_computed_from_incomplete_frames_are_annotated() {
 /// The first heap shows the size of all heaps only if they do not differ.
 #[test]
 fn size_of_frames_is_that_of_the_first_or_the_maximum() {
-    for (is_layout_maximum, expected) in [(false, 400), (true, 100)] {
+    for (is_layout_maximum, expected) in [(false, (400, 4, true)), (true, (100, 1, false))] {
         let recording = Recording {
             detects_sizes: true,
             is_layout_maximum,
@@ -463,10 +521,12 @@ fn size_of_frames_is_that_of_the_first_or_the_maximum() {
         };
         builder.frame(&record, []);
         let stream = builder.build().global.stream.unwrap();
+        let differ = stream.sizes_differ.unwrap();
         assert_eq!(
-            (stream.frame_bytes, stream.packets_per_frame),
-            (expected, 1)
+            (stream.frame_bytes, stream.packets_per_frame, differ),
+            expected
         );
+        assert_eq!(stream.packet_sizes, Some(PacketSizes::equal(100)));
     }
 }
 

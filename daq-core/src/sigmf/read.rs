@@ -5,6 +5,7 @@
 //! may be written as `1000.0`.
 
 use super::{Annotation, Capture, Datatype, Extension, Global, Meta, Stream};
+use crate::frame::PacketSizes;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -226,6 +227,8 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
         frames: fields.integer("daq:frames")?.unwrap_or(0),
         frame_bytes: fields.integer("daq:frame_bytes")?.unwrap_or(0),
         packets_per_frame: fields.small("daq:packets_per_frame")?.unwrap_or(0),
+        packet_sizes: read_packet_sizes(fields)?,
+        sizes_differ: fields.map.get("daq:sizes_differ").and_then(Value::as_bool),
         segment: fields.integer("daq:segment")?.unwrap_or(0),
         first_segment: fields.integer("daq:first_segment")?,
         source: fields.text("daq:source"),
@@ -242,6 +245,15 @@ fn read_stream(fields: &Fields<'_>) -> Result<Option<Stream>, SigmfError> {
         frame_rate: fields.map.get("daq:frame_rate").and_then(Value::as_f64),
         kept: fields.texts("daq:kept"),
     }))
+}
+
+/// Reads the sizes of packets. Returns `None` if the file does not contain them.
+fn read_packet_sizes(fields: &Fields<'_>) -> Result<Option<PacketSizes>, SigmfError> {
+    let sizes = fields
+        .small("daq:first_bytes")?
+        .zip(fields.small("daq:packet_bytes")?);
+    let parts = fields.small("daq:parts")?.unwrap_or(1).max(1);
+    Ok(sizes.map(|(first, rest)| PacketSizes { first, rest, parts }))
 }
 
 fn read_capture(fields: Fields<'_>) -> Result<Capture, SigmfError> {
@@ -270,6 +282,7 @@ fn read_annotation(fields: Fields<'_>) -> Result<Annotation, SigmfError> {
         comment: fields.text("core:comment"),
         cause: fields.text("daq:cause"),
         missing_frames: fields.integer("daq:missing_frames")?.unwrap_or(0),
+        missing_bytes: fields.ranges("daq:missing_bytes"),
         merged: fields.integer("daq:merged")?.unwrap_or(0),
         kept: fields.integers("daq:kept"),
     })
@@ -326,6 +339,16 @@ impl Fields<'_> {
     fn offsets(&self, key: &str) -> Vec<Option<i64>> {
         let values = self.map.get(key).and_then(Value::as_array);
         values.into_iter().flatten().map(Value::as_i64).collect()
+    }
+
+    /// Returns the pairs of integers of the array `key`. Other values are ignored.
+    fn ranges(&self, key: &str) -> Vec<[u64; 2]> {
+        let pairs = self.map.get(key).and_then(Value::as_array);
+        let pair = |value: &Value| match value.as_array()?.as_slice() {
+            [first, count] => Some([first.as_u64()?, count.as_u64()?]),
+            _ => None,
+        };
+        pairs.into_iter().flatten().filter_map(pair).collect()
     }
 
     fn positive(&self, key: &str) -> Option<f64> {

@@ -162,6 +162,8 @@ prop_compose! {
             extensions: vec![Extension { name: NAMESPACE.into(), version: "1".into(), optional: true }],
             stream: stream.map(|(n, m, source)| Stream {
                 bytes: n[0], frames: n[1], frame_bytes: n[2], packets_per_frame: m[0], segment: n[3], missing_samples: n[4],
+                packet_sizes: m[1].is_multiple_of(2).then_some(PacketSizes { first: m[0], rest: m[1], parts: m[0].max(1) }),
+                sizes_differ: m[1].is_multiple_of(3).then_some(m[0] > m[1]),
                 first_segment: m[0].is_multiple_of(2).then_some(n[5]),
                 missing_frames: n[5], channels: Some(m[1]), points: Some(n[0]), order: source.clone(), source,
                 axis: Some(serde_json::json!({"kind": "frequency", "step": 0.5})), frame_rate: Some(quarters(m[0])),
@@ -187,9 +189,9 @@ prop_compose! {
 prop_compose! {
     fn annotation()(
         sample_start: u64, sample_count: Option<u64>, label in text(), comment in text(), cause in text(),
-        missing_frames: u64, merged: u64,
+        missing_frames: u64, missing_bytes: Vec<[u64; 2]>, merged: u64,
     ) -> Annotation {
-        Annotation { sample_start, sample_count, label, comment, cause, missing_frames, merged, kept: BTreeMap::from([("feng_id".to_owned(), merged)]) }
+        Annotation { sample_start, sample_count, label, comment, cause, missing_frames, missing_bytes, merged, kept: BTreeMap::from([("feng_id".to_owned(), merged)]) }
     }
 }
 

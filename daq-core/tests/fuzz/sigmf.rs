@@ -68,6 +68,8 @@ fn sigmf_of_nearly_valid_metadata_does_not_panic() {
         "daq:bytes",
         "daq:frames",
         "daq:packets_per_frame",
+        "daq:first_bytes",
+        "daq:packet_bytes",
         "daq:sequence",
         "daq:epoch",
         "daq:time_ns",

@@ -4,15 +4,14 @@ use super::config::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
 use crate::packet::datagram::{Depacketizer, split_message};
-use crate::packet::pcap::{Capture, Datagram};
+use crate::packet::pcap::{Capture, Filter, Skipped};
 use crate::packet::{Flow, Format};
 use crate::sender::MIN_ALTERNATIONS;
 use daq_core::entry::SourceContext;
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::ledger::Playback;
+use daq_core::ledger::{Playback, Rejections};
 use daq_core::reorder::ReorderWindow;
 use daq_core::source::{Filler, Polled, SourceError};
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,20 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 64;
 /// Maximum size of a UDP payload in bytes.
 const MAX_UDP_PAYLOAD: usize = 1 << 16;
+
+/// Reasons for packets of a capture without a readable datagram: their names for counters, and the messages.
+const CUT_SHORT: (&str, &str) = (
+    "cut_short",
+    "the capture contains only the first bytes of the packet: capture whole packets, for example with `tcpdump -s 0`",
+);
+const UNKNOWN_LINK: (&str, &str) = (
+    "unknown_link",
+    "the link layer of the packet is not supported: capture on an Ethernet interface, or with `tcpdump -i any`",
+);
+const MALFORMED: (&str, &str) = (
+    "malformed",
+    "the length fields of the packet contradict each other: check the program that sent or captured it",
+);
 
 /// Replays captures one after another.
 pub(super) struct CapturePlayer {
@@ -33,6 +46,9 @@ pub(super) struct CapturePlayer {
     /// Number of datagrams in this pass that match the filter, and number of datagrams that do not match.
     matched: u64,
     filtered: u64,
+    /// The packets of the current capture that were counted as rejected.
+    counted: Skipped,
+    rejections: Rejections,
     /// Number of records of the current capture that contained several datagrams.
     split: u64,
     repeats: bool,
@@ -44,21 +60,6 @@ pub(super) struct CapturePlayer {
     /// The size of each capture in bytes.
     sizes: Vec<u64>,
     playback: Playback,
-}
-
-/// Selects datagrams by destination.
-#[derive(Clone, Copy, Debug)]
-struct Filter {
-    port: Option<u16>,
-    destination: Option<IpAddr>,
-}
-
-impl Filter {
-    fn matches(&self, datagram: &Datagram<'_>) -> bool {
-        let to = datagram.destination;
-        self.port.is_none_or(|port| port == to.port())
-            && self.destination.is_none_or(|address| address == to.ip())
-    }
 }
 
 #[derive(Debug)]
@@ -94,20 +95,24 @@ impl CapturePlayer {
         context
             .playback
             .set_recording(sizes.iter().sum(), config.repeats);
+        let filter = Filter {
+            port: config.port,
+            address: config.destination,
+        };
         for path in paths.iter().skip(1) {
-            open(path)?;
+            open(path, filter)?;
         }
+        let first = paths.first().map(|path| open(path, filter));
         Ok(Self {
             name: name.to_owned(),
-            capture: paths.first().map(|path| open(path)).transpose()?,
+            capture: first.transpose()?,
             paths,
             present: 0,
-            filter: Filter {
-                port: config.port,
-                destination: config.destination,
-            },
+            filter,
             matched: 0,
             filtered: 0,
+            counted: Skipped::default(),
+            rejections: context.rejections.clone(),
             split: 0,
             repeats: config.repeats,
             is_first_pass: true,
@@ -161,8 +166,32 @@ impl CapturePlayer {
             window.restart();
         }
         self.split = 0;
-        self.capture = Some(open(&self.paths[self.present])?);
+        self.counted = Skipped::default();
+        self.capture = Some(open(&self.paths[self.present], self.filter)?);
         Ok(true)
+    }
+
+    /// Counts the packets of the current capture that were read since the last call and have no readable datagram as rejected.
+    fn count_rejected(&mut self, window: &ReorderWindow) {
+        let Some(capture) = &self.capture else {
+            return;
+        };
+        let (now, before) = (capture.rejected(), self.counted);
+        if now == before {
+            return;
+        }
+        self.counted = now;
+        let counts = [
+            (CUT_SHORT, now.cut_short - before.cut_short),
+            (UNKNOWN_LINK, now.unknown_link - before.unknown_link),
+            (MALFORMED, now.malformed - before.malformed),
+        ];
+        let path = self.paths[self.present].display();
+        for ((name, message), packets) in counts.into_iter().filter(|(_, packets)| *packets > 0) {
+            window.reject(packets);
+            self.rejections
+                .count(name, packets, format_args!("{path}: {message}"));
+        }
     }
 
     /// Logs a summary of a finished capture.
@@ -227,10 +256,11 @@ impl Splitter {
     }
 }
 
-fn open(path: &Path) -> Result<Capture, SourceError> {
-    Capture::open(path).map_err(|why| {
+fn open(path: &Path, filter: Filter) -> Result<Capture, SourceError> {
+    let capture = Capture::open(path).map_err(|why| {
         SourceError::new(path.display().to_string(), format!("{why}; correct `path`"))
-    })
+    })?;
+    Ok(capture.with_filter(filter))
 }
 
 fn recorded(ns: u64) -> Timestamp {
@@ -269,6 +299,7 @@ impl Filler for CapturePlayer {
             self.held.waits = false;
         }
         for _ in 0..BATCH {
+            self.count_rejected(window);
             let Some(capture) = &mut self.capture else {
                 return Ok(Polled::Ended);
             };
@@ -277,6 +308,7 @@ impl Filler for CapturePlayer {
                 SourceError::new(path, why.to_string())
             })?;
             let Some(datagram) = next else {
+                self.count_rejected(window);
                 let is_last = self.present + 1 >= self.paths.len();
                 if is_last && !self.flush(window) {
                     return Ok(Polled::Full);
@@ -284,7 +316,7 @@ impl Filler for CapturePlayer {
                 let goes_on = self.next_capture(window)?;
                 return Ok(if goes_on { Polled::Busy } else { Polled::Ended });
             };
-            if !self.filter.matches(&datagram) {
+            if !self.filter.matches(datagram.destination) {
                 self.filtered += 1;
                 continue;
             }

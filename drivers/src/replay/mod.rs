@@ -14,15 +14,21 @@
 //! a timestamp.
 //!
 //! # Ledger
-//! Captures are counted like `udp`, but no packet is lost in Linux. In SigMF recordings, packets that are marked as
-//! missing
+//! Captures are counted like `udp`, but no packet is lost in Linux. Packets of which the capture contains only the beginning
+//! (`cut_short`), whose link layer is not supported (`unknown_link`), or whose lengths contradict each other (`malformed`) are
+//! rejected, unless `port` or `destination` exclude them.
+//!
+//! In SigMF recordings, packets that are marked as missing
 //! and frames that the numbers skip are lost again, `wire_gap`; packets missing before the first or after the last one of a
 //! recording are not expected. A skipped frame within a window of the previous frame appears as a frame without packets. An
-//! epoch opens wherever the recording starts one, and with `loop` at the start of each pass. Every pass loses the same
+//! epoch opens wherever the recording starts one, where the next file is from another run of daq, where the frame numbers step back,
+//! and with `loop` at the start of each pass. Every pass loses the same
 //! packets, and nothing is lost between passes. With `backpressure = false`, packets without a free slot are lost, `ring_full`.
 
 mod capture;
 mod config;
+mod division;
+mod files;
 mod offload;
 mod player;
 mod recording;

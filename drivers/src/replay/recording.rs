@@ -1,24 +1,18 @@
 //! The contents of a SigMF recording according to its metadata: runs of packets.
 
 use super::config::{ReplayConfig, Speed};
+use super::files::find;
 use crate::packet::keep::name_problems;
 use daq_core::config::Problem;
 use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};
-use daq_core::layout::{Axis, Layout, Order, Samples, Scalar};
-use daq_core::reorder::{CLOSE_AFTER, Geometry, Numbering};
-use daq_core::sigmf::{Capture, LABEL_INCOMPLETE, LABEL_SUSPECT, Meta, Number, Stream};
+use daq_core::layout::{Order, Samples, Scalar};
+use daq_core::sigmf::{
+    Capture, LABEL_INCOMPLETE, LABEL_MISSING, LABEL_SUSPECT, Meta, Number, Span, Stream,
+};
 use daq_core::units::{ByteSize, Frequency};
-use serde::Deserialize as _;
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Approximate slot size in bytes for recordings without frames.
-const DEFAULT_SLOT: usize = 1 << 20;
-/// Maximum packet size in bytes for recordings without packets, unless a sample is larger.
-const MAX_PACKET: usize = 8 << 10;
-/// Minimum packet size in bytes; smaller packets that divide the data evenly would be too slow.
-const MIN_PACKET: usize = 64;
 /// The label of missing data that the file sink could not list individually.
 const UNLISTED: &str = "unlisted";
 
@@ -43,7 +37,7 @@ pub(super) struct Run {
     pub times_ns: Vec<Option<u64>>,
     /// Number of frames in the run; 0 if the recording contains no frames.
     pub frames: u64,
-    /// Whether the run is an acquisition of its own, which does not continue the previous run.
+    /// Whether the run begins an epoch: it is an acquisition of its own, which does not continue the previous run.
     pub restarts: bool,
 }
 
@@ -92,12 +86,44 @@ pub(super) struct Recording {
     pub swap: Option<usize>,
     /// Whether frames differ in size.
     pub has_sizes: bool,
-    samples: Samples,
+    pub(super) samples: Samples,
     /// The `daq:` keys of the first file.
-    stream: Option<Stream>,
-    /// Maximum number of frames missing in a row.
-    longest_gap: u64,
+    pub(super) stream: Option<Stream>,
     notes: Vec<String>,
+}
+
+/// The last frame of the runs that were read so far, and what identifies its epoch.
+#[derive(Clone, Copy, Debug)]
+struct LastFrame {
+    sequence: u64,
+    epoch: u32,
+    /// Index in [`Recording::files`], and number of the file in its recording.
+    file: usize,
+    segment: u64,
+    /// The first file of the same run of daq.
+    first_segment: Option<u64>,
+}
+
+impl LastFrame {
+    /// Returns whether `first`, the first frame of the next run, begins an epoch. Runs of daq count their epochs from 1, so equal
+    /// epochs of two runs are different epochs.
+    fn ends_before(&self, first: &Self) -> bool {
+        let is_other_recording = first.first_segment.is_some()
+            && first.file != self.file
+            && first.segment <= self.segment;
+        first.epoch != self.epoch
+            || first.first_segment != self.first_segment
+            || first.sequence <= self.sequence
+            || is_other_recording
+    }
+}
+
+/// The end of the runs that were read so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct End {
+    frame: Option<LastFrame>,
+    /// Frequency of the last capture.
+    frequency: Option<f64>,
 }
 
 impl Recording {
@@ -108,7 +134,7 @@ impl Recording {
             find(&directory.join(path), config.name.as_deref(), &mut metas)?;
         }
         let mut recording: Option<Self> = None;
-        let (mut last, mut frequency) = (None, None);
+        let mut end = End::default();
         for path in &metas {
             let meta = Meta::read(path).map_err(|why| {
                 Problem::at("path", why.to_string())
@@ -121,7 +147,7 @@ impl Recording {
                 }
                 None => recording.insert(Self::new(path, &meta)?),
             };
-            recording.add(path, &meta, (&mut last, &mut frequency))?;
+            recording.add(path, &meta, &mut end)?;
         }
         recording
             .filter(|recording| !recording.runs.is_empty())
@@ -174,7 +200,6 @@ impl Recording {
             },
             stream,
             has_sizes: false,
-            longest_gap: 0,
             notes: Vec::new(),
         })
     }
@@ -185,11 +210,18 @@ impl Recording {
                 .as_ref()
                 .map(|s| (s.frame_bytes, s.packets_per_frame, s.channels, s.points))
         };
+        let sizes = |stream: &Option<Stream>| stream.as_ref().and_then(|s| s.packet_sizes);
+        // Earlier versions of daq did not record the sizes.
+        let have_equal_packets = |ours, theirs| match (ours, theirs) {
+            (Some(ours), Some(theirs)) => ours == theirs,
+            _ => true,
+        };
         let other = Self::new(path, meta)?;
         let same = other.samples == self.samples
             && other.kept() == self.kept()
             && other.swap == self.swap
-            && shape(&other.stream) == shape(&self.stream);
+            && shape(&other.stream) == shape(&self.stream)
+            && have_equal_packets(sizes(&other.stream), sizes(&self.stream));
         if same {
             return Ok(());
         }
@@ -201,33 +233,53 @@ impl Recording {
             .help("use one source for each recording; `name` selects one of several"))
     }
 
+    /// Returns the time at which the runs end that were read so far, in nanoseconds. Returns `None` if no run has a time, and
+    /// `Some(None)` if the rate is unknown.
+    fn end_ns(&self) -> Option<Option<f64>> {
+        let mut bytes = 0;
+        self.runs.iter().rev().find_map(|run| {
+            bytes += run.bytes;
+            let start = run.time_ns?;
+            Some(self.byte_ns().map(|ns| start as f64 + bytes as f64 * ns))
+        })
+    }
+
     /// Returns whether the time of `next` is not the time at which the runs before it end.
-    fn restarts(&self, next: &Run) -> bool {
+    fn has_step(&self, next: &Run) -> bool {
         let Some(time_ns) = next.time_ns else {
             return false;
         };
-        let mut bytes = 0;
-        for run in self.runs.iter().rev() {
-            bytes += run.bytes;
-            if let Some(start) = run.time_ns {
-                let Some(byte_ns) = self.byte_ns() else {
-                    return true;
-                };
-                let end = start as f64 + bytes as f64 * byte_ns;
-                return (time_ns as f64 - end).abs() > (byte_ns * self.group as f64).max(1000.0);
-            }
-        }
-        true
+        let Some((Some(end), byte_ns)) = self.end_ns().zip(self.byte_ns()) else {
+            return true;
+        };
+        (time_ns as f64 - end).abs() > (byte_ns * self.group as f64).max(1000.0)
     }
 
-    /// Adds a file. `last` is the frame number and the epoch at the end of the previous file, and `frequency` the frequency of
-    /// its last capture.
-    fn add(
-        &mut self,
-        path: &Path,
-        meta: &Meta,
-        (last, frequency): (&mut Option<(u64, u32)>, &mut Option<f64>),
-    ) -> Result<(), Problem> {
+    /// Returns whether run `index` continues the samples of the run before it, so that a packet can contain samples of both.
+    pub(super) fn is_joined(&self, index: usize) -> bool {
+        let pair = index
+            .checked_sub(1)
+            .and_then(|before| self.runs.get(before..=index));
+        let is_unnumbered = |run: &Run| run.sequence.is_none();
+        pair.is_some_and(|pair| pair.iter().all(is_unnumbered) && !pair[1].restarts)
+    }
+
+    /// Returns the numbers of bytes of all runs; runs that continue each other count as one.
+    pub(super) fn joined_runs(&self) -> impl Iterator<Item = u64> {
+        let mut index = 0;
+        std::iter::from_fn(move || {
+            let mut bytes = self.runs.get(index)?.bytes;
+            index += 1;
+            while self.is_joined(index) {
+                bytes += self.runs[index].bytes;
+                index += 1;
+            }
+            Some(bytes)
+        })
+    }
+
+    /// Adds a file after the files that end at `end`.
+    fn add(&mut self, path: &Path, meta: &Meta, end: &mut End) -> Result<(), Problem> {
         let data = meta.data_path(path);
         let bytes = std::fs::metadata(&data).map_err(|why| {
             let message = format!("cannot open {}: {why}", data.display());
@@ -235,9 +287,20 @@ impl Recording {
         })?;
         let bytes = bytes.len();
         let spans = meta.spans(bytes);
+        self.note_limits(path, meta, &spans, bytes);
+        for span in &spans {
+            self.add_run(meta, span, end);
+        }
+        self.files.push(self.annotated(meta, &spans, data));
+        Ok(())
+    }
+
+    /// Notes which data of a file of `bytes` bytes is not there, or is not described.
+    fn note_limits(&mut self, path: &Path, meta: &Meta, spans: &[Span], bytes: u64) {
         if let Some(stream) = &meta.global.stream
             && bytes < stream.bytes
         {
+            let data = meta.data_path(path);
             let (data, lacking) = (data.display(), ByteSize(stream.bytes - bytes));
             let last = spans
                 .last()
@@ -252,73 +315,109 @@ impl Recording {
             self.notes
                 .push(format!("{data} is truncated: {lacking} are missing{last}"));
         }
-        if meta
-            .annotations
-            .iter()
-            .any(|note| note.label.as_deref() == Some(UNLISTED))
-        {
+        let mut labels = meta.annotations.iter().map(|note| note.label.as_deref());
+        if labels.any(|label| label == Some(UNLISTED)) {
             let path = path.display();
             self.notes.push(format!(
                 "{path} does not list all missing data; missing data that is not listed is replayed with its fill bytes"
             ));
         }
-        let file = self.files.len();
-        let group = self.group as u64;
-        for span in &spans {
-            let capture = &meta.captures[span.capture];
-            let sequence = capture.sequence.filter(|_| self.stream.is_some());
-            let time_ns = capture.clock_ns.or_else(|| capture.time_ns());
-            if let (Some(stream), Some(sequence)) = (&self.stream, sequence) {
-                let (epoch, frames) = (
-                    capture.epoch.unwrap_or(0),
-                    span.bytes.div_ceil(stream.frame_bytes),
-                );
-                if let Some((before, same)) = *last
-                    && same == epoch
-                    && sequence > before
-                {
-                    self.longest_gap = self.longest_gap.max(sequence - before - 1);
-                    // The stream goes on after a shorter frame.
-                    let ends_short = |run: &Run| {
-                        run.skipped == 0 && !run.bytes.is_multiple_of(stream.frame_bytes)
-                    };
-                    self.has_sizes |=
-                        sequence == before + 1 && self.runs.last().is_some_and(ends_short);
-                }
-                *last = Some((sequence.saturating_add(frames.max(1) - 1), epoch));
-            }
-            let times_ns = capture.times_ns.iter().map(|offset| {
-                let offset = (*offset)?;
-                time_ns?.checked_add_signed(offset)
-            });
-            let run = Run {
-                file,
-                byte_start: span.byte_start,
-                bytes: span.bytes,
-                sequence,
-                skipped: skipped_bytes(capture, self.stream.as_ref(), group),
-                clock: if capture.time_ns().is_some() {
-                    Clock::RecordedUtc
-                } else {
-                    Clock::Recorded
-                },
-                time_ns,
-                times_ns: times_ns.collect(),
-                frames: capture.frames.unwrap_or(0),
-                restarts: false,
-            };
-            let restarts = self.restarts(&run) || capture.frequency != *frequency;
-            let is_first = self.runs.is_empty();
-            *frequency = capture.frequency;
-            self.runs.push(Run {
-                restarts: restarts && sequence.is_none() && !is_first,
-                ..run
-            });
-        }
-        self.files.push(DataFile {
-            path: data,
-            ..DataFile::default()
+    }
+
+    /// Adds the run of the samples `span` of the next file.
+    fn add_run(&mut self, meta: &Meta, span: &Span, end: &mut End) {
+        let capture = &meta.captures[span.capture];
+        let sequence = capture.sequence.filter(|_| self.stream.is_some());
+        let time_ns = capture.clock_ns.or_else(|| capture.time_ns());
+        let times_ns = capture.times_ns.iter().map(|offset| {
+            let offset = (*offset)?;
+            time_ns?.checked_add_signed(offset)
         });
+        let mut run = Run {
+            file: self.files.len(),
+            byte_start: span.byte_start,
+            bytes: span.bytes,
+            sequence,
+            skipped: skipped_bytes(capture, self.stream.as_ref(), self.group as u64),
+            clock: if capture.time_ns().is_some() {
+                Clock::RecordedUtc
+            } else {
+                Clock::Recorded
+            },
+            time_ns,
+            times_ns: times_ns.collect(),
+            frames: capture.frames.unwrap_or(0),
+            restarts: false,
+        };
+        let has_step = self.has_step(&run) || capture.frequency != end.frequency;
+        end.frequency = capture.frequency;
+        run.restarts = match sequence {
+            Some(sequence) => {
+                let epoch = capture.epoch.unwrap_or(0);
+                self.follow(meta, (sequence, epoch), &run, &mut end.frame)
+            }
+            None => has_step && !self.runs.is_empty(),
+        };
+        if !run.restarts && sequence.is_none() {
+            self.continue_time(&mut run);
+        }
+        self.runs.push(run);
+    }
+
+    /// Returns whether `run`, whose first frame has the number `sequence` in `epoch`, begins an epoch after the frame `last`.
+    fn follow(
+        &mut self,
+        meta: &Meta,
+        (sequence, epoch): (u64, u32),
+        run: &Run,
+        last: &mut Option<LastFrame>,
+    ) -> bool {
+        let Some(stream) = &meta.global.stream else {
+            return false;
+        };
+        let first = LastFrame {
+            sequence,
+            epoch,
+            file: run.file,
+            segment: stream.segment,
+            first_segment: stream.first_segment,
+        };
+        let begins = last.is_some_and(|last| last.ends_before(&first));
+        let continues =
+            !begins && last.is_some_and(|last| last.sequence.checked_add(1) == Some(sequence));
+        self.has_sizes |= stream.sizes_differ.unwrap_or_else(|| {
+            // Earlier versions of daq did not record this. Then the stream goes on after a shorter frame.
+            let ends_short =
+                |run: &Run| run.skipped == 0 && !run.bytes.is_multiple_of(stream.frame_bytes);
+            continues && self.runs.last().is_some_and(ends_short)
+        });
+        let frames = (run.skipped + run.bytes)
+            .div_ceil(stream.frame_bytes)
+            .max(1);
+        *last = Some(LastFrame {
+            sequence: sequence.saturating_add(frames - 1),
+            ..first
+        });
+        begins
+    }
+
+    /// Sets the time of `run`, which continues the previous run, if the recording does not contain it.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "never negative; saturates"
+    )]
+    fn continue_time(&self, run: &mut Run) {
+        if run.time_ns.is_none()
+            && let (Some(Some(end)), Some(last)) = (self.end_ns(), self.runs.last())
+        {
+            (run.time_ns, run.clock) = (Some(end as u64), last.clock);
+        }
+    }
+
+    /// Returns the file `path` with the ranges that its annotations describe.
+    fn annotated(&self, meta: &Meta, spans: &[Span], path: PathBuf) -> DataFile {
+        let group = self.group as u64;
         // Returns the byte ranges of `count` samples. Samples are converted to bytes span by span, because there may be
         // headers between spans.
         let bytes = |(first, count): (u64, u64)| {
@@ -332,35 +431,31 @@ impl Recording {
                 (from < to).then(|| (byte(from), byte(to)))
             })
         };
+        let mut data = DataFile {
+            path,
+            ..DataFile::default()
+        };
+        let mut missing = Vec::new();
         for note in &meta.annotations {
+            let start = note.sample_start.saturating_sub(meta.global.offset);
+            let ranges = || bytes((start, note.sample_count.unwrap_or(u64::MAX)));
             let fields = self.kept_fields(&note.kept);
             if fields.mask() != 0 {
-                let start = note.sample_start.saturating_sub(meta.global.offset);
-                let samples = (start, note.sample_count.unwrap_or(u64::MAX));
-                let ranges = bytes(samples).map(|(from, to)| (from, to, fields));
-                self.files[file].kept.extend(ranges);
+                data.kept
+                    .extend(ranges().map(|(from, to)| (from, to, fields)));
+            }
+            match note.label.as_deref() {
+                Some(LABEL_INCOMPLETE) => data.incomplete.extend(ranges()),
+                Some(LABEL_SUSPECT) => data.suspect.extend(ranges()),
+                Some(LABEL_MISSING) if !note.missing_bytes.is_empty() => {
+                    missing.extend(exact(&note.missing_bytes));
+                }
+                Some(LABEL_MISSING) if note.sample_count.is_some() => missing.extend(ranges()),
+                _ => {}
             }
         }
-        for note in &meta.annotations {
-            let data = &mut self.files[file];
-            let flagged = match note.label.as_deref() {
-                Some(LABEL_INCOMPLETE) => &mut data.incomplete,
-                Some(LABEL_SUSPECT) => &mut data.suspect,
-                _ => continue,
-            };
-            let start = note.sample_start.saturating_sub(meta.global.offset);
-            flagged.extend(bytes((start, note.sample_count.unwrap_or(u64::MAX))));
-        }
-        let mut missing: Vec<(u64, u64)> = meta.missing().flat_map(bytes).collect();
-        missing.sort_unstable();
-        let merged = &mut self.files[file].missing;
-        for (from, to) in missing {
-            match merged.last_mut() {
-                Some(before) if before.1 >= from => before.1 = before.1.max(to),
-                _ => merged.push((from, to)),
-            }
-        }
-        Ok(())
+        data.missing = merged(missing);
+        data
     }
 
     /// Returns the names of the fields that the recorded frames keep.
@@ -380,135 +475,15 @@ impl Recording {
         fields
     }
 
-    /// Returns the size in bytes of a recorded frame, if the recording contains frames.
-    fn frame_bytes(&self) -> Option<usize> {
-        self.stream
-            .as_ref()
-            .map(|stream| usize::try_from(stream.frame_bytes).unwrap_or(usize::MAX))
-    }
-
-    /// Returns the packet size for recordings without packets. It is the largest size that divides every run evenly,
-    /// unless that results in too many packets.
-    fn packet_bytes(&self, max: usize) -> usize {
-        let common = self
-            .runs
-            .iter()
-            .fold(0, |common, run| gcd(common, run.bytes / self.group as u64));
-        let common = usize::try_from(common).unwrap_or(usize::MAX).max(1);
-        let max = (max.min(MAX_PACKET) / self.group).max(1);
-        let min = MIN_PACKET.div_ceil(self.group).min(max);
-        (min..=max)
-            .rev()
-            .find(|groups| common.is_multiple_of(*groups))
-            .unwrap_or(max)
-            * self.group
-    }
-
-    pub(super) fn preferred_slot(&self) -> usize {
-        self.frame_bytes().unwrap_or_else(|| {
-            let packet = self.packet_bytes(DEFAULT_SLOT);
-            (DEFAULT_SLOT / packet).max(1) * packet
-        })
-    }
-
-    pub(super) fn geometry(&self, slot: usize) -> Result<Geometry, Problem> {
-        let too_small = |bytes: usize, what: &str| {
-            let (bytes, slot) = (ByteSize(bytes as u64), ByteSize(slot as u64));
-            let message = format!("{what} of {bytes} does not fit into slots of {slot}");
-            Problem::at("path", message)
-                .help(format!("set `slot = \"{bytes}\"` in the ring's section"))
-        };
-        let (frame_bytes, packet_bytes) = if let Some(frame_bytes) = self.frame_bytes() {
-            if frame_bytes > slot {
-                return Err(too_small(frame_bytes, "a recorded frame"));
-            }
-            let packets_per_frame =
-                self.stream
-                    .as_ref()
-                    .map_or(0, |stream| stream.packets_per_frame) as usize;
-            let packet = if packets_per_frame > 0 {
-                frame_bytes.div_ceil(packets_per_frame)
-            } else {
-                self.packet_bytes(frame_bytes)
-            };
-            (frame_bytes, packet)
-        } else {
-            if self.group > slot {
-                return Err(too_small(self.group, "a sample"));
-            }
-            let packet = self.packet_bytes(slot);
-            (slot / packet * packet, packet)
-        };
-        let packets_per_frame =
-            u32::try_from(frame_bytes.div_ceil(packet_bytes)).unwrap_or(u32::MAX);
-        Ok(Geometry {
-            packets_per_frame,
-            parts: 1,
-            first_bytes: if packets_per_frame == 1 {
-                frame_bytes
-            } else {
-                packet_bytes
-            },
-            packet_bytes,
-            frame_bytes,
-            numbering: Numbering::PLAIN,
-            // A recording is in order and all its numbers are valid, so one open frame is sufficient.
-            window: 1,
-            max_gap: self
-                .longest_gap
-                .saturating_add(1)
-                .saturating_mul(u64::from(packets_per_frame))
-                .min(1 << 48),
-            resync_after: 1,
-            close_after: CLOSE_AFTER,
-            // Each piece has the timestamp of its first packet, even if that packet is missing.
-            frame_ns: 0,
-            declared_ns: 0,
-        })
-    }
-
-    pub(super) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let bytes = geometry.frame_bytes;
-        let stream = self.stream.as_ref();
-        if let Some((stream, points)) = stream.and_then(|stream| Some((stream, stream.points?))) {
-            let layout = Layout {
-                scalar: self.samples.scalar,
-                complex: self.samples.complex,
-                channels: stream.channels.unwrap_or(1).max(1),
-                points: usize::try_from(points).unwrap_or(0),
-                order: if stream.order.as_deref() == Some("planar") {
-                    Order::Planar
-                } else {
-                    Order::Interleaved
-                },
-                axis: axis(stream.axis.as_ref()),
-                frame_rate: None,
-            };
-            let whole = layout
-                .sample_bytes()
-                .and_then(|sample| sample.checked_mul(layout.channels as usize));
-            if whole.and_then(|whole| whole.checked_mul(layout.points)) == Some(bytes) {
-                return Ok(layout);
-            }
-            let message = format!(
-                "frames of {bytes} bytes do not match the channels and points in the metadata"
-            );
-            return Err(Problem::at("path", message)
-                .help("correct `daq:channels` or `daq:points` in the metadata"));
-        }
-        self.samples.layout(bytes).map_err(|rest| {
-            let message = format!(
-                "recorded frames of {bytes} bytes are not a whole number of samples of all channels: {rest} bytes are \
-                 left over"
-            );
-            Problem::at("path", message).help("correct `daq:frame_bytes` in the metadata")
-        })
-    }
-
-    /// Returns the duration of one byte of samples in nanoseconds, if the rate is known.
+    /// Returns the duration of one byte in nanoseconds, if the rate of samples or of frames of equal size is known.
     pub(super) fn byte_ns(&self) -> Option<f64> {
-        let rate = self.samples.rate?.0;
-        Some(1e9 / rate / self.group as f64)
+        if let Some(rate) = self.samples.rate {
+            return Some(1e9 / rate.0 / self.group as f64);
+        }
+        // Spectra, and channels one after the other, have no `core:sample_rate`.
+        let stream = self.stream.as_ref().filter(|_| !self.has_sizes)?;
+        let rate = stream.frame_rate.filter(|rate| *rate > 0.0)?;
+        Some(1e9 / rate / stream.frame_bytes as f64)
     }
 
     /// Returns notes for the plan.
@@ -521,15 +496,12 @@ impl Recording {
                 "the recording contains no times, so it is replayed as fast as possible".to_owned(),
             );
         }
-        if self.stream.is_none() {
-            let packet = self.packet_bytes(DEFAULT_SLOT) as u64;
-            let rest = self.runs.iter().map(|run| run.bytes % packet).sum::<u64>();
-            if rest > 0 {
-                let rest = ByteSize(rest);
-                notes.push(format!(
-                    "the last {rest} do not fill a packet and are not replayed"
-                ));
-            }
+        let rest = self.rest();
+        if rest > 0 {
+            let rest = ByteSize(rest);
+            notes.push(format!(
+                "the last {rest} do not fill a packet and are not replayed"
+            ));
         }
         notes
     }
@@ -546,6 +518,25 @@ fn skipped_bytes(capture: &Capture, stream: Option<&Stream>, group: u64) -> u64 
     skipped.unwrap_or(0) * group
 }
 
+/// Returns the ranges that the annotation `missing_bytes` lists, as `(start, end)`.
+fn exact(missing_bytes: &[[u64; 2]]) -> impl Iterator<Item = (u64, u64)> {
+    let range = |[first, count]: &[u64; 2]| (*first, first.saturating_add(*count));
+    missing_bytes.iter().map(range)
+}
+
+/// Returns `ranges` in ascending order. Ranges that touch or overlap become one.
+fn merged(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    for (from, to) in ranges {
+        match merged.last_mut() {
+            Some(before) if before.1 >= from => before.1 = before.1.max(to),
+            _ => merged.push((from, to)),
+        }
+    }
+    merged
+}
+
 /// Checks the names of kept fields, which become names of files in some sinks.
 fn check_names(path: &Path, meta: &Meta) -> Result<(), Problem> {
     let stream = meta.global.stream.as_ref();
@@ -558,86 +549,4 @@ fn check_names(path: &Path, meta: &Meta) -> Result<(), Problem> {
             Err(Problem::at("path", message).help("correct `daq:kept` in the metadata"))
         }
     }
-}
-
-/// Appends the metadata files of `path` to `metas`, in order.
-fn find(path: &Path, name: Option<&str>, metas: &mut Vec<PathBuf>) -> Result<(), Problem> {
-    if !path.is_dir() {
-        let meta = path.with_extension("sigmf-meta");
-        if !path.exists() && !meta.exists() {
-            let message = format!("{} does not exist", path.display());
-            return Err(Problem::at("path", message)
-                .help("correct `path`; relative paths start from the working directory"));
-        }
-        metas.push(meta);
-        return Ok(());
-    }
-    let unreadable = |why: std::io::Error| {
-        let message = format!("cannot read the directory {}: {why}", path.display());
-        Problem::at("path", message).help("set a readable directory")
-    };
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?.path();
-        if entry
-            .extension()
-            .is_some_and(|extension| extension == "sigmf-meta")
-        {
-            found.push(entry);
-        }
-    }
-    found.sort();
-    let stems: BTreeSet<String> = found.iter().map(|path| stem(path)).collect();
-    let list = || {
-        stems
-            .iter()
-            .map(|stem| format!("\"{stem}\""))
-            .collect::<Vec<_>>()
-            .join(", ")
-    };
-    if let Some(name) = name {
-        found.retain(|path| stem(path) == name);
-        if found.is_empty() && !stems.is_empty() {
-            let message = format!("{} contains no recording \"{name}\"", path.display());
-            return Err(
-                Problem::at("name", message).help(format!("available recordings: {}", list()))
-            );
-        }
-    } else if stems.len() > 1 {
-        let message = format!("{} contains {} recordings", path.display(), stems.len());
-        return Err(
-            Problem::at("path", message).help(format!("select one with `name`: {}", list()))
-        );
-    }
-    if found.is_empty() {
-        let message = format!("no .sigmf-meta file in {}", path.display());
-        return Err(Problem::at("path", message)
-            .help("set the directory of a recording, or a capture file"));
-    }
-    metas.append(&mut found);
-    Ok(())
-}
-
-/// Returns the common start of the names of a recording's segments: everything before the number.
-fn stem(path: &Path) -> String {
-    let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
-    let numbered = stem.len() < name.len();
-    let stem = stem
-        .strip_suffix(['-', '_', '.'])
-        .filter(|stem| numbered && !stem.is_empty());
-    stem.unwrap_or(&name).to_owned()
-}
-
-/// Returns the axis that the metadata describe.
-fn axis(value: Option<&Value>) -> Axis {
-    let axis = value.and_then(|value| Axis::deserialize(value).ok());
-    axis.unwrap_or(Axis::Time { rate: None })
-}
-
-const fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }

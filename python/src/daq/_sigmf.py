@@ -229,11 +229,24 @@ class _Reader:
         if not packets or packets > samples:
             return None
         present = np.ones((frames, packets), np.bool_)
+        borders = self._borders(packets)
         for span in spans:
-            first = span.start * packets // samples
-            last = -(-(span.start + span.samples) * packets // samples)
-            present[span.index, first:last] = False
+            end = span.start + span.samples
+            if borders is None:
+                # Old files do not contain the sizes of packets, so packets are assumed to have the same size.
+                present[span.index, span.start * packets // samples : -(-end * packets // samples)] = False
+            else:
+                # A missing packet is inside the span. Packets beside it can share a sample with it.
+                present[span.index] &= (borders[:-1] < span.start) | (borders[1:] > end)
         return present
+
+    def _borders(self, packets: int) -> Array | None:
+        """Return the sample at which each packet of a frame begins, and the end of the frame. Returns None if that is not known."""
+        first, rest = (int(self.info.get(f"daq:{name}", 0)) for name in ("first_bytes", "packet_bytes"))
+        if first == 0 or (rest == 0 and packets > 1) or int(self.info.get("daq:parts", 1)) != 1:
+            return None
+        ends = np.minimum(first + rest * np.arange(packets), self.frame_bytes)
+        return np.concatenate(([0], ends)) / (self.sample_bytes * self.parts_of_sample)
 
     def _kept(self, starts: Array, ends: Array) -> dict[str, np.ma.MaskedArray[Any, Any]]:
         kept = {

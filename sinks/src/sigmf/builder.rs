@@ -1,6 +1,7 @@
 //! Collects captures, annotations and totals while a segment is written.
 
 use super::kept::Kept;
+use super::ranges::{Listed as ListedBytes, Ranges};
 use super::recording::{Moment, Record, Recording, Tuning, nanoseconds, nanoseconds_of};
 use super::times::{Listed, MAX_TIMES, TimeClass, Times};
 use daq_core::frame::{KeptFields, PacketSizes};
@@ -62,6 +63,8 @@ struct Note {
     count: u64,
     cause: Option<&'static str>,
     merged: u64,
+    /// The missing packets, if they do not end where samples end.
+    bytes: Option<ListedBytes>,
 }
 
 /// Number and extent of the entries that did not fit into the lists.
@@ -104,11 +107,14 @@ pub struct MetaBuilder {
     notes: Vec<Note>,
     kept: Kept,
     times: Times,
+    ranges: Ranges,
     unlisted: Unlisted,
     bytes: u64,
     frames: u64,
     missing_samples: u64,
     missing_frames: u64,
+    /// Whether a frame of this recording had fewer bytes than `frame_bytes`.
+    sizes_differ: bool,
     /// Index of the sample after the last missing sample.
     missing_end: u64,
     /// The last frame that was written, in this or an earlier segment.
@@ -138,6 +144,7 @@ impl MetaBuilder {
         Self {
             kept: Kept::new(&recording.kept),
             times: Times::new(captures / 2),
+            ranges: Ranges::new(),
             recording,
             group,
             global_bytes: GLOBAL_BYTES + texts as u64,
@@ -152,6 +159,7 @@ impl MetaBuilder {
             frames: 0,
             missing_samples: 0,
             missing_frames: 0,
+            sizes_differ: false,
             missing_end: 0,
             last: None,
             fresh: true,
@@ -163,6 +171,7 @@ impl MetaBuilder {
         MAX_CAPTURES * size_of::<Run>()
             + MAX_ANNOTATIONS * size_of::<Note>()
             + MAX_TIMES * size_of::<i64>()
+            + Ranges::memory()
             + Kept::memory(kept)
     }
 
@@ -175,6 +184,7 @@ impl MetaBuilder {
         self.notes.clear();
         self.kept.clear();
         self.times.clear();
+        self.ranges.clear();
         self.unlisted = Unlisted::default();
         self.bytes = 0;
         self.frames = 0;
@@ -201,6 +211,7 @@ impl MetaBuilder {
         if std::mem::take(&mut self.recording.detects_sizes) && record.packet_sizes.rest > 0 {
             self.detect_sizes(record);
         }
+        self.sizes_differ |= record.frame_bytes() < self.whole(self.recording.frame_bytes);
         let record = &self.with_time_of_first_sample(record);
         let start = self.bytes / self.group;
         let samples = record.bytes / self.group;
@@ -272,23 +283,48 @@ impl MetaBuilder {
             } else {
                 Kind::Missing
             };
-            let sizes = self.packet_sizes(record);
-            let before = record.trimmed.0;
-            let byte = |packet: u32| {
-                let at = sizes.offset(packet, record.packets_per_frame, record.frame_bytes());
-                at.saturating_sub(before).min(record.bytes)
-            };
-            let from = byte(first) / self.group;
-            let to = byte(first.saturating_add(count)).div_ceil(self.group);
-            if to > from {
-                let cause = (kind == Kind::Truncated).then_some(CAUSE_TRUNCATED);
-                self.note(kind, start + from, to - from, cause);
-            }
+            self.note_packets(record, kind, (first, count));
         }
         self.bytes += record.bytes;
         self.frames += 1;
         self.fresh = false;
         self.last = Some(*record);
+    }
+
+    /// Annotates the `count` missing packets from packet `first` of the frame that is written next.
+    fn note_packets(&mut self, record: &Record, kind: Kind, (first, count): (u32, u32)) {
+        let sizes = self.packet_sizes(record);
+        let byte = |packet: u32| {
+            let at = sizes.offset(packet, record.packets_per_frame, record.frame_bytes());
+            self.bytes + at.saturating_sub(record.trimmed.0).min(record.bytes)
+        };
+        let bytes = (byte(first), byte(first.saturating_add(count)));
+        let samples = (bytes.0 / self.group, bytes.1.div_ceil(self.group));
+        if samples.0 == samples.1 {
+            return;
+        }
+        let (notes, before) = (self.notes.len(), self.missing_end);
+        let cause = (kind == Kind::Truncated).then_some(CAUSE_TRUNCATED);
+        self.note(kind, samples.0, samples.1 - samples.0, cause);
+        if self.unlisted.notes > 0 {
+            return;
+        }
+        let is_merged = self.notes.len() == notes;
+        // If the packets begin inside a sample that is missing already, the last annotation contains this sample.
+        let Some(note) = self.notes.last_mut() else {
+            return;
+        };
+        let ends_with_samples = [bytes.0, bytes.1]
+            .iter()
+            .all(|byte| byte.is_multiple_of(self.group));
+        if note.bytes.is_none() && ends_with_samples {
+            return;
+        }
+        if note.bytes.is_none() && is_merged {
+            let earlier = (note.start * self.group, before * self.group);
+            self.ranges.push(&mut note.bytes, earlier);
+        }
+        self.ranges.push(&mut note.bytes, bytes);
     }
 
     /// Returns the sizes of the packets of a frame.
@@ -328,6 +364,7 @@ impl MetaBuilder {
     pub fn is_full(&self, spans: usize) -> bool {
         self.kept.is_full()
             || self.times.is_full()
+            || self.ranges.is_full(spans)
             || self.runs.len() == self.max_runs
             || self.notes.len() + spans + OTHER_NOTES > self.max_notes
     }
@@ -335,8 +372,14 @@ impl MetaBuilder {
     /// Sets the packet sizes from the first frame.
     fn detect_sizes(&mut self, first: &Record) {
         let recording = &mut self.recording;
-        recording.packets_per_frame = first.packets_per_frame;
         recording.packet_sizes = first.packet_sizes;
+        let is_whole = recording.is_layout_maximum || first.frame_bytes() == recording.frame_bytes;
+        recording.packets_per_frame = if is_whole {
+            first.packets_per_frame
+        } else {
+            // The first frame may be smaller than others, and then has fewer packets.
+            packets_in(first.packet_sizes, recording.frame_bytes)
+        };
         // Frames of different sizes are at most as large as the layout.
         if !recording.is_layout_maximum {
             return;
@@ -382,6 +425,7 @@ impl MetaBuilder {
                 count,
                 cause,
                 merged: 1,
+                bytes: None,
             });
         } else {
             self.unlisted.cover(start, count);
@@ -404,6 +448,7 @@ impl MetaBuilder {
         let annotations = (self.notes.len() + spans + OTHER_NOTES).min(self.max_notes) + 1;
         (captures + annotations) as u64 * ENTRY_BYTES
             + self.times.json_bytes()
+            + self.ranges.json_bytes(spans)
             + self.kept.json_bytes()
             + self.global_bytes
     }
@@ -426,7 +471,13 @@ impl MetaBuilder {
         if captures.is_empty() {
             captures.push(Capture::default());
         }
-        let mut annotations: Vec<Annotation> = self.notes.iter().map(Note::annotation).collect();
+        let annotation = |note: &Note| Annotation {
+            missing_bytes: note
+                .bytes
+                .map_or_else(Vec::new, |bytes| self.ranges.of(bytes)),
+            ..note.annotation()
+        };
+        let mut annotations: Vec<Annotation> = self.notes.iter().map(annotation).collect();
         if !self.unlisted.is_empty() {
             annotations.push(self.unlisted.annotation());
         }
@@ -458,6 +509,9 @@ impl MetaBuilder {
                     frames: self.frames,
                     frame_bytes: recording.frame_bytes,
                     packets_per_frame: recording.packets_per_frame,
+                    packet_sizes: (recording.packet_sizes.rest > 0)
+                        .then_some(recording.packet_sizes),
+                    sizes_differ: Some(self.sizes_differ),
                     segment: self.segment,
                     first_segment: self.first_segment,
                     source: Some(recording.source.clone()),
@@ -506,6 +560,14 @@ impl MetaBuilder {
             missing_frames: run.lost,
         }
     }
+}
+
+/// Returns the number of packets of `sizes` in a frame of `bytes` bytes.
+fn packets_in(sizes: PacketSizes, bytes: u64) -> u32 {
+    let parts = sizes.parts.max(1);
+    let after = (bytes / u64::from(parts)).saturating_sub(u64::from(sizes.first));
+    let packets = after.div_ceil(u64::from(sizes.rest.max(1))) + 1;
+    u32::try_from(packets).map_or(u32::MAX, |packets| packets.saturating_mul(parts))
 }
 
 impl Note {

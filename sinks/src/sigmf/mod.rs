@@ -5,6 +5,8 @@
 //!   stream.
 //! - Filled samples are annotated as `missing`; adjacent spans are merged. Lost frames are counted in `daq:missing_frames` of an
 //!   annotation `gap` of the sample after them.
+//! - An annotation covers whole samples. If packets do not end where samples end, `daq:missing_bytes` of the annotation contains
+//!   the exact bytes of the missing packets.
 //! - If the stream began or ended inside a frame, the packets before its first or after its last packet were never
 //!   sent. They are filled and annotated as `missing` with `daq:cause` [`CAUSE_TRUNCATED`]. They do not count in the
 //!   totals of missing data. If packets are missing at both ends of an epoch's first frame, its flags do not show
@@ -29,6 +31,7 @@
 
 mod builder;
 mod kept;
+mod ranges;
 mod recording;
 mod times;
 mod trim;

@@ -12,12 +12,12 @@ pub(super) enum Skip {
     NotUdp,
     /// The frame contains a fragment of a datagram.
     Fragment(Piece),
-    /// The capture contains only the beginning of the frame.
-    CutShort,
+    /// The capture contains only the beginning of the frame. The destination of its datagram is `None` if the headers are cut too.
+    CutShort(Option<SocketAddr>),
     /// The link layer is not supported.
     UnknownLink,
-    /// The length fields of the frame contradict each other.
-    Malformed,
+    /// The length fields of the frame contradict each other. The destination of its datagram is `None` if it is not known.
+    Malformed(Option<SocketAddr>),
 }
 
 /// A fragment of a datagram found in a frame.
@@ -52,12 +52,19 @@ enum Short {
     Malformed,
 }
 
+impl Short {
+    /// Returns why a frame with a datagram to `destination` is skipped.
+    const fn skip(self, destination: Option<SocketAddr>) -> Skip {
+        match self {
+            Self::Cut => Skip::CutShort(destination),
+            Self::Malformed => Skip::Malformed(destination),
+        }
+    }
+}
+
 impl From<Short> for Skip {
     fn from(short: Short) -> Self {
-        match short {
-            Short::Cut => Self::CutShort,
-            Short::Malformed => Self::Malformed,
-        }
+        short.skip(None)
     }
 }
 
@@ -117,7 +124,7 @@ fn ipv4(frame: &[u8], at: usize, short: Short) -> Result<Found, Skip> {
     let header: &[u8; 20] = packet.first_chunk().ok_or(short)?;
     let header_len = usize::from(header[0] & 15) * 4;
     if header_len < header.len() {
-        return Err(Skip::Malformed);
+        return Err(Skip::Malformed(None));
     }
     if header[9] != PROTOCOL_UDP {
         return Err(Skip::NotUdp);
@@ -228,19 +235,20 @@ fn udp(
         .ok_or(short)?;
     let [s0, s1, d0, d1, l0, l1, c0, c1] = *header;
     let start = at + UDP_HEADER;
+    let destination = SocketAddr::new(destination, u16::from_be_bytes([d0, d1]));
     let end = match usize::from(u16::from_be_bytes([l0, l1])) {
         // A host captures its own packets before the NIC segments them, so they can be too long for the length field,
         // which is then 0.
         0 => frame.len(),
-        length if length < UDP_HEADER => return Err(Skip::Malformed),
+        length if length < UDP_HEADER => return Err(Skip::Malformed(Some(destination))),
         length => at + length,
     };
     if end > frame.len() {
-        return Err(short.into());
+        return Err(short.skip(Some(destination)));
     }
     Ok(Found {
         source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),
-        destination: SocketAddr::new(destination, u16::from_be_bytes([d0, d1])),
+        destination,
         checksum: u16::from_be_bytes([c0, c1]),
         payload: start..end,
     })

@@ -4,12 +4,14 @@
 //! are skipped and counted by reason. IP fragments are assembled. A capture taken with segmentation offload stores several datagrams as one; the
 //! source `replay` splits them.
 
+mod assembler;
 mod dissect;
 mod fragments;
 mod ng;
 
-use dissect::{Skip, dissect};
-use fragments::Fragments;
+use assembler::Assembler;
+pub use assembler::IpDatagrams;
+use dissect::Skip;
 use ng::PcapNg;
 use pcap_file::{DataLink, PcapError as FileError, TsResolution};
 use std::borrow::Cow;
@@ -79,20 +81,7 @@ pub struct Datagram<'a> {
     pub payload: &'a [u8],
 }
 
-impl<'a> Datagram<'a> {
-    /// Finds the datagram in an IP packet that was received at `timestamp_ns`. Returns `None` if the packet contains no whole
-    /// UDP datagram.
-    pub fn in_ip(packet: &'a [u8], timestamp_ns: u64) -> Option<Self> {
-        let found = dissect(DataLink::RAW, packet, packet.len()).ok()?;
-        Some(Self {
-            timestamp_ns,
-            source: found.source,
-            destination: found.destination,
-            checksum: found.checksum,
-            payload: packet.get(found.payload)?,
-        })
-    }
-
+impl Datagram<'_> {
     /// Returns whether the datagram has a valid checksum. The checksum is invalid if the sender's NIC was to compute it
     /// after the capture (checksum offload).
     pub fn has_valid_checksum(&self) -> bool {
@@ -146,10 +135,29 @@ impl Skipped {
         *match skip {
             Skip::NotUdp => &mut self.not_udp,
             Skip::Fragment(_) => &mut self.fragment,
-            Skip::CutShort => &mut self.cut_short,
+            Skip::CutShort(_) => &mut self.cut_short,
             Skip::UnknownLink => &mut self.unknown_link,
-            Skip::Malformed => &mut self.malformed,
+            Skip::Malformed(_) => &mut self.malformed,
         } += 1;
+    }
+}
+
+/// Selects datagrams by their destination.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filter {
+    /// The UDP port; `None` for all.
+    pub port: Option<u16>,
+    /// The IP address; `None` for all.
+    pub address: Option<IpAddr>,
+}
+
+impl Filter {
+    /// Returns whether a datagram to `destination` is selected.
+    pub fn matches(&self, destination: SocketAddr) -> bool {
+        self.port.is_none_or(|port| port == destination.port())
+            && self
+                .address
+                .is_none_or(|address| address == destination.ip())
     }
 }
 
@@ -165,14 +173,10 @@ enum Inner<R: Read> {
 pub struct Capture<R: Read = File> {
     path: PathBuf,
     inner: Inner<R>,
-    payload: Vec<u8>,
-    fragments: Fragments,
+    assembler: Assembler,
     /// Offset in the file of the next record.
     position: u64,
     frames: u64,
-    /// Number of frames that contained the rest of a datagram that was assembled.
-    joined: u64,
-    skipped: Skipped,
     torn: bool,
     ended: bool,
 }
@@ -231,16 +235,12 @@ impl<R: Read> Capture<R> {
             }
         }
         .map_err(|error| broken(path, 0, error))?;
-        let (skipped, payload) = (Skipped::default(), Vec::new());
         Ok(Self {
             path: path.to_owned(),
             inner,
-            payload,
-            fragments: Fragments::default(),
+            assembler: Assembler::default(),
             position,
             frames: 0,
-            joined: 0,
-            skipped,
             torn: false,
             ended: false,
         })
@@ -279,43 +279,25 @@ impl<R: Read> Capture<R> {
                 continue;
             };
             self.frames += 1;
-            match dissect(link, bytes, wire) {
-                Ok(found) => {
-                    self.payload.clear();
-                    self.payload
-                        .extend_from_slice(&bytes[found.payload.clone()]);
-                    break (timestamp_ns, found);
-                }
-                Err(Skip::Fragment(piece)) => {
-                    self.skipped.fragment += 1;
-                    let part = &bytes[piece.payload.clone()];
-                    match self.fragments.add(&piece, part, &mut self.payload) {
-                        None => {}
-                        Some((Err(skip), _)) => {
-                            self.skipped.fragment -= 1;
-                            self.skipped.count(&skip);
-                        }
-                        Some((Ok(found), frames)) => {
-                            self.skipped.fragment -= frames;
-                            self.joined += frames - 1;
-                            self.payload.truncate(found.payload.end);
-                            self.payload.drain(..found.payload.start);
-                            break (timestamp_ns, found);
-                        }
-                    }
-                }
-                Err(skip) => self.skipped.count(&skip),
+            if let Some(found) = self.assembler.add(link, bytes, wire) {
+                break (timestamp_ns, found);
             }
         };
         let (timestamp_ns, found) = found;
-        let (source, destination) = (found.source, found.destination);
-        Ok(Some(Datagram {
-            timestamp_ns,
-            source,
-            destination,
-            checksum: found.checksum,
-            payload: &self.payload,
-        }))
+        Ok(Some(self.assembler.datagram(&found, timestamp_ns)))
+    }
+
+    /// Sets which frames [count as rejected](Self::rejected). Without a filter, all frames do.
+    #[must_use]
+    pub fn with_filter(mut self, filter: Filter) -> Self {
+        self.assembler.filter = filter;
+        self
+    }
+
+    /// Returns the skipped frames so far that can contain data for the filter: `cut_short`, `unknown_link` and `malformed`. Frames
+    /// whose destination is unknown are among them.
+    pub fn rejected(&self) -> Skipped {
+        self.assembler.rejected
     }
 
     /// Returns the number of bytes of the file that were read so far.
@@ -330,12 +312,12 @@ impl<R: Read> Capture<R> {
 
     /// Returns the number of frames so far that contained the second or a later fragment of a datagram that was assembled.
     pub fn joined(&self) -> u64 {
-        self.joined
+        self.assembler.joined
     }
 
     /// Returns the frames skipped so far.
     pub fn skipped(&self) -> Skipped {
-        self.skipped
+        self.assembler.skipped
     }
 
     /// Returns whether the file ends within a record, for example because the capturing process was killed.
@@ -398,10 +380,16 @@ fn next_pcap<'a, R: Read>(
     };
     Ok(Some(Record::Frame {
         timestamp_ns: u64::from(packet.ts_sec) * 1_000_000_000 + fraction,
-        link: header.datalink,
+        link: link_type(header.datalink),
         wire: packet.orig_len as usize,
         bytes,
     }))
+}
+
+/// Returns the link type in the field `network` of a pcap file. The upper half of the field contains the length of the frame check
+/// sequence at the end of each frame.
+fn link_type(network: DataLink) -> DataLink {
+    DataLink::from(u32::from(network) & 0xffff)
 }
 
 #[cfg(test)]

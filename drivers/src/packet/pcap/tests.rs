@@ -1,3 +1,4 @@
+use super::dissect::dissect;
 use super::*;
 use proptest::prelude::*;
 use std::fmt::Write as _;
@@ -112,16 +113,19 @@ fn pcap_incomplete_datagrams_are_classified() {
         let found = found(101, &ipv4(17, fragment, &udp(b"x")));
         assert!(matches!(found, Err(Skip::Fragment(_))), "{found:?}");
     }
-    let whole = ipv4(17, 0, &udp(b"payload"));
+    let payload = b"payload";
+    let whole = ipv4(17, 0, &udp(payload));
     for cut in 0..whole.len() {
+        // Without the UDP header, the destination is unknown.
+        let destination = (cut >= whole.len() - payload.len()).then(group);
         assert_eq!(
             dissect(DataLink::RAW, &whole[..cut], whole.len()),
-            Err(Skip::CutShort),
+            Err(Skip::CutShort(destination)),
             "{cut}"
         );
         assert_eq!(
             dissect(DataLink::RAW, &whole[..cut], cut),
-            Err(Skip::Malformed),
+            Err(Skip::Malformed(destination)),
             "{cut}"
         );
     }

@@ -309,6 +309,26 @@ fn replay_of_recording_with_gaps_keeps_gaps() {
     assert_eq!(replayed, received, "{:#}", outcome.report);
 }
 
+/// Two runs of daq write frames with the same numbers to one directory. Each run is an epoch of the replay.
+#[test]
+fn runs_in_one_directory_are_epochs_of_the_replay() {
+    let (daq, live) = live_run(free_udp_port());
+    let recorded = recording(&daq, "disk");
+    let twice = Daq::new(&replay_config(&daq.path("out"), "speed = \"free\"", ""));
+    for _ in 0..2 {
+        let _ = twice.run(&[]).ok();
+    }
+    let again = Daq::new(&replay_config(&twice.path("out"), "speed = \"free\"", ""));
+    let outcome = again.run(&[]).ok();
+    assert_counts!(outcome, "sources.adc" =>
+        expected: 2 * PACKETS, delivered: 2 * (PACKETS - LOST), duplicates: 0, rejected: 0, epochs: 2
+    );
+    let lost = |outcome: &Outcome| ledger::lost(&outcome.report, "adc");
+    assert_eq!(lost(&outcome), 2 * lost(&live), "{:#}", outcome.report);
+    let data = recording(&again, "disk").data;
+    assert!(data == recorded.data.repeat(2), "the runs have other bytes");
+}
+
 /// Returns the packets in the recording `dir` by their epoch and time in nanoseconds, without those that are missing.
 fn packets_by_time(dir: &Path) -> BTreeMap<(u64, u64), Vec<u8>> {
     let mut packets = BTreeMap::new();
