@@ -2,6 +2,8 @@
 //! packets. Captures come from PyPI's `spead2` and Debian's `arv-fake-gv-camera`, recorded with tcpdump, and from headers built
 //! after public descriptions.
 
+mod stated;
+
 use daq_testkit::{
     Daq, Done, Outcome, Python, Random, assert_contains, free_udp_port, program, python, skip,
     wait_until,

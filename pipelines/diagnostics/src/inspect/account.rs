@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Maximum distance in frames between two packets of one run of numbers; a larger jump is a restart of the sender.
 const MAX_JUMP: u64 = 1 << 20;
+/// Minimum step back in packets to the first numbers of a run that is a restart of the sender instead of repeated numbers.
+const MIN_RESTART: i128 = 64;
 
 /// How frames and packets of a stream are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +135,66 @@ pub(super) fn account(
     account
 }
 
+/// Returns the number of packets whose numbers contradict one run of numbers: those that had arrived before, and restarts. After a
+/// restart, the sender may use all numbers again.
+pub(super) fn conflicts(
+    places: impl IntoIterator<Item = Option<Place>>,
+    numbering: &Numbering,
+) -> u64 {
+    let mut runs: BTreeMap<usize, Pass> = BTreeMap::new();
+    let packets = i128::from(numbering.packets.max(1));
+    let places = places.into_iter().flatten();
+    let known = places.filter(|place| i128::from(place.packet) < packets);
+    let conflicts = known.map(|place| {
+        let pass = runs.entry(place.part).or_default();
+        u64::from(!pass.accepts(&place, numbering, packets))
+    });
+    conflicts.sum()
+}
+
+/// The numbers of one part since its sender started.
+#[derive(Debug, Default)]
+struct Pass {
+    /// The last frame number as in the packet, and its position in units of the step.
+    last: Option<(u64, i128)>,
+    seen: HashSet<i128>,
+    lowest: i128,
+    /// The number of the last packet.
+    newest: i128,
+}
+
+impl Pass {
+    /// Adds a packet. Returns false if its number contradicts those before it.
+    fn accepts(&mut self, place: &Place, numbering: &Numbering, packets: i128) -> bool {
+        let step = numbering.step.max(1);
+        let packet = i128::from(place.packet);
+        let Some((number, frame)) = self.last else {
+            self.restart(place, packet);
+            return true;
+        };
+        let jump = numbering.jump(number, place.frame);
+        let frame = frame + i128::from(jump) / i128::from(step);
+        let number = frame * packets + packet;
+        let is_first = number <= self.lowest + MIN_RESTART && number + MIN_RESTART <= self.newest;
+        if jump.unsigned_abs() / step > MAX_JUMP || is_first {
+            self.restart(place, packet);
+            return false;
+        }
+        self.last = Some((place.frame, frame));
+        self.lowest = self.lowest.min(number);
+        self.newest = number;
+        self.seen.insert(number)
+    }
+
+    /// Starts again with a packet.
+    fn restart(&mut self, place: &Place, packet: i128) {
+        self.last = Some((place.frame, 0));
+        self.seen.clear();
+        self.seen.insert(packet);
+        (self.lowest, self.newest) = (packet, packet);
+    }
+}
+
 impl Run {
     /// Adds the packets to `account`; a frame has `packets` packets.
     fn close(self, packets: i128, account: &mut Account) {
@@ -218,6 +280,40 @@ mod tests {
         let found = account(places, &numbering);
         let counts = (found.expected, found.lost, found.reordered);
         assert_eq!(counts, (100, 1, 0));
+    }
+
+    #[test]
+    fn interleaved_senders_conflict_and_second_acquisition_does_not() {
+        let numbering = Numbering {
+            bits: 32,
+            step: 1,
+            packets: 16,
+            range: None,
+        };
+        let places = |frames: &[u64], packets: u64| -> Vec<_> {
+            let frames = frames.iter().copied();
+            let all = frames.flat_map(|frame| (0..packets).map(move |packet| (frame, packet)));
+            all.map(|(frame, packet)| {
+                Some(Place {
+                    frame,
+                    packet,
+                    part: 0,
+                })
+            })
+            .collect()
+        };
+        let frames: Vec<u64> = (7..27).collect();
+        let once = places(&frames, 16);
+        assert_eq!(conflicts(once.clone(), &numbering), 0);
+        assert_eq!(
+            conflicts([once.clone(), once.clone()].concat(), &numbering),
+            1
+        );
+        // Two senders take turns by packet, or by frame.
+        let by_packet = once.iter().flat_map(|place| [*place, *place]);
+        assert_eq!(conflicts(by_packet, &numbering), 320);
+        let frames: Vec<u64> = frames.iter().flat_map(|frame| [*frame; 2]).collect();
+        assert_eq!(conflicts(places(&frames, 16), &numbering), 320);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Report;
 use super::flow::Flows;
 use super::section::Origin;
-use daq_drivers::packet::pcap::Datagram;
+use daq_drivers::packet::pcap::{Datagram, IpDatagrams, Skipped};
 use daq_drivers::sys::packet_socket::{IpVersion, PacketSocket, PacketSocketError};
 use daq_drivers::sys::recv::RecvBatch;
 use daq_drivers::sys::socket::{Interface, Options, SocketError, Timestamps, UdpSocket};
@@ -107,6 +107,8 @@ fn capture(
         None => None,
     };
     let mut flows = Flows::default();
+    // Fragments of IPv4 and IPv6 cannot be confused, because their addresses differ.
+    let mut datagrams = IpDatagrams::default();
     let mut batch = RecvBatch::plain(BATCH, PACKET);
     let end = Instant::now() + options.time;
     while let Some(left) = end
@@ -117,7 +119,7 @@ fn capture(
         for socket in sockets {
             count += take(&mut batch, socket, |batch, message| {
                 let ns = batch.message(message).timestamp_ns.unwrap_or(0);
-                let found = Datagram::in_ip(batch.bytes(message), ns);
+                let found = datagrams.add(batch.bytes(message), ns);
                 let is_wanted = |found: &Datagram<'_>| {
                     options
                         .port
@@ -151,6 +153,7 @@ fn capture(
         format!("interface {interface}"),
         &origin,
         &flows,
+        datagrams.skipped(),
         notes,
     ))
 }
@@ -219,6 +222,7 @@ fn receive(options: &LiveOptions, mut notes: Vec<String>) -> Result<Report, Live
         format!("UDP port {port}"),
         &origin,
         &flows,
+        Skipped::default(),
         notes,
     ))
 }

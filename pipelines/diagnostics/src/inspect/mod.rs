@@ -124,7 +124,14 @@ impl FlowReport {
 }
 
 impl Report {
-    fn new(from: String, origin: &Origin<'_>, flows: &Flows, mut notes: Vec<String>) -> Self {
+    fn new(
+        from: String,
+        origin: &Origin<'_>,
+        flows: &Flows,
+        skipped: Skipped,
+        mut notes: Vec<String>,
+    ) -> Self {
+        notes.extend(skipped_notes(skipped));
         if flows.split > 0 {
             notes.push(format!(
                 "{} contained several datagrams (segmentation offload) and were split",
@@ -143,13 +150,8 @@ impl Report {
                 "{all} to other ports were not examined, {most} of them to port {port}"
             ));
         }
-        let hint = flows.list.is_empty().then_some(match origin {
-            Origin::Capture { .. } => "the capture contains no UDP packets to examine",
-            Origin::Live { .. } => {
-                "no UDP packets arrived. `ip -s link` shows whether the interface receives packets. A switch sends packets of a \
-                 multicast group only to hosts that joined it: name the group with --group and its port with --port"
-            }
-        });
+        let is_examined = !flows.list.is_empty();
+        let hint = (!is_examined).then(|| hint(origin, skipped));
         let sum = |of: fn(&Flow) -> u64| flows.list.iter().map(of).sum::<u64>();
         let first = flows.list.iter().map(|flow| flow.first_ns).min();
         let last = flows.list.iter().map(|flow| flow.last_ns).max();
@@ -209,18 +211,34 @@ pub fn capture(path: &Path, port: Option<u16>, progress: &Progress) -> Result<Re
             "the capture ends within a record, for example because tcpdump was killed".to_owned(),
         );
     }
-    notes.extend(skipped(capture.skipped()));
     let origin = Origin::Capture { path, port };
     Ok(Report::new(
         path.display().to_string(),
         &origin,
         &flows,
+        capture.skipped(),
         notes,
     ))
 }
 
-/// Returns a line for each reason for which frames of a capture were skipped.
-fn skipped(skipped: Skipped) -> impl Iterator<Item = String> {
+/// Returns what to check if there is no datagram.
+const fn hint(origin: &Origin<'_>, skipped: Skipped) -> &'static str {
+    match origin {
+        Origin::Capture { .. } => "the capture contains no UDP packets to examine",
+        Origin::Live { .. } if skipped.fragment > 0 => {
+            "no whole datagram arrived, only IP fragments of which others are missing. `nstat -az IpReasmFails` counts datagrams \
+             that Linux cannot assemble either. Use an MTU that holds the instrument's packets on the whole path, such as \
+             `ip link set IFACE mtu 9000`"
+        }
+        Origin::Live { .. } => {
+            "no UDP packets arrived. `ip -s link` shows whether the interface receives packets. A switch sends packets of a \
+             multicast group only to hosts that joined it: name the group with --group and its port with --port"
+        }
+    }
+}
+
+/// Returns a line for each reason for which frames were skipped.
+fn skipped_notes(skipped: Skipped) -> impl Iterator<Item = String> {
     let reasons = [
         (skipped.not_udp, "contain another protocol than UDP"),
         (

@@ -4,9 +4,11 @@ use super::Report;
 use super::flow::Flow;
 use super::recognise::Key;
 use super::text::wrapped;
-use daq_core::config::{Diagnostics, Document};
-use daq_core::entry::Registry;
-use daq_drivers::packet::{self, FORMATS};
+use daq_core::config::{Diagnostics, Document, Section};
+use daq_core::entry::{Registry, SourceEntry, SourceSpec};
+use daq_core::plan::SourceKeys;
+use daq_drivers::SOURCES;
+use daq_drivers::packet::FORMATS;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -14,6 +16,11 @@ use std::path::Path;
 
 /// Maximum number of characters in a line.
 pub(super) const WIDTH: usize = 79;
+
+/// Reason why there is no source for a format that needs other keys.
+const UNSUPPORTED: &str = "the packet formats of this daq cannot receive these numbers";
+/// Size of a slot in bytes if the source prefers none.
+const DEFAULT_SLOT: usize = 1 << 20;
 
 /// Where the packets come from.
 #[derive(Clone, Copy, Debug)]
@@ -74,20 +81,40 @@ pub(super) fn section(
         if !key.why.is_empty() {
             comment(&mut text, &key.why);
         }
-        let _ = writeln!(text, "{}", key.line);
+        if !key.line.is_empty() {
+            let _ = writeln!(text, "{}", key.line);
+        }
     }
     text
 }
 
-/// Returns whether the keys of the format in `section` are valid.
-pub(super) fn is_accepted(section: &str) -> bool {
+/// Checks `section` as `daq check` does: its keys, and whether its samples fill frames of the source. Returns the reason if the
+/// source cannot receive packets.
+pub(super) fn check(section: &str) -> Result<(), String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", section, &mut diagnostics);
-    let registry = Registry::default().with_all(FORMATS);
-    let sections = document.sections("source").into_iter().next();
-    sections
-        .and_then(|mut section| packet::section::take(&mut section, &registry, &mut diagnostics))
-        .is_some()
+    let source = document.sections("source").into_iter().next();
+    let source = source.and_then(|section| source_of(section, &mut diagnostics));
+    let Some(source) = source else {
+        return Err(UNSUPPORTED.to_owned());
+    };
+    let slot = source.preferred_slot().unwrap_or(DEFAULT_SLOT);
+    let layout = source
+        .geometry(slot)
+        .and_then(|geometry| source.layout(&geometry));
+    layout.map(|_| ()).map_err(|problem| problem.message)
+}
+
+/// Returns the source that `section` describes.
+fn source_of(mut section: Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
+    let registry = Registry::default().with_all(FORMATS).with_all(SOURCES);
+    let drivers = registry.names::<SourceEntry>();
+    let (driver, _) = section.take_string("driver", &drivers, diagnostics)?;
+    let common = section.detach(&["ring"]);
+    let entry = registry.find::<SourceEntry>(&driver)?;
+    let source = (entry.parse)(&mut section, &registry, diagnostics)?;
+    let _: SourceKeys = section.read(common, diagnostics)?;
+    Some(source)
 }
 
 /// Returns the keys of a source `udp` that receives packets to `destinations`.

@@ -11,9 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const SHARED: &str = "another stream uses the same port and numbers its packets independently; one source per port can \
                       receive only one run of numbers";
 
-/// Reason why there is no source for a format that needs other keys.
-const REFUSED: &str = "the packet formats of this daq cannot receive these numbers";
-
 /// Flows with the same format.
 struct Group<'a> {
     flows: Vec<&'a Flow>,
@@ -68,6 +65,23 @@ fn union<'a>(flows: &[&'a Flow]) -> Vec<&'a Packet> {
     packets
 }
 
+/// Returns the section that `with` writes with `samples`, or without them if they do not fill the frames of the source. Fails if
+/// `daq check` refuses both.
+fn accepted(
+    with: impl Fn(Option<&str>) -> String,
+    samples: Option<&str>,
+) -> Result<String, String> {
+    let whole = with(samples);
+    let Err(reason) = section::check(&whole) else {
+        return Ok(whole);
+    };
+    let plain = with(None);
+    match section::check(&plain) {
+        Ok(()) if samples.is_some() => Ok(plain),
+        _ => Err(reason),
+    }
+}
+
 fn unrecognised(flows: &[&Flow]) -> Stream {
     let longest = flows
         .iter()
@@ -83,7 +97,8 @@ fn unrecognised(flows: &[&Flow]) -> Stream {
     } else if longest < recognise::MIN_PACKETS * 2 {
         "too few packets to recognise a format: capture for longer"
     } else {
-        "no known format, and no number in the first 128 bytes that counts packets"
+        "no known format, and no number in the first 128 bytes that counts packets. Numbers that many packets repeat do not: several \
+         senders or detector modules may use the same ones"
     };
     Stream {
         flows: flows.iter().map(|flow| FlowReport::new(flow)).collect(),
@@ -238,12 +253,12 @@ impl<'a> Group<'a> {
                 samples,
                 ..
             } => {
-                let section =
-                    section::section(&name, kind, keys, samples.as_deref(), &self.flows, origin);
-                if section::is_accepted(&section) {
-                    (Some(section), None)
-                } else {
-                    (None, Some(REFUSED.to_owned()))
+                let with = |samples: Option<&str>| {
+                    section::section(&name, kind, keys, samples, &self.flows, origin)
+                };
+                match accepted(with, samples.as_deref()) {
+                    Ok(section) => (Some(section), None),
+                    Err(reason) => (None, Some(reason)),
                 }
             }
             Suggestion::None(reason) => (None, Some(reason.clone())),

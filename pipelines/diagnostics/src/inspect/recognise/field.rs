@@ -137,6 +137,13 @@ pub(super) fn behaviour(values: &[u64], bits: u32) -> Option<Behaviour> {
     (share >= MIN_SHARE).then_some(Behaviour::Steps { step, share })
 }
 
+/// Returns whether a number that is the same in several packets starts again at the same value at least twice.
+pub(super) fn is_held_cycle(values: &[u64], bits: u32) -> bool {
+    let mut held = values.to_vec();
+    held.dedup();
+    cycles(&held, bits).is_some()
+}
+
 /// Returns the cycle of numbers that start again at the same value at least twice.
 fn cycles(values: &[u64], bits: u32) -> Option<Behaviour> {
     let (first, last) = (*values.iter().min()?, *values.iter().max()?);
@@ -207,6 +214,9 @@ mod tests {
         let frame: Vec<u64> = (0..60).map(|n| 100 + n / 7 * 2).collect();
         assert_eq!(behaviour(&frame, 32), Some(Behaviour::Holds { step: 2 }));
         assert_eq!(behaviour(&[5; 40], 32), None);
+        assert!(!is_held_cycle(&frame, 32));
+        let module: Vec<u64> = (0..60).map(|n| n / 5 % 4).collect();
+        assert!(is_held_cycle(&module, 32));
         let random: Vec<u64> = (1..90).map(|n| (n * n * 7919) % 251).collect();
         assert_eq!(behaviour(&random, 8), None);
     }

@@ -4,6 +4,7 @@ use super::field::FieldAt;
 use super::{Key, Packet, Suggestion};
 use crate::inspect::account::{Numbering, Place};
 use crate::inspect::number;
+use crate::inspect::section::WIDTH;
 
 /// The numbers of a packet in its header.
 #[derive(Clone, Debug)]
@@ -38,10 +39,10 @@ pub(super) struct Fixed {
     /// Sizes in bytes.
     pub(super) header: usize,
     pub(super) payload: usize,
-    /// Payload of the last packet of a frame, if it is known.
+    /// Payload of the last packet of a frame, if it is known; at most `payload`.
     pub(super) last: Option<usize>,
     pub(super) numbers: Numbers,
-    /// The lowest and the highest number of a frame, if these numbers do not use all their bits.
+    /// The lowest and the highest number of a packet or frame, if these numbers do not use all their bits.
     pub(super) range: Option<(u64, u64)>,
     /// Keys of the table `samples`, if the format defines them.
     pub(super) samples: Option<String>,
@@ -51,27 +52,39 @@ pub(super) struct Fixed {
 
 impl Fixed {
     pub(super) fn numbering(&self) -> Numbering {
-        let (field, step, packets) = match &self.numbers {
-            Numbers::Sequence { field, step } => (field, *step, 1),
-            Numbers::Packets {
-                frame,
-                step,
-                packets,
-                ..
+        let (field, step) = match &self.numbers {
+            Numbers::Sequence { field, step } => (field, *step),
+            Numbers::Packets { frame, step, .. } | Numbers::Position { frame, step, .. } => {
+                (frame, *step)
             }
-            | Numbers::Position {
-                frame,
-                step,
-                packets,
-                ..
-            } => (frame, *step, *packets),
         };
         Numbering {
             bits: field.bits(),
             step,
-            packets,
+            packets: self.packets(),
             range: self.range,
         }
+    }
+
+    /// Returns the number of packets of a frame, or of a part of it.
+    pub(super) const fn packets(&self) -> u64 {
+        match &self.numbers {
+            Numbers::Sequence { .. } => 1,
+            Numbers::Packets { packets, .. } | Numbers::Position { packets, .. } => *packets,
+        }
+    }
+
+    /// Returns the size of the packet at `place` in bytes.
+    pub(super) fn length(&self, place: &Place) -> usize {
+        let is_last = place.packet + 1 == self.packets();
+        let last = self.last.filter(|_| is_last);
+        self.header + last.unwrap_or(self.payload)
+    }
+
+    /// Returns the place of a packet that has the size of its place.
+    pub(super) fn whole_place(&self, packet: &Packet) -> Option<Place> {
+        self.place(packet)
+            .filter(|place| self.length(place) == packet.length)
     }
 
     /// Returns the place of a packet with samples.
@@ -123,11 +136,8 @@ impl Fixed {
         };
         match &self.numbers {
             Numbers::Sequence { field, step: by } => {
-                keys.push(line(format!(
-                    "sequence = {{ {}{} }}",
-                    field.keys(),
-                    step(*by)
-                )));
+                let table = format!("{}{}{range}", field.keys(), step(*by));
+                keys.push(line(table_of("sequence", &table)));
             }
             Numbers::Packets {
                 frame: field,
@@ -169,4 +179,21 @@ impl Fixed {
             has_parts: !matches!(self.numbers, Numbers::Sequence { .. }),
         }
     }
+}
+
+/// Returns the table `name` with `keys`, in several lines if one would be too long for a terminal.
+fn table_of(name: &str, keys: &str) -> String {
+    let line = format!("{name} = {{ {keys} }}");
+    if line.chars().count() <= WIDTH {
+        return line;
+    }
+    // A comma within a list does not end a key.
+    let mut lines: Vec<String> = Vec::new();
+    for part in keys.split(", ") {
+        match lines.last_mut() {
+            Some(list) if !part.contains('=') => *list = format!("{list}, {part}"),
+            _ => lines.push(format!("{name}.{part}")),
+        }
+    }
+    lines.join("\n")
 }

@@ -1,272 +1,51 @@
-//! Any fixed header with counters: finds the numbers that step from packet to packet.
+//! Any fixed header with counters: which of the numbers in the header order the packets.
 //!
-//! Each byte that changes can be the lowest byte of a number, in both byte orders. The number extends over the bytes that
-//! change with it, and over constant zero bytes to a natural size.
+//! All packets have the same size, or the last packet of each frame is shorter. Numbers are suggested only if the packets do not
+//! contradict them: see [`Candidate::judge`].
 
-use super::field::{Behaviour, FieldAt, behaviour};
+use super::field::{Behaviour, FieldAt};
 use super::fixed::{Fixed, Numbers};
-use super::{Key, Packet, Recognised, mode, percent};
-use crate::inspect::account::account;
+use super::headers::{Counter, Headers, MAX_HEADER};
+use super::seconds::SplitTime;
+use super::{Key, Packet, Recognised, Suggestion, mode, percent};
+use crate::inspect::account::{Numbering, Place, account, conflicts};
 use crate::inspect::number;
-use daq_drivers::packet::Endian;
 
-/// Number of bytes at the start of a packet that can be its header.
-const MAX_HEADER: usize = 128;
-/// Minimum number of packets of one size.
+/// Minimum number of packets of the most frequent size.
 const MIN_PACKETS: usize = 8;
-/// Maximum number of packets that are examined.
-const MAX_EXAMINED: usize = 4096;
+/// Minimum number of packets of the other size, if the last packet of each frame is shorter.
+const MIN_LAST: usize = 2;
+/// Maximum number of other sizes that are examined.
+const MAX_SIZES: usize = 4;
 /// Upper limit of the confidence, because the meaning of the numbers is not known.
 const MAX_CONFIDENCE: f64 = 85.0;
 /// Minimum confidence in percent.
 const MIN_CONFIDENCE: u8 = 40;
 /// Maximum share in percent of lost packets: a number with more holes does not count packets.
 const MAX_LOST: u8 = 90;
-/// Number of packets in which bytes with digits only are text instead of a number.
-const MIN_TEXT: usize = 20;
+/// Maximum share in percent of packets whose numbers contradict those before them.
+const MAX_CONFLICTS: u8 = 5;
+/// Maximum share in percent of packets whose sizes contradict their numbers in a frame.
+const MAX_MISPLACED: u8 = 2;
 
-/// A number in the header and its behaviour.
+/// The sizes of packets in bytes.
 #[derive(Clone, Copy, Debug)]
-struct Counter {
-    field: FieldAt,
-    behaviour: Behaviour,
+struct Sizes {
+    full: usize,
+    /// The size of the last packet of each frame, if it is shorter.
+    last: Option<usize>,
 }
 
-impl Counter {
-    const fn has_step_one(&self) -> bool {
-        matches!(
-            self.behaviour,
-            Behaviour::Steps { step: 1, .. } | Behaviour::Holds { step: 1 }
-        )
-    }
-}
-
-/// The packets of the most frequent size.
-struct Headers<'a> {
-    packets: Vec<&'a Packet>,
-    /// Whether the byte at each offset changes.
-    changes: Vec<bool>,
-}
-
-impl<'a> Headers<'a> {
-    fn new(packets: &[&'a Packet], length: usize) -> Self {
-        let packets: Vec<&Packet> = packets
-            .iter()
-            .copied()
-            .filter(|packet| packet.length == length)
-            .take(MAX_EXAMINED)
-            .collect();
-        let end = length.min(MAX_HEADER);
-        let first = &packets[0].head;
-        let changes = (0..end).map(|at| packets.iter().any(|packet| packet.head[at] != first[at]));
-        let changes = changes.collect();
-        Self { packets, changes }
+impl Sizes {
+    fn all(&self) -> Vec<usize> {
+        std::iter::once(self.full).chain(self.last).collect()
     }
 
-    fn end(&self) -> usize {
-        self.changes.len()
-    }
-
-    fn byte(&self, at: usize) -> u8 {
-        self.packets[0].head[at]
-    }
-
-    fn is_zero(&self, at: usize) -> bool {
-        !self.changes[at] && self.byte(at) == 0
-    }
-
-    fn values(&self, field: &FieldAt) -> Vec<u64> {
-        let values = self.packets.iter().map(|packet| field.read(&packet.head));
-        values.flatten().collect()
-    }
-
-    fn behaviour(&self, field: &FieldAt) -> Option<Behaviour> {
-        behaviour(&self.values(field), field.bits())
-    }
-
-    /// Returns the field of `bytes` bytes whose lowest byte is at `at`, if it fits.
-    fn field(&self, at: usize, bytes: usize, endian: Endian) -> Option<FieldAt> {
-        let offset = match endian {
-            Endian::Big => (at + 1).checked_sub(bytes)?,
-            Endian::Little => at,
-        };
-        (offset + bytes <= self.end()).then_some(FieldAt {
-            offset,
-            bytes,
-            endian,
-        })
-    }
-
-    /// Returns whether the byte at `at` is a digit in each of many packets.
-    fn is_text(&self, at: usize) -> bool {
-        self.packets.len() >= MIN_TEXT
-            && self
-                .packets
-                .iter()
-                .all(|packet| packet.head[at].is_ascii_digit())
-    }
-
-    /// Returns the number whose lowest changing byte is at `at`; `None` if the byte is a digit of a text.
-    fn counter(&self, at: usize, endian: Endian) -> Option<Counter> {
-        let fields: Vec<FieldAt> = (1..=8)
-            .map_while(|bytes| self.field(at, bytes, endian))
-            .collect();
-        if self.is_text(at) {
-            return None;
+    fn words(&self) -> String {
+        match self.last {
+            Some(last) => format!("{} B and {last} B", self.full),
+            None => format!("{} B", self.full),
         }
-        let highest = |field: &FieldAt| match endian {
-            Endian::Big => field.offset,
-            Endian::Little => field.end() - 1,
-        };
-        let changing = fields
-            .iter()
-            .take_while(|field| self.changes[highest(field)])
-            .count();
-        let found = fields[..changing]
-            .iter()
-            .rev()
-            .find_map(|field| Some((*field, self.behaviour(field)?)))?;
-        let (field, behaviour) = self.extend(found.0, found.1, highest, &fields);
-        Some(Counter { field, behaviour })
-    }
-
-    /// Extends `field` over constant bytes to a natural size at a natural offset, if the value then still counts.
-    fn extend(
-        &self,
-        field: FieldAt,
-        behaviour: Behaviour,
-        highest: impl Fn(&FieldAt) -> usize,
-        fields: &[FieldAt],
-    ) -> (FieldAt, Behaviour) {
-        let minimal = field.bytes;
-        let is_aligned = |field: &FieldAt| {
-            matches!(field.bytes, 2 | 4 | 8) && field.offset.is_multiple_of(field.bytes)
-        };
-        let zeros = fields[minimal..]
-            .iter()
-            .take_while(|field| self.is_zero(highest(field)))
-            .count();
-        let widest = minimal + zeros;
-        let natural = minimal.next_power_of_two();
-        // Constant bytes above the changing ones belong to the number if they fill its natural size, or if they are small.
-        let is_quiet = |wide: &FieldAt| {
-            let added = &fields[minimal..wide.bytes];
-            added.iter().all(|field| !self.changes[highest(field)])
-                && (wide.bytes <= widest
-                    || wide.bytes == natural
-                    || (wide.bytes == 2 * natural && self.is_zero(highest(wide)))
-                    || self.is_time(wide))
-        };
-        let mut wider = fields
-            .iter()
-            .rev()
-            .filter(|wide| wide.bytes > minimal && is_aligned(wide) && is_quiet(wide));
-        let wider = wider.find_map(|wide| Some((*wide, self.behaviour(wide)?)));
-        let unaligned = || {
-            let wide = *fields.get(widest.min(4).max(minimal) - 1)?;
-            (wide.bytes > minimal).then(|| Some((wide, self.behaviour(&wide)?)))?
-        };
-        let found = wider.or_else(|| {
-            if is_aligned(&field) {
-                None
-            } else {
-                unaligned()
-            }
-        });
-        found
-            .filter(|(_, found)| is_same(found, &behaviour))
-            .unwrap_or((field, behaviour))
-    }
-
-    /// Returns a note if the constant byte above a short number may belong to it.
-    fn above(&self, field: &FieldAt) -> Option<String> {
-        let at = match field.endian {
-            Endian::Big => field.offset.checked_sub(1)?,
-            Endian::Little => field.end(),
-        };
-        let is_constant = !*self.changes.get(at)?;
-        (is_constant && field.bytes < 4).then(|| {
-            format!(
-                "byte {at} is always {:02x} and may be the upper part of {}: compare with the manual, because a short number \
-                 wraps early",
-                self.byte(at),
-                field.words()
-            )
-        })
-    }
-
-    /// Returns whether the number is the time of capture since 1970, in seconds or a decimal fraction of them.
-    fn is_time(&self, field: &FieldAt) -> bool {
-        let packet = self.packets[0];
-        let value = field.read(&packet.head).unwrap_or(0) as f64;
-        let scales = [1.0, 1e3, 1e6, 1e9];
-        packet.ns > 0
-            && scales
-                .iter()
-                .any(|scale| (value * scale / packet.ns as f64 - 1.0).abs() < 0.05)
-    }
-
-    /// Returns all numbers, without those that share bytes with a better one.
-    fn counters(&self) -> Vec<Counter> {
-        let all = (0..self.end())
-            .filter(|at| self.changes[*at])
-            .flat_map(|at| [Endian::Big, Endian::Little].map(|endian| self.counter(at, endian)));
-        let mut all: Vec<Counter> = all.flatten().collect();
-        // Wider numbers contain the parts of themselves; at equal size, natural offsets are more likely. In the wrong byte
-        // order, a number seems to grow in larger steps.
-        let rank = |counter: &Counter| {
-            let FieldAt { offset, bytes, .. } = counter.field;
-            let (is_held, step) = match counter.behaviour {
-                Behaviour::Steps { step, .. } => (false, step),
-                Behaviour::Cycles { stride, .. } => (false, stride),
-                Behaviour::Holds { step } => (true, step),
-            };
-            let is_natural = matches!(bytes, 2 | 4 | 8) && offset.is_multiple_of(bytes);
-            (is_held, !is_natural, std::cmp::Reverse(bytes), step, offset)
-        };
-        all.sort_by_key(rank);
-        let mut kept: Vec<Counter> = Vec::new();
-        for counter in all {
-            if kept
-                .iter()
-                .all(|other| !other.field.overlaps(&counter.field))
-            {
-                kept.push(counter);
-            }
-        }
-        kept.sort_by_key(|counter| counter.field.offset);
-        kept
-    }
-
-    /// Returns the indices of packets in which the number `moved`.
-    fn moves(&self, field: &FieldAt, moved: impl Fn(u64, u64) -> bool) -> Vec<usize> {
-        let values = self.values(field);
-        let pairs = values.windows(2).enumerate();
-        pairs
-            .filter(|(_, pair)| moved(pair[0], pair[1]))
-            .map(|(i, _)| i)
-            .collect()
-    }
-
-    /// Returns whether `frame` changes where `packet` starts again.
-    fn is_pair(&self, frame: &FieldAt, packet: &FieldAt) -> bool {
-        let starts = self.moves(packet, |before, after| after < before);
-        let changes = self.moves(frame, |before, after| after != before);
-        let both = starts
-            .iter()
-            .filter(|at| changes.binary_search(at).is_ok())
-            .count();
-        !starts.is_empty() && both * 10 >= starts.len().max(changes.len()) * 8
-    }
-}
-
-/// Returns whether two behaviours have the same kind and step.
-fn is_same(one: &Behaviour, other: &Behaviour) -> bool {
-    match (one, other) {
-        (Behaviour::Steps { step: a, .. }, Behaviour::Steps { step: b, .. })
-        | (Behaviour::Holds { step: a }, Behaviour::Holds { step: b }) => a == b,
-        (Behaviour::Cycles { .. }, _) => one == other,
-        _ => false,
     }
 }
 
@@ -276,110 +55,120 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     if count < MIN_PACKETS || length == 0 {
         return None;
     }
-    let headers = Headers::new(packets, length);
-    let counters = headers.counters();
-    let (numbers, share) = numbers(&headers, &counters, length)?;
-    let used = match &numbers {
-        Numbers::Sequence { field, .. } => vec![*field],
-        Numbers::Packets { frame, packet, .. } => vec![*frame, *packet],
-        Numbers::Position {
-            frame, position, ..
-        } => vec![*frame, *position],
-    };
-    let end = used.iter().map(FieldAt::end).max()?;
-    let (header, doubt) = header_size(&headers, &counters, end, length)?;
-    let payload = length - header;
-    let mut why = describe(&numbers);
-    let constant = constant_bytes(&headers, header);
-    why.extend(constant.map(|bytes| format!("constant bytes at the start: {bytes}")));
-    let mut ambiguous: Vec<String> = doubt.into_iter().collect();
-    ambiguous.extend(used.iter().filter_map(|field| headers.above(field)));
-    let others = counters.iter().filter(|counter| {
-        counter.field.end() <= header && used.iter().all(|field| !field.overlaps(&counter.field))
-    });
-    let mut more = Vec::new();
-    for other in others {
-        let rate = tick_rate(&headers, other);
-        ambiguous.push(other_number(other, rate.as_deref()));
-        // A number that grows by 1 counts something.
-        let is_time = other.field.bytes >= 4 && more.is_empty() && !other.has_step_one();
-        if let Some(rate) = rate.filter(|_| is_time) {
-            more.push(Key::new(
-                format!("# timestamp = {{ {}, rate = \"{rate}\" }}", other.field.keys()),
-                format!("{} grow by about {rate} of capture time; if this is a time, set the exact rate:", other.field.words()),
-            ));
-        }
-    }
-    if count < packets.len() {
-        ambiguous.push(format!(
-            "{} of {} packets have another size than {length} B; they are rejected",
-            packets.len() - count,
-            packets.len()
-        ));
-    }
-    let fixed = Fixed {
-        header,
-        payload,
+    let one = Sizes {
+        full: length,
         last: None,
-        numbers,
-        range: None,
-        samples: None,
-        more,
     };
-    let place = |packet: &&Packet| {
-        (packet.length == length)
-            .then(|| fixed.place(packet))
-            .flatten()
-    };
-    let places: Vec<_> = packets.iter().map(place).collect();
-    let counts = account(places.iter().copied(), &fixed.numbering());
-    if counts.lost * 100 > counts.expected * u64::from(MAX_LOST) {
-        return None;
-    }
-    let size = f64::from(percent(count, packets.len())) / 100.0;
-    let number = count as f64 / (count as f64 + 4.0);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the value is 0 to 100"
-    )]
-    let confidence = (share * size * number * MAX_CONFIDENCE) as u8;
-    (confidence >= MIN_CONFIDENCE).then(|| Recognised {
-        name: "fixed header with counters".to_owned(),
-        confidence,
-        why,
-        ambiguous,
-        numbering: fixed.numbering(),
-        places,
-        layout: format!("raw {length} {header} {used:?}"),
-        suggestion: fixed.suggestion(),
-    })
+    let mut sizes = pairs(packets, length).into_iter().chain([one]);
+    sizes.find_map(|sizes| examine(packets, sizes))
 }
 
-/// Returns the numbers that order the packets, and which share of the packets they explain.
-fn numbers(headers: &Headers<'_>, counters: &[Counter], length: usize) -> Option<(Numbers, f64)> {
-    let sequence = counters
-        .iter()
-        .filter_map(|counter| match counter.behaviour {
-            Behaviour::Steps { step, share } => Some((counter.field, step, share)),
-            _ => None,
-        })
-        .min_by_key(|(field, step, _)| (*step, field.offset));
-    if let Some((field, step, share)) = sequence {
-        return Some((Numbers::Sequence { field, step }, share.max(0.9)));
-    }
-    let held = |packet: &FieldAt| {
-        counters
-            .iter()
-            .filter_map(|counter| match counter.behaviour {
-                Behaviour::Holds { step } if headers.is_pair(&counter.field, packet) => {
-                    Some((counter.field, step))
-                }
-                _ => None,
-            })
-            .min_by_key(|(field, step)| (*step, field.offset))
+/// Returns the pairs of the size `length` and another frequent one.
+fn pairs(packets: &[&Packet], length: usize) -> Vec<Sizes> {
+    let others = packets.iter().map(|packet| packet.length);
+    let mut others: Vec<usize> = others.filter(|other| *other != length).collect();
+    others.sort_unstable();
+    let runs = others.chunk_by(|a, b| a == b);
+    let mut runs: Vec<&[usize]> = runs.filter(|run| run.len() >= MIN_LAST).collect();
+    runs.sort_by_key(|run| std::cmp::Reverse(run.len()));
+    let pair = |run: &&[usize]| Sizes {
+        full: length.max(run[0]),
+        last: Some(length.min(run[0])),
     };
-    counters.iter().find_map(|counter| {
+    runs.iter().take(MAX_SIZES).map(pair).collect()
+}
+
+/// Returns what the packets of `sizes` are, if numbers in their headers order them.
+fn examine(packets: &[&Packet], sizes: Sizes) -> Option<Recognised> {
+    let headers = Headers::new(packets, &sizes.all())?;
+    let counters = headers.counters();
+    let examined = Examined {
+        packets,
+        headers: &headers,
+        counters: &counters,
+        sizes,
+    };
+    let mut candidates = examined.candidates().into_iter();
+    candidates.find_map(|candidate| examined.judge(&candidate))
+}
+
+/// Numbers that may order the packets.
+#[derive(Clone, Debug)]
+struct Candidate {
+    numbers: Numbers,
+    /// The share of the packets that the numbers explain.
+    share: f64,
+    /// The size of the payload in bytes, if the numbers show it.
+    payload: Option<usize>,
+    /// Set if the number is the lower part of this time.
+    time: Option<SplitTime>,
+}
+
+impl Candidate {
+    fn fields(&self) -> Vec<FieldAt> {
+        match &self.numbers {
+            Numbers::Sequence { field, .. } => vec![*field],
+            Numbers::Packets { frame, packet, .. } => vec![*frame, *packet],
+            Numbers::Position {
+                frame, position, ..
+            } => vec![*frame, *position],
+        }
+    }
+}
+
+/// The packets of some sizes with the numbers in their headers.
+struct Examined<'a> {
+    packets: &'a [&'a Packet],
+    headers: &'a Headers<'a>,
+    counters: &'a [Counter],
+    sizes: Sizes,
+}
+
+impl Examined<'_> {
+    /// Returns the candidates, the most probable first.
+    fn candidates(&self) -> Vec<Candidate> {
+        let frames = self
+            .counters
+            .iter()
+            .filter_map(|counter| self.frames(counter));
+        if self.sizes.last.is_some() {
+            return frames.collect();
+        }
+        let mut sequences: Vec<(u64, usize, Candidate)> = self
+            .counters
+            .iter()
+            .filter_map(|counter| self.sequence(counter))
+            .collect();
+        sequences.sort_by_key(|(step, offset, _)| (*step, *offset));
+        let sequences = sequences.into_iter().map(|(_, _, candidate)| candidate);
+        sequences.chain(frames).collect()
+    }
+
+    /// Returns the step and the offset of a number that grows from packet to packet, and the numbers of packets.
+    fn sequence(&self, counter: &Counter) -> Option<(u64, usize, Candidate)> {
+        let (step, share) = match counter.behaviour {
+            Behaviour::Steps { step, share } => (step, share.max(0.9)),
+            // Only the ticks of a time count all packets although they start again.
+            Behaviour::Cycles { stride, .. } => (stride, 1.0),
+            Behaviour::Holds { .. } => return None,
+        };
+        let time = SplitTime::find(self.headers, &counter.field, step);
+        let field = match (time, counter.behaviour) {
+            (Some(time), _) => time.ticks,
+            (None, Behaviour::Steps { .. }) => counter.field,
+            (None, _) => return None,
+        };
+        let candidate = Candidate {
+            numbers: Numbers::Sequence { field, step },
+            share,
+            payload: None,
+            time,
+        };
+        Some((step, field.offset, candidate))
+    }
+
+    /// Returns the numbers of frames and of their packets, if `counter` counts the packets of a frame.
+    fn frames(&self, counter: &Counter) -> Option<Candidate> {
         let Behaviour::Cycles {
             first,
             last,
@@ -388,31 +177,260 @@ fn numbers(headers: &Headers<'_>, counters: &[Counter], length: usize) -> Option
         else {
             return None;
         };
-        let (frame, step) = held(&counter.field)?;
+        let (frame, step) = self.frame_of(&counter.field)?;
         let packets = (last - first) / stride + 1;
-        let at_most = length as u64;
+        let at_most = self.sizes.full as u64;
         let field = counter.field;
-        let numbers = match stride {
-            1 => Numbers::Packets {
-                frame,
-                step,
-                packet: field,
-                first,
-                packets,
-            },
+        let (numbers, payload) = match stride {
+            1 => {
+                let packet = field;
+                let numbers = Numbers::Packets {
+                    frame,
+                    step,
+                    packet,
+                    first,
+                    packets,
+                };
+                (numbers, None)
+            }
             // Byte offsets step by the payload.
             _ if first == 0 && stride <= at_most && stride + MAX_HEADER as u64 >= at_most => {
-                Numbers::Position {
+                let numbers = Numbers::Position {
                     frame,
                     step,
                     position: field,
                     packets,
-                }
+                };
+                (numbers, usize::try_from(stride).ok())
             }
             _ => return None,
         };
-        Some((numbers, 1.0))
-    })
+        Some(Candidate {
+            numbers,
+            share: 1.0,
+            payload,
+            time: None,
+        })
+    }
+
+    /// Returns the number that changes where the number `packet` starts again, and its step.
+    fn frame_of(&self, packet: &FieldAt) -> Option<(FieldAt, u64)> {
+        let frames = self.counters.iter().filter_map(|counter| {
+            let step = match counter.behaviour {
+                // In frames of two packets, every second packet changes the number.
+                Behaviour::Holds { step } | Behaviour::Steps { step, .. } => step,
+                Behaviour::Cycles { .. } => return None,
+            };
+            let field = counter.field;
+            self.headers
+                .is_pair(&field, packet)
+                .then_some((field, step))
+        });
+        frames.min_by_key(|(field, step)| (*step, field.offset))
+    }
+
+    /// Returns the packets with these numbers. Returns `None` if the numbers skip too many packets, if too many packets have the
+    /// numbers of others, or if the shorter packets are not the last ones of frames.
+    fn judge(&self, candidate: &Candidate) -> Option<Recognised> {
+        let used = candidate.fields();
+        let end = used.iter().map(FieldAt::end);
+        let end = end.chain(candidate.time.map(|time| time.end())).max()?;
+        let (header, doubt) = self.header(candidate, end)?;
+        let mut fixed = Fixed {
+            header,
+            payload: self.sizes.full - header,
+            last: self.sizes.last.map(|last| last.saturating_sub(header)),
+            numbers: candidate.numbers.clone(),
+            range: None,
+            samples: None,
+            more: Vec::new(),
+        };
+        if !self.has_last(&fixed) {
+            return None;
+        }
+        let (places, numbering) = self.places(candidate, &fixed);
+        let placed = places.iter().flatten().count() as u64;
+        let counts = account(places.iter().copied(), &numbering);
+        let conflicts = conflicts(places.iter().copied(), &numbering);
+        if counts.lost * 100 > counts.expected * u64::from(MAX_LOST)
+            || conflicts * 100 > placed * u64::from(MAX_CONFLICTS)
+        {
+            return None;
+        }
+        let confidence = self.confidence(candidate.share);
+        if confidence < MIN_CONFIDENCE {
+            return None;
+        }
+        let mut ambiguous: Vec<String> = doubt.into_iter().collect();
+        if candidate.time.is_none() {
+            ambiguous.extend(used.iter().filter_map(|field| self.headers.above(field)));
+        }
+        let (others, more) = self.others(candidate, &used, header);
+        ambiguous.extend(others);
+        fixed.more = more;
+        if let Some(note) = self.rejected() {
+            fixed.more.push(Key::note(note.clone()));
+            ambiguous.push(note);
+        }
+        let mut why = describe(&candidate.numbers);
+        why.extend(candidate.time.map(|time| time.words()));
+        why.extend(
+            self.sizes
+                .last
+                .map(|last| format!("the packets of {last} B are the last ones of frames")),
+        );
+        let constant = constant_bytes(self.headers, header);
+        why.extend(constant.map(|bytes| format!("constant bytes at the start: {bytes}")));
+        let suggestion = suggestion(candidate, &mut fixed);
+        let layout = format!("raw {:?} {header} {used:?}", self.sizes.all());
+        Some(Recognised {
+            name: "fixed header with counters".to_owned(),
+            confidence,
+            why,
+            ambiguous,
+            numbering,
+            places,
+            layout,
+            suggestion,
+        })
+    }
+
+    /// Returns the size of the header, and what is uncertain about it. `end` is the first byte after the numbers.
+    fn header(&self, candidate: &Candidate, end: usize) -> Option<(usize, Option<String>)> {
+        if let Some(payload) = candidate.payload {
+            let header = self.sizes.full.checked_sub(payload)?;
+            return (header >= end).then_some((header, None));
+        }
+        header_size(self.headers, self.counters, end, self.sizes)
+    }
+
+    /// Returns the place of each packet, and how they are numbered.
+    fn places(&self, candidate: &Candidate, fixed: &Fixed) -> (Vec<Option<Place>>, Numbering) {
+        let whole = |packet: &&&Packet| fixed.whole_place(packet).is_some();
+        match (candidate.time, &candidate.numbers) {
+            (Some(time), Numbers::Sequence { step, .. }) => {
+                let place = |packet: &&Packet| time.place(&packet.head);
+                let places = self.packets.iter();
+                let places = places.map(|packet| Some(packet).filter(whole).and_then(place));
+                (places.collect(), SplitTime::numbering(*step))
+            }
+            _ => {
+                let places = self.packets.iter();
+                let places = places.map(|packet| fixed.whole_place(packet));
+                (places.collect(), fixed.numbering())
+            }
+        }
+    }
+
+    /// Returns whether the shorter packets, if there are any, are those with the highest number of a frame.
+    fn has_last(&self, fixed: &Fixed) -> bool {
+        let Some(last) = self.sizes.last else {
+            return true;
+        };
+        let places = self.headers.packets.iter().filter_map(|packet| {
+            let is_end = fixed.place(packet)?.packet + 1 == fixed.packets();
+            Some((packet.length == last, is_end))
+        });
+        let places: Vec<(bool, bool)> = places.collect();
+        let short = places.iter().filter(|(is_short, _)| *is_short).count();
+        let wrong = places
+            .iter()
+            .filter(|(is_short, is_end)| is_short != is_end);
+        let wrong = wrong.count();
+        fixed.last > Some(0)
+            && short >= MIN_LAST
+            && wrong * 100 <= short * usize::from(MAX_MISPLACED)
+    }
+
+    /// Returns the number of packets of the examined sizes.
+    fn examined(&self) -> usize {
+        let sizes = self.sizes.all();
+        let packets = self.packets.iter();
+        packets
+            .filter(|packet| sizes.contains(&packet.length))
+            .count()
+    }
+
+    fn confidence(&self, share: f64) -> u8 {
+        let count = self.examined();
+        let size = f64::from(percent(count, self.packets.len())) / 100.0;
+        let number = count as f64 / (count as f64 + 4.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "the value is 0 to 100"
+        )]
+        let confidence = (share * size * number * MAX_CONFIDENCE) as u8;
+        confidence
+    }
+
+    /// Returns a note if packets have other sizes.
+    fn rejected(&self) -> Option<String> {
+        let all = self.packets.len();
+        let others = all - self.examined();
+        let sizes = self.sizes.words();
+        (others > 0).then(|| {
+            format!("{others} of {all} packets have another size than {sizes}; they are rejected")
+        })
+    }
+
+    /// Returns what the other numbers in the header may be, and the lines of a timestamp.
+    fn others(
+        &self,
+        candidate: &Candidate,
+        used: &[FieldAt],
+        header: usize,
+    ) -> (Vec<String>, Vec<Key>) {
+        let (mut ambiguous, mut more) = (Vec::new(), Vec::new());
+        let others = self.counters.iter().filter(|counter| {
+            let field = counter.field;
+            field.end() <= header && used.iter().all(|used| !used.overlaps(&field))
+        });
+        let mut times = others.clone().filter_map(|other| self.split(other));
+        let time = candidate.time.or_else(|| times.next());
+        if let Some(time) = time.filter(|time| time.end() <= header) {
+            more.push(time.key());
+        }
+        let is_part = |field: &FieldAt| time.is_some_and(|time| time.overlaps(field));
+        for other in others.filter(|other| !is_part(&other.field)) {
+            let rate = tick_rate(self.headers, other);
+            ambiguous.push(other_number(other, rate.as_deref()));
+            // A number that grows by 1 counts something.
+            let is_time = other.field.bytes >= 4 && more.is_empty() && !other.has_step_one();
+            if let Some(rate) = rate.filter(|_| is_time) {
+                more.push(Key::new(
+                    format!("# timestamp = {{ {}, rate = \"{rate}\" }}", other.field.keys()),
+                    format!("{} grow by about {rate} of capture time; if this is a time, set the exact rate:", other.field.words()),
+                ));
+            }
+        }
+        (ambiguous, more)
+    }
+
+    /// Returns the time of two parts of which `counter` is the lower part.
+    fn split(&self, counter: &Counter) -> Option<SplitTime> {
+        let step = match counter.behaviour {
+            Behaviour::Steps { step, .. } | Behaviour::Holds { step } => step,
+            Behaviour::Cycles { stride, .. } => stride,
+        };
+        SplitTime::find(self.headers, &counter.field, step)
+    }
+}
+
+/// Returns the keys of the format. The ticks of a time number packets only if a second is a whole number of steps.
+fn suggestion(candidate: &Candidate, fixed: &mut Fixed) -> Suggestion {
+    let (Some(time), Numbers::Sequence { step, .. }) = (candidate.time, &candidate.numbers) else {
+        return fixed.suggestion();
+    };
+    fixed.range = time.range(*step);
+    if fixed.range.is_some() {
+        return fixed.suggestion();
+    }
+    Suggestion::None(format!(
+        "only a time of whole seconds and ticks numbers the packets. It grows by {step} ticks per packet, and a second of {} ticks \
+         is not a whole number of such steps, so no format can number packets by it",
+        time.per_second
+    ))
 }
 
 fn describe(numbers: &Numbers) -> Vec<String> {
@@ -457,8 +475,10 @@ fn header_size(
     headers: &Headers<'_>,
     counters: &[Counter],
     end: usize,
-    length: usize,
+    sizes: Sizes,
 ) -> Option<(usize, Option<String>)> {
+    let length = sizes.full;
+    let shortest = sizes.last.unwrap_or(length);
     // The first byte that changes without being part of a number belongs to the payload.
     let is_number = |at: usize| {
         counters
@@ -466,7 +486,7 @@ fn header_size(
             .any(|counter| counter.field.offset <= at && at < counter.field.end())
     };
     let noisy = (end..headers.end()).find(|at| headers.changes[*at] && !is_number(*at));
-    let limit = noisy.unwrap_or(headers.end()).min(length - 1);
+    let limit = noisy.unwrap_or(headers.end()).min(shortest - 1);
     let roundness = |header: usize| (length - header).trailing_zeros();
     let header =
         (end..=limit.max(end)).max_by_key(|header| (roundness(*header), usize::MAX - header))?;
@@ -514,3 +534,6 @@ fn other_number(counter: &Counter, rate: Option<&str>) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,10 @@ mod fixed;
 mod gvcp;
 mod gvsp;
 mod header;
+mod headers;
 mod psi;
 pub(super) mod repeats;
+mod seconds;
 pub(super) mod spead;
 mod vdif;
 pub(super) mod vita49;
@@ -23,7 +25,7 @@ pub(super) const MIN_PACKETS: usize = 4;
 pub(super) struct Key {
     /// The reason, printed as a comment above the line; empty for a value that needs no reason.
     pub(super) why: String,
-    /// The line of the table, such as `header = 16`.
+    /// The line of the table, such as `header = 16`; empty for a note.
     pub(super) line: String,
 }
 
@@ -33,6 +35,11 @@ impl Key {
             why: why.into(),
             line: line.into(),
         }
+    }
+
+    /// Returns a comment without a key.
+    pub(super) fn note(text: impl Into<String>) -> Self {
+        Self::new("", text)
     }
 }
 

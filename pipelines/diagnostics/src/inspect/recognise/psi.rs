@@ -5,12 +5,17 @@
 
 use super::field::FieldAt;
 use super::fixed::{Fixed, Numbers};
-use super::{Packet, Recognised, le, mode, percent};
+use super::{Key, Packet, Recognised, Suggestion, mode, percent};
+use crate::inspect::account::{Place, conflicts};
 use std::collections::{BTreeMap, BTreeSet};
 
 const HEADER: usize = 48;
 const FRAME: FieldAt = FieldAt::little(0, 8);
 const PACKET: FieldAt = FieldAt::little(12, 4);
+const ROW: FieldAt = FieldAt::little(34, 2);
+const COLUMN: FieldAt = FieldAt::little(36, 2);
+/// Row and column as one number.
+const ROW_AND_COLUMN: FieldAt = FieldAt::little(34, 4);
 const DETECTOR: usize = 46;
 const VERSION: usize = 47;
 /// Names of the detector types 1 to 7.
@@ -32,48 +37,62 @@ const MIN_FRAMES: usize = 3;
 /// Maximum number of modules that are listed.
 const MAX_MODULES: usize = 8;
 
+/// Minimum share in percent of the packets of the largest module that a module has. Fewer packets are damaged ones.
+const MIN_MODULE: usize = 10;
+
+/// Maximum share in percent of packets whose numbers contradict those before them.
+const MAX_CONFLICTS: u64 = 5;
+
+/// The numbers of a packet.
+#[derive(Clone, Copy, Debug)]
+struct Numbered {
+    frame: u64,
+    packet: u64,
+    /// Row and column of the module.
+    module: Module,
+    /// Detector type and header version.
+    kind: (u8, u8),
+}
+
+/// Row and column of a module.
+type Module = (u64, u64);
+
+fn numbered(packet: &Packet) -> Option<Numbered> {
+    let head = &packet.head;
+    let kind = (*head.get(DETECTOR)?, *head.get(VERSION)?);
+    (kind.0 <= 7 && (1..=9).contains(&kind.1)).then_some(Numbered {
+        frame: FRAME.read(head)?,
+        packet: PACKET.read(head)?,
+        module: (ROW.read(head)?, COLUMN.read(head)?),
+        kind,
+    })
+}
+
 /// Recognises packets of PSI's detectors.
 pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let (length, count) = mode(packets.iter().map(|packet| packet.length))?;
     let payload = length.checked_sub(HEADER).filter(|payload| *payload > 0)?;
-    let read = |packet: &&Packet| {
-        let head = &packet.head;
-        let numbers = (FRAME.read(head)?, PACKET.read(head)?);
-        let kind = (*head.get(DETECTOR)?, *head.get(VERSION)?);
-        (packet.length == length && kind.0 <= 7 && (1..=9).contains(&kind.1))
-            .then_some((numbers, kind))
-    };
-    let read: Vec<_> = packets.iter().filter_map(read).collect();
+    let read = packets.iter().filter(|packet| packet.length == length);
+    let read: Vec<Numbered> = read.filter_map(|packet| numbered(packet)).collect();
     if percent(read.len(), packets.len()) < 90 || percent(count, packets.len()) < 90 {
         return None;
     }
-    let last = read.iter().map(|((_, packet), _)| *packet).max()?;
-    let first = first(read.iter().map(|(numbers, _)| *numbers));
-    // The packet number grows within a frame, and the frame number between frames.
-    let follows = |pair: &&[((u64, u64), _)]| {
-        let ((frame, packet), (next, then)) = (pair[0].0, pair[1].0);
-        (next == frame && then == packet + 1)
-            || (next > frame && next - frame < 1 << 20 && then <= packet)
-    };
-    let orderly = read.windows(2).filter(follows).count();
-    let confidence = percent(orderly, read.len() - 1);
+    let last = read.iter().map(|numbers| numbers.packet).max()?;
+    let first = first(&read);
+    let confidence = orderly(&read);
     if confidence < 50 || last >= MAX_PACKETS {
         return None;
     }
-    let frames = read.iter().map(|((frame, _), _)| *frame);
-    let frames: Vec<u64> = frames.collect();
+    let frames: Vec<u64> = read.iter().map(|numbers| numbers.frame).collect();
     let moved = frames.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
     let step = mode(moved.filter(|step| (1..1 << 32).contains(step))).map_or(1, |(step, _)| step);
-    let ((detector, version), _) = mode(read.iter().map(|(_, kind)| *kind))?;
+    let ((detector, version), _) = mode(read.iter().map(|numbers| numbers.kind))?;
     let name = usize::from(detector)
         .checked_sub(1)
         .and_then(|index| DETECTORS.get(index))
         .copied()
         .unwrap_or("generic");
-    let modules: BTreeSet<(u64, u64)> = packets
-        .iter()
-        .filter_map(|packet| Some((le::<2>(&packet.head, 34)?, le::<2>(&packet.head, 36)?)))
-        .collect();
+    let modules = modules(&read);
     let fixed = Fixed {
         header: HEADER,
         payload,
@@ -87,12 +106,19 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         },
         range: None,
         samples: Some("type = \"uint16\"".to_owned()),
-        more: Vec::new(),
+        more: part(&modules).into_iter().collect(),
     };
-    let places = packets.iter().map(|packet| {
-        let is_data = packet.length == length;
-        is_data.then(|| fixed.place(packet)).flatten()
-    });
+    let place = |packet: &&Packet| {
+        let module = numbered(packet)?.module;
+        let part = modules.iter().position(|known| *known == module)?;
+        let place = fixed.whole_place(packet)?;
+        Some(Place { part, ..place })
+    };
+    let places: Vec<_> = packets.iter().map(place).collect();
+    let conflicts = conflicts(places.iter().copied(), &fixed.numbering());
+    if conflicts * 100 > packets.len() as u64 * MAX_CONFLICTS {
+        return None;
+    }
     Some(Recognised {
         name: format!("PSI detector ({name}, header version {version})"),
         confidence: confidence.max(percent(read.len(), packets.len()).min(95)),
@@ -110,17 +136,95 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             .into_iter()
             .collect(),
         numbering: fixed.numbering(),
-        places: places.collect(),
+        places,
         layout: format!("psi {length} {first} {last}"),
-        suggestion: fixed.suggestion(),
+        // The parts of a source with several modules are already known.
+        suggestion: match fixed.suggestion() {
+            Suggestion::Format {
+                kind,
+                keys,
+                samples,
+                ..
+            } => Suggestion::Format {
+                kind,
+                keys,
+                samples,
+                has_parts: modules.len() == 1,
+            },
+            none @ Suggestion::None(_) => none,
+        },
     })
+}
+
+/// Returns the share in percent of packets that follow the packet before them of the same module. The packet number grows within a
+/// frame, and the frame number between frames.
+fn orderly(read: &[Numbered]) -> u8 {
+    let mut before: BTreeMap<Module, &Numbered> = BTreeMap::new();
+    let (mut pairs, mut orderly) = (0, 0);
+    for next in read {
+        let Some(last) = before.insert(next.module, next) else {
+            continue;
+        };
+        let is_within = next.frame == last.frame && next.packet == last.packet + 1;
+        let is_between = next.frame > last.frame
+            && next.frame - last.frame < 1 << 20
+            && next.packet <= last.packet;
+        pairs += 1;
+        orderly += usize::from(is_within || is_between);
+    }
+    percent(orderly, pairs)
+}
+
+/// Returns the modules by row and column.
+fn modules(read: &[Numbered]) -> Vec<Module> {
+    let mut counts: BTreeMap<Module, usize> = BTreeMap::new();
+    for numbers in read {
+        *counts.entry(numbers.module).or_default() += 1;
+    }
+    let most = counts.values().copied().max().unwrap_or(0);
+    let is_real =
+        |(module, count): (Module, usize)| (count * 100 >= most * MIN_MODULE).then_some(module);
+    counts.into_iter().filter_map(is_real).collect()
+}
+
+/// Returns the key that distinguishes the modules: by row, by column, or by both; `None` for one module.
+fn part(modules: &[Module]) -> Option<Key> {
+    if modules.len() < 2 {
+        return None;
+    }
+    let rows: BTreeSet<u64> = modules.iter().map(|(row, _)| *row).collect();
+    let columns: BTreeSet<u64> = modules.iter().map(|(_, column)| *column).collect();
+    let table = |field: &FieldAt, values: &BTreeSet<u64>| {
+        let values: Vec<String> = values.iter().map(u64::to_string).collect();
+        format!("{{ {}, values = [{}] }}", field.keys(), values.join(", "))
+    };
+    let (line, by) = match (rows.len(), columns.len()) {
+        (count, _) if count == modules.len() => (table(&ROW, &rows), "row"),
+        (_, count) if count == modules.len() => (table(&COLUMN, &columns), "column"),
+        (rows_count, columns_count) if rows_count * columns_count == modules.len() => {
+            let (rows, columns) = (table(&ROW, &rows), table(&COLUMN, &columns));
+            (format!("[\n  {rows},\n  {columns},\n]"), "row and column")
+        }
+        // Not every row has every column.
+        _ => {
+            let places = modules.iter().map(|(row, column)| row | column << 16);
+            (
+                table(&ROW_AND_COLUMN, &places.collect()),
+                "row + 65536 * column",
+            )
+        }
+    };
+    Some(Key::new(
+        format!("part     = {line}"),
+        format!("the modules of the detector are the parts of a frame, by {by}:"),
+    ))
 }
 
 /// Returns the number of the first packet of a frame: 0, unless many frames begin with the same later packet and none with an
 /// earlier one.
-fn first(numbers: impl Iterator<Item = (u64, u64)>) -> u64 {
+fn first(read: &[Numbered]) -> u64 {
     let mut lowest: BTreeMap<u64, u64> = BTreeMap::new();
-    for (frame, packet) in numbers {
+    for Numbered { frame, packet, .. } in read.iter().copied() {
         let low = lowest.entry(frame).or_insert(packet);
         *low = packet.min(*low);
     }
@@ -135,7 +239,7 @@ fn first(numbers: impl Iterator<Item = (u64, u64)>) -> u64 {
 }
 
 /// Returns the positions of at most [`MAX_MODULES`] modules as words.
-fn list(modules: &BTreeSet<(u64, u64)>) -> String {
+fn list(modules: &[Module]) -> String {
     let mut shown: Vec<_> = modules
         .iter()
         .take(MAX_MODULES)
@@ -151,11 +255,84 @@ fn list(modules: &BTreeSet<(u64, u64)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::account::account;
+
+    /// Returns packet `packet` of frame `frame` of a JUNGFRAU module.
+    fn packet(frame: u64, packet: u32, (row, column): (u16, u16)) -> Packet {
+        let mut head = frame.to_le_bytes().to_vec();
+        head.extend(1000_u32.to_le_bytes());
+        head.extend(packet.to_le_bytes());
+        head.extend([0; 18]);
+        head.extend([row.to_le_bytes(), column.to_le_bytes()].concat());
+        head.extend([0; 8]);
+        head.extend([3, 2, packet.to_le_bytes()[0]]);
+        Packet {
+            source: ([10, 0, 0, 1], 9).into(),
+            ns: 0,
+            length: 8240,
+            head: head.into(),
+        }
+    }
+
+    /// Returns 12 frames of 16 packets of each of the `modules`, which take turns.
+    fn interleaved(modules: &[(u16, u16)]) -> Vec<Packet> {
+        let frames = (0..12).flat_map(|frame| (0..16).map(move |number| (frame, number)));
+        let all = frames.flat_map(|(frame, number)| {
+            modules
+                .iter()
+                .map(move |module| packet(frame, number, *module))
+        });
+        all.collect()
+    }
+
+    fn part_line(modules: &[(u16, u16)]) -> Option<String> {
+        let packets = interleaved(modules);
+        let found = recognise(&packets.iter().collect::<Vec<_>>())?;
+        let counts = account(found.places.iter().copied(), &found.numbering);
+        assert_eq!((counts.lost, counts.duplicates), (0, 0), "{modules:?}");
+        let Suggestion::Format { keys, .. } = found.suggestion else {
+            return None;
+        };
+        let mut lines = keys.into_iter().map(|key| key.line);
+        lines.find(|line| line.starts_with("part"))
+    }
+
+    #[test]
+    fn interleaved_modules_are_parts_by_row_and_column() {
+        let row = "offset = 34, bytes = 2, endian = \"little\"";
+        let column = "offset = 36, bytes = 2, endian = \"little\"";
+        assert_eq!(
+            part_line(&[(0, 0), (1, 0)]),
+            Some(format!("part     = {{ {row}, values = [0, 1] }}"))
+        );
+        assert_eq!(
+            part_line(&[(1, 0), (1, 3)]),
+            Some(format!("part     = {{ {column}, values = [0, 3] }}"))
+        );
+        let grid = part_line(&[(0, 0), (0, 1), (1, 0), (1, 1)]);
+        let tables = format!(
+            "part     = [\n  {{ {row}, values = [0, 1] }},\n  {{ {column}, values = [0, 1] }},\n]"
+        );
+        assert_eq!(grid, Some(tables));
+        let corner = part_line(&[(0, 0), (0, 1), (1, 0)]);
+        let both = "offset = 34, bytes = 4, endian = \"little\"";
+        assert_eq!(
+            corner,
+            Some(format!("part     = {{ {both}, values = [0, 1, 65536] }}"))
+        );
+        assert_eq!(part_line(&[(4, 5)]), None);
+    }
+
+    #[test]
+    fn modules_at_the_same_place_are_not_one_stream() {
+        let packets = interleaved(&[(0, 0), (0, 0)]);
+        assert!(recognise(&packets.iter().collect::<Vec<_>>()).is_none());
+    }
 
     #[test]
     fn modules_are_listed_in_words() {
-        assert_eq!(list(&[(0, 0)].into()), "row 0 column 0");
-        let many = list(&(0..10).map(|row| (row, 1)).collect());
+        assert_eq!(list(&[(0, 0)]), "row 0 column 0");
+        let many = list(&(0..10).map(|row| (row, 1)).collect::<Vec<_>>());
         assert!(
             many.starts_with("row 0 column 1, row 1 column 1, "),
             "{many}"

@@ -8,7 +8,7 @@ use super::{Key, Packet, Recognised, Suggestion, le, mode, percent};
 use crate::inspect::account::{Numbering, Place};
 use crate::inspect::number;
 use daq_core::units::counted;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy)]
 struct Frame {
@@ -56,32 +56,118 @@ fn frame(packet: &Packet, at: usize) -> Option<Frame> {
     (packet.length == at + length && length > header).then_some(frame)
 }
 
-/// A number of frames per second that no end of a second shows.
+/// The number of frames of one thread per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Estimate {
-    /// From the times of capture; larger than each number.
-    Rate(u64),
-    /// The times of capture show no rate, so this is one more than the largest number.
-    AtLeast(u64),
+struct FrameRate {
+    frames: u64,
+    /// Why the number is uncertain; empty if it is sure.
+    doubt: &'static str,
 }
 
-/// Returns an estimate of the number of frames of one thread per second.
-fn estimate(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<Estimate> {
-    let times = || {
-        packets
-            .iter()
-            .zip(frames)
-            .filter_map(|(packet, frame)| Some((packet.ns, (*frame)?.number)))
+const NO_END: &str = "estimated, because no second ends in these packets; set the exact number:";
+const NO_TIMES: &str = "at least this number, because no second ends in these packets, and their times of capture show no rate; set the exact number:";
+const ONE_END: &str = "at least this number: only one second ends with it in these packets, and its last frames may be lost; set the \
+                       exact number:";
+const RATE_DIFFERS: &str = "estimated from the times of capture, because the last frames of the seconds in these packets may be lost; \
+                            set the exact number:";
+
+/// Maximum difference in per mille between the rates of the numbers and of the times of capture.
+const MAX_DIFFERENCE: u64 = 2;
+
+impl FrameRate {
+    /// Returns the rate of the usual frames of `packets`.
+    fn of(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<Self> {
+        let timed = packets.iter().zip(frames);
+        let timed: Vec<(u64, Frame)> = timed
+            .filter_map(|(packet, frame)| Some((packet.ns, (*frame)?)))
+            .collect();
+        let least = highest(timed.iter().map(|(_, frame)| frame.number))? + 1;
+        let measured = measured(&timed);
+        let ends = ends(&timed, least);
+        let rate = |frames, doubt| Some(Self { frames, doubt });
+        // Losses at the end of several seconds are improbable.
+        if ends.iter().filter(|end| **end == least).count() > 1 {
+            return rate(least, "");
+        }
+        match measured {
+            None if ends.is_empty() => rate(least, NO_TIMES),
+            Some(measured) if ends.is_empty() => rate(measured.max(least), NO_END),
+            Some(measured) if is_near(measured, least) => {
+                let roundest = roundest(least, measured);
+                let doubt = if roundest == least { "" } else { RATE_DIFFERS };
+                rate(roundest, doubt)
+            }
+            // The senders of captures that were made for tests may send faster than their numbers state.
+            Some(measured) if measured > least && keeps_time(&timed, measured) => {
+                rate(measured, RATE_DIFFERS)
+            }
+            _ => rate(least, ONE_END),
+        }
+    }
+}
+
+/// Returns the highest number. A number far above all others is damaged.
+fn highest(numbers: impl Iterator<Item = u64>) -> Option<u64> {
+    let mut sorted: Vec<u64> = numbers.collect();
+    sorted.sort_unstable();
+    let is_damaged = |sorted: &[u64]| matches!(sorted, [.., below, top] if *top > below * 2 + 64);
+    while is_damaged(&sorted) {
+        sorted.pop();
+    }
+    sorted.last().copied()
+}
+
+/// Returns for each second that ends in these frames the highest number in it, plus 1. Numbers above `least` are damaged.
+fn ends(timed: &[(u64, Frame)], least: u64) -> Vec<u64> {
+    let mut seconds: BTreeMap<u64, u64> = BTreeMap::new();
+    for (_, frame) in timed.iter().filter(|(_, frame)| frame.number < least) {
+        let frames = seconds.entry(frame.seconds).or_default();
+        *frames = (*frames).max(frame.number + 1);
+    }
+    let next = |second: &u64| seconds.contains_key(&(second + 1));
+    let ended = seconds.iter().filter(|(second, _)| next(second));
+    ended.map(|(_, frames)| *frames).collect()
+}
+
+/// Returns the rate by the times of capture within the second with the most frames; `None` without times.
+fn measured(timed: &[(u64, Frame)]) -> Option<u64> {
+    let runs = timed.chunk_by(|(_, one), (_, next)| one.seconds == next.seconds);
+    let run = runs.max_by_key(|run| run.len())?;
+    let ((start, first), (end, last)) = (run.first()?, run.last()?);
+    let ns = end.checked_sub(*start).filter(|ns| *ns > 0 && *start > 0)?;
+    let frames = last.number.checked_sub(first.number)?;
+    let rate = (u128::from(frames) * 1_000_000_000 + u128::from(ns) / 2) / u128::from(ns);
+    u64::try_from(rate).ok()
+}
+
+/// Returns whether the seconds of the frames pass as fast as the times of capture, if there are `rate` frames per second.
+fn keeps_time(timed: &[(u64, Frame)], rate: u64) -> bool {
+    let (Some((start, first)), Some((end, last))) = (timed.first(), timed.last()) else {
+        return false;
     };
-    let (start, first) = times().next()?;
-    let (end, last) = times().next_back()?;
-    let least = times().map(|(_, number)| number).max()? + 1;
-    let ns = end.checked_sub(start).filter(|ns| *ns > 0 && start > 0);
-    let rate = ns.and_then(|ns| Some(last.checked_sub(first)? * 1_000_000_000 / ns));
-    Some(match rate {
-        Some(rate) => Estimate::Rate(rate.max(least)),
-        None => Estimate::AtLeast(least),
-    })
+    let time = |frame: &Frame| frame.seconds as f64 + frame.number as f64 / rate as f64;
+    let (sent, arrived) = (
+        time(last) - time(first),
+        end.saturating_sub(*start) as f64 / 1e9,
+    );
+    arrived > 0.0 && (sent / arrived - 1.0).abs() < 0.1
+}
+
+fn is_near(measured: u64, least: u64) -> bool {
+    measured.abs_diff(least) * 1000 <= least * MAX_DIFFERENCE
+}
+
+/// Returns the number from `least` to just above `measured` with the most zeros at its end. Instruments have round rates.
+fn roundest(least: u64, measured: u64) -> u64 {
+    let zeros = |number: u64| {
+        let powers = (1..20).map(|power| 10_u64.pow(power));
+        powers
+            .take_while(|power| number.is_multiple_of(*power))
+            .count()
+    };
+    (least..=(measured + 1).max(least))
+        .max_by_key(|number| (zeros(*number), u64::MAX - number))
+        .unwrap_or(least)
 }
 
 /// Returns the key that selects threads: all of them if each is a channel, otherwise that of `frame`.
@@ -100,13 +186,7 @@ fn thread_key(frame: &Frame, threads: &[u64]) -> Key {
     }
 }
 
-fn keys(
-    frame: &Frame,
-    threads: &[u64],
-    at: usize,
-    per_second: Option<u64>,
-    estimate: Option<Estimate>,
-) -> Vec<Key> {
+fn keys(frame: &Frame, threads: &[u64], at: usize, rate: FrameRate) -> Vec<Key> {
     let line = |text: String| Key::new(text, "");
     let mut keys = vec![
         line(format!(
@@ -115,22 +195,8 @@ fn keys(
         )),
         thread_key(frame, threads),
     ];
-    keys.extend(per_second.map(|rate| line(format!("frames_per_second = {rate}"))));
-    let estimate = estimate.filter(|_| per_second.is_none());
-    keys.extend(estimate.map(|estimate| {
-        let (rate, why) = match estimate {
-            Estimate::Rate(rate) => (
-                rate,
-                "estimated, because no second ends in these packets; set the exact number:",
-            ),
-            Estimate::AtLeast(rate) => (
-                rate,
-                "at least this number, because no second ends in these packets, and their times of capture show no rate; set \
-                 the exact number:",
-            ),
-        };
-        Key::new(format!("frames_per_second = {rate}"), why)
-    }));
+    let FrameRate { frames, doubt } = rate;
+    keys.push(Key::new(format!("frames_per_second = {frames}"), doubt));
     if at > 0 {
         keys.push(Key::new(
             "vtp     = true",
@@ -176,16 +242,13 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    // The largest number before a new second.
-    let ends = known
-        .windows(2)
-        .filter(|pair| pair[1].seconds == pair[0].seconds + 1);
-    let per_second = ends.map(|pair| pair[0].number + 1).max();
+    let usual: Vec<Option<Frame>> = frames.iter().map(|frame| frame.filter(is_usual)).collect();
+    let rate = FrameRate::of(packets, &usual)?;
     let place = |frame: &Option<Frame>| {
         let frame = frame.filter(is_usual)?;
         let thread = threads.iter().position(|thread| *thread == frame.thread)?;
         Some(Place {
-            frame: (frame.seconds - first) * per_second.unwrap_or(1 << 24) + frame.number,
+            frame: (frame.seconds - first) * rate.frames + frame.number,
             packet: 0,
             part: thread,
         })
@@ -197,7 +260,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             packets.len()
         ));
     }
-    let rate = per_second.map_or_else(String::new, |rate| format!(", {rate} frames per second"));
+    let about = if rate.doubt.is_empty() { "" } else { "about " };
+    let per_second = format!(", {about}{} frames per second", rate.frames);
     Some(Recognised {
         name: "VDIF".to_owned(),
         confidence,
@@ -211,7 +275,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
                 }
             ),
             format!(
-                "station {}, {}, {}, {} bits{rate}",
+                "station {}, {}, {}, {} bits{per_second}",
                 example.station,
                 counted(threads.len(), "thread"),
                 counted(example.channels, "channel"),
@@ -229,13 +293,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         layout: format!("vdif {at} {length} {}", example.header),
         suggestion: Suggestion::Format {
             kind: "vdif",
-            keys: keys(
-                example,
-                &threads,
-                at,
-                per_second,
-                estimate(packets, &frames),
-            ),
+            keys: keys(example, &threads, at, rate),
             samples: None,
             has_parts: false,
         },
@@ -275,6 +333,70 @@ mod tests {
             panic!("no format");
         };
         assert!(keys.iter().any(|key| key.line == "thread  = [0, 3]"));
+    }
+
+    /// Returns one frame per entry of `numbers`, which count frames from the start of second 1000, sent at their time.
+    fn at_rate(numbers: impl Iterator<Item = u64>, rate: u64) -> Vec<Packet> {
+        let packets = numbers.map(|n| {
+            let mut packet = within_a_second(0).remove(0);
+            let mut head = packet.head.to_vec();
+            let second = u32::try_from(1000 + n / rate).unwrap();
+            let number = u32::try_from((46 << 24) | (n % rate)).unwrap();
+            head[..4].copy_from_slice(&second.to_le_bytes());
+            head[4..8].copy_from_slice(&number.to_le_bytes());
+            packet.head = head.into();
+            packet.ns += n * 1_000_000_000 / rate;
+            packet
+        });
+        packets.collect()
+    }
+
+    fn rate_key(packets: &[Packet]) -> Key {
+        let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();
+        let Suggestion::Format { keys, .. } = found.suggestion else {
+            panic!("no format");
+        };
+        let mut keys = keys.into_iter();
+        keys.find(|key| key.line.starts_with("frames_per_second"))
+            .unwrap()
+    }
+
+    #[test]
+    fn loss_at_the_end_of_a_second_is_marked_as_estimate() {
+        let key = rate_key(&at_rate((1400..1800).filter(|n| *n != 1599), 1600));
+        assert_eq!(key.line, "frames_per_second = 1600");
+        assert!(key.why.starts_with("estimated"), "{}", key.why);
+        let key = rate_key(&at_rate(1400..1800, 1600));
+        assert_eq!(
+            (key.line.as_str(), key.why.as_str()),
+            ("frames_per_second = 1600", "")
+        );
+        // Without times of capture, one end of a second may be wrong.
+        let mut untimed = at_rate((1400..1800).filter(|n| *n != 1599), 1600);
+        untimed.iter_mut().for_each(|packet| packet.ns = 0);
+        let key = rate_key(&untimed);
+        assert_eq!(key.line, "frames_per_second = 1599");
+        assert!(key.why.starts_with("at least"), "{}", key.why);
+        // Many lost frames.
+        let key = rate_key(&at_rate(
+            (800..1800).filter(|n| !(1400..1600).contains(n)),
+            1600,
+        ));
+        assert_eq!(key.line, "frames_per_second = 1600");
+        assert!(key.why.starts_with("estimated"), "{}", key.why);
+    }
+
+    #[test]
+    fn swapped_frames_at_the_end_of_seconds_do_not_change_the_rate() {
+        let swapped = (600..2600)
+            .step_by(4)
+            .flat_map(|n| [n + 1, n, n + 3, n + 2]);
+        let key = rate_key(&at_rate(swapped, 1000));
+        assert_eq!(
+            (key.line.as_str(), key.why.as_str()),
+            ("frames_per_second = 1000", "")
+        );
+        assert_eq!(highest([3, 9_000_000, 5, 4].into_iter()), Some(5));
     }
 
     #[test]
