@@ -2,6 +2,7 @@
 
 use crate::config::{Diagnostic, Problem};
 use crate::gpu::Dispatch;
+use crate::layout::Layout;
 use rustix::fs::{Access, AtFlags, CWD, FsWord, accessat, statfs};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -205,6 +206,8 @@ pub struct CheckContext<'a> {
     pub directory: &'a Path,
     /// How bursts will be submitted to the kernel.
     pub dispatch: Dispatch,
+    /// The layout of the kernel's input; `None` if the configuration has errors, so that the layout is not known.
+    pub input: Option<&'a Layout>,
 }
 
 /// Errors in a file that the configuration refers to.

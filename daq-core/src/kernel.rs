@@ -313,6 +313,23 @@ pub trait Kernel: Send {
     ) -> Result<Submitted, KernelError>;
 }
 
+/// Returns the maximum number of output frames per input frame of a kernel with `frames_per_output` input frames per output.
+///
+/// If the mean number is not an integer, it alternates between the two neighbouring integers. Rounding errors of the division are
+/// ignored.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and the number is not negative"
+)]
+fn max_outputs(frames_per_output: f64) -> usize {
+    let mean = 1.0 / frames_per_output;
+    let nearest = mean.round();
+    let is_integer = (mean - nearest).abs() <= 1e-9 * nearest;
+    let max = if is_integer { nearest } else { mean.ceil() };
+    (max as usize).max(1)
+}
+
 /// The checked configuration of a kernel.
 pub trait KernelSpec: Send + Sync {
     /// Returns every problem of the keys that the types of their values do not exclude.
@@ -337,6 +354,12 @@ pub trait KernelSpec: Send + Sync {
     /// Returns the number of input frames per output frame if this number is fixed, for the data rates in the plan.
     fn frames_per_output(&self, _input: &Layout) -> f64 {
         1.0
+    }
+
+    /// Returns the maximum number of output frames that one input frame can produce, for the minimum number of slots of the output
+    /// ring. [`Kernel::outputs`] never returns more for one frame. The default follows from `frames_per_output`.
+    fn max_outputs(&self, input: &Layout) -> usize {
+        max_outputs(self.frames_per_output(input))
     }
 
     /// Returns the sizes of the packets of an output frame, for input frames whose packets have these sizes. `None` if the output
@@ -382,4 +405,26 @@ pub trait KernelSpec: Send + Sync {
 
     /// Builds the kernel. Called only if `layout` accepts the input and `has` returns true for the side.
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maximum_of_outputs_is_the_next_integer() {
+        for (frames_per_output, max) in [
+            (1.0, 1),
+            (100.0, 1),
+            (0.01, 100),
+            (2.0 / 3.0, 2),
+            (0.4, 3),
+            // Rounding errors of the mean are no further output, and none is lost.
+            (16.0 / (93.0 * 16.0), 93),
+            (1.0 / 92.999_999_999_999_99, 93),
+            (1.0 / 49.0, 49),
+        ] {
+            assert_eq!(max_outputs(frames_per_output), max, "{frames_per_output}");
+        }
+    }
 }

@@ -314,6 +314,9 @@ pub struct Layout {
     pub axis: Axis,
     /// Frames per second; `None` if unknown.
     pub frame_rate: Option<f64>,
+    /// Whether the points of successive frames are one series over time: the first point of a frame follows the last point of
+    /// the frame before at the same distance as the points within a frame. Only used if the axis is time.
+    pub is_contiguous: bool,
 }
 
 impl Layout {
@@ -371,6 +374,24 @@ impl Layout {
             Axis::Time { rate } => rate,
             _ => None,
         }
+    }
+
+    /// Returns the number of points per second of output frames that divide the time of these frames into `points` points;
+    /// `None` if unknown. An output with one point has the frame rate.
+    pub fn rate_of_points(&self, points: usize) -> Option<f64> {
+        if points == 1 && self.frame_rate.is_some() {
+            return self.frame_rate;
+        }
+        let scale = points as f64 / self.points.max(1) as f64;
+        let from_samples = self.sample_rate().map(|rate| rate * scale);
+        let is_whole = self.is_contiguous.then_some(self.frame_rate).flatten();
+        from_samples.or_else(|| is_whole.map(|rate| rate * points as f64))
+    }
+
+    /// Returns whether output frames that divide the time of these frames into `points` points are contiguous. Frames of one
+    /// point always are, because their points are as far apart as the frames.
+    pub const fn is_contiguous_in(&self, points: usize) -> bool {
+        self.is_contiguous || points == 1
     }
 }
 
@@ -533,6 +554,7 @@ impl Samples {
             order: self.order,
             axis: Axis::Time { rate },
             frame_rate: rate.filter(|_| points > 0).map(|rate| rate / points as f64),
+            is_contiguous: true,
         })
     }
 }

@@ -85,3 +85,35 @@ fn frame_bytes_and_points_of_packed_types_are_exact() {
         2
     );
 }
+
+#[test]
+fn rate_of_outputs_follows_the_time_of_a_frame() {
+    let rate = Some(crate::units::Frequency(1e6));
+    let samples = Samples {
+        rate,
+        ..samples(Scalar::Int8, false, 1)
+    };
+    let whole = samples.layout(1000).unwrap();
+    assert_eq!(whole.rate_of_points(1000), Some(1e6));
+    assert_eq!(whole.rate_of_points(100), Some(1e5));
+    assert_eq!(whole.rate_of_points(1), Some(1e3));
+    // Every fourth frame: the samples within a frame keep their rate.
+    let fewer = Layout {
+        frame_rate: Some(250.0),
+        is_contiguous: false,
+        ..whole.clone()
+    };
+    assert_eq!(fewer.rate_of_points(1000), Some(1e6));
+    assert_eq!(fewer.rate_of_points(100), Some(1e5));
+    // Single points are as far apart as the frames.
+    assert_eq!(fewer.rate_of_points(1), Some(250.0));
+    assert!(fewer.is_contiguous_in(1) && !fewer.is_contiguous_in(100));
+    // Frames without a sample rate fill the time between their starts, if they continue each other.
+    let axis = Axis::Time { rate: None };
+    let unknown = Layout {
+        axis: axis.clone(),
+        ..whole
+    };
+    assert_eq!(unknown.rate_of_points(100), Some(1e5));
+    assert_eq!(Layout { axis, ..fewer }.rate_of_points(100), None);
+}

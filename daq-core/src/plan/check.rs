@@ -244,27 +244,26 @@ pub(super) fn slots(
     diagnostics.errors() == before
 }
 
-/// Returns whether a ring has enough slots for the `per_frame` output frames of one input frame of `kernel`.
+/// Returns whether a ring has enough slots for one input frame of `kernel`, which has up to `needed` output frames.
 ///
 /// A kernel starts only when all of its output frames have a free slot.
 pub(super) fn output_slots(
     ring: &RingSection,
     kernel: &str,
-    per_frame: f64,
+    needed: usize,
     diagnostics: &mut Diagnostics,
 ) -> bool {
-    let needed = per_frame.floor() + 1.0;
-    if f64::from(ring.keys.slots) >= needed {
+    let slots = ring.keys.slots;
+    if slots as usize >= needed {
         return true;
     }
-    let slots = ring.keys.slots;
     diagnostics.push(
         at(
             &ring.section,
             "slots",
             format!("{slots} slots are too few, because kernel `{kernel}` produces up to {needed} frames per input frame"),
         )
-        .help(format!("set slots = {} or more, or increase the kernel's integration", needed * 2.0)),
+        .help(format!("set slots = {} or more, or increase the kernel's integration", needed.saturating_mul(2))),
     );
     false
 }

@@ -3,7 +3,7 @@
 //! References between sections, such as the ring that a source fills, are checked later by
 //! [`resolve`](super::resolve()).
 
-use super::{AttachAccess, AttachKey, DeviceKey, KnownKeys, SpreadKey};
+use super::{AttachAccess, AttachKey, DeviceKey, FillKey, KnownKeys, SpreadKey};
 use crate::check::NamedFile;
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Document, Problem, Section};
@@ -13,7 +13,6 @@ use crate::gpu::Dispatch;
 use crate::kernel::KernelSpec;
 use crate::notify::Wait;
 use crate::region::Placement;
-use crate::ring::Fill;
 use crate::sink::SinkSpec;
 use crate::units::{ByteSize, Span};
 use schemars::JsonSchema;
@@ -115,63 +114,6 @@ impl JsonSchema for Memory {
     }
 }
 
-/// The value of a ring's `fill` key: the bytes of missing packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FillKey(pub Fill);
-
-impl<'de> Deserialize<'de> for FillKey {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl Visitor<'_> for Reader {
-            type Value = FillKey;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"zero\", \"nan\" or a byte from 0 to 255")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<FillKey, E> {
-                match text {
-                    "zero" => Ok(FillKey(Fill::ZERO)),
-                    "nan" => Ok(FillKey(Fill::nan())),
-                    _ => Err(E::custom(format!(
-                        "unknown fill \"{text}\"; write \"zero\", \"nan\" or a byte from 0 to 255"
-                    ))),
-                }
-            }
-
-            fn visit_i64<E: Error>(self, byte: i64) -> Result<FillKey, E> {
-                fill_byte(byte)
-            }
-
-            fn visit_u64<E: Error>(self, byte: u64) -> Result<FillKey, E> {
-                fill_byte(byte)
-            }
-        }
-        deserializer.deserialize_any(Reader)
-    }
-}
-
-fn fill_byte<E: Error>(byte: impl TryInto<u8> + Copy + fmt::Display) -> Result<FillKey, E> {
-    let fill = byte.try_into().map(Fill::byte).map(FillKey);
-    fill.map_err(|_| {
-        E::custom(format!(
-            "{byte} is out of range; write a byte from 0 to 255"
-        ))
-    })
-}
-
-impl JsonSchema for FillKey {
-    fn schema_name() -> Cow<'static, str> {
-        "Fill".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "anyOf": [{ "enum": ["zero", "nan"] }, { "type": "integer", "minimum": 0, "maximum": 255 }]
-        })
-    }
-}
-
 /// The component that rings the doorbell of a persistent kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -198,7 +140,8 @@ pub struct RingKeys {
     pub slot: Option<ByteSize>,
     /// Number of slots, at least 2.
     pub slots: u32,
-    /// Bytes written in place of missing packets: `"zero"`, `"nan"` (float32) or a byte from 0 to 255.
+    /// Bytes written in place of missing packets: `"zero"`, `"nan"` (every number is NaN; only for float types) or a byte from 0
+    /// to 255.
     pub fill: FillKey,
     /// Preferred NUMA node. Default: Linux chooses.
     pub node: Option<u32>,

@@ -7,6 +7,7 @@ mod check;
 mod config;
 mod device_key;
 mod dma;
+mod fill;
 mod graph;
 mod known_keys;
 mod mapping;
@@ -24,10 +25,11 @@ use crate::staging::{Matrix, Route};
 use crate::topology::DataPath;
 pub use attach::{Attach, AttachAccess, AttachKey, MAX_GUARANTEED_PROCESSES};
 pub use config::{
-    Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, FillKey, Incomplete, KernelKeys,
-    Memory, ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
+    Component, Config, DaqKeys, DoorbellInitiator, FILE_KERNEL, Incomplete, KernelKeys, Memory,
+    ReaderKeys, RingKeys, RingSection, SinkKeys, SourceKeys, StagingKeys, StagingWait,
 };
 pub use device_key::DeviceKey;
+pub use fill::FillKey;
 pub use graph::GraphFormat;
 pub use known_keys::KnownKeys;
 pub use resolve::{PlanContext, resolve};

@@ -12,7 +12,7 @@ use super::{
     Config, Plan, PlannedDoorbell, PlannedEngine, PlannedKernel, PlannedOther, PlannedRing,
     PlannedSource, RingSection,
 };
-use super::{dma, mapping, memory, nics, totals};
+use super::{dma, fill, mapping, memory, nics, totals};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
 use crate::gpu::Dispatch;
@@ -165,7 +165,9 @@ impl Resolver<'_> {
                 }
             };
             let slots = ring.keys.slots as usize;
-            if !check::slots(ring, slot, geometry.frame_bytes, diagnostics) {
+            if !fill::check(ring, &layout, diagnostics)
+                || !check::slots(ring, slot, geometry.frame_bytes, diagnostics)
+            {
                 continue;
             }
             if let Some(needs) = source.spec.engine() {
@@ -321,11 +323,12 @@ impl Resolver<'_> {
             .keys
             .slot
             .map_or(frame, |slot| usize::try_from(slot.0).unwrap_or(usize::MAX));
-        if !check::slots(ring, slot, frame, diagnostics) {
+        if !fill::check(ring, &layout, diagnostics) || !check::slots(ring, slot, frame, diagnostics)
+        {
             return false;
         }
-        let per_frame = 1.0 / kernel.spec.frames_per_output(&self.layouts[input]);
-        if !check::output_slots(ring, kernel.name(), per_frame, diagnostics) {
+        let max = kernel.spec.max_outputs(&self.layouts[input]);
+        if !check::output_slots(ring, kernel.name(), max, diagnostics) {
             return false;
         }
         if self.runs_on_shares(i) {

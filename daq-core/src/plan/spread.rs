@@ -253,6 +253,7 @@ mod tests {
                 step: Some(10.0),
             },
             frame_rate: Some(50.0),
+            is_contiguous: true,
         }
     }
 

@@ -3,6 +3,7 @@
 mod claims;
 mod dispatch;
 mod file_kernel;
+mod fill;
 mod gpus;
 mod memory;
 mod nics;
@@ -709,7 +710,7 @@ fn ring_too_small_for_kernel_outputs_is_rejected() {
         "use = \"quarter\"",
         "use = \"quarter\"\nframes_per_output = 0.01",
     ));
-    assert_contains!(error => "64 slots are too few, because kernel `quarter` produces up to 101");
+    assert_contains!(error => "64 slots are too few, because kernel `quarter` produces up to 100", "set slots = 200 or more");
     assert!(
         plan_of(
             &PIPELINE.replace(

@@ -68,9 +68,9 @@ impl Fill {
         Self([byte; 4])
     }
 
-    /// Creates a pattern of quiet NaNs in IEEE 754 binary32.
+    /// Creates a pattern of quiet NaNs. Bytes of ones are NaN in every IEEE 754 format and in bfloat16, in both byte orders.
     pub const fn nan() -> Self {
-        Self(f32::NAN.to_le_bytes())
+        Self::byte(0xff)
     }
 
     /// Returns the four bytes that are repeated from the start of the frame.

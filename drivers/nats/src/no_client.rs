@@ -33,6 +33,11 @@ impl Publisher {
     }
 
     /// Never called.
+    pub fn server(&self) -> &str {
+        match self.0 {}
+    }
+
+    /// Never called.
     pub fn obstacle(&self) -> Option<(bool, String, String)> {
         match self.0 {}
     }

@@ -351,6 +351,7 @@ mod tests {
                 order,
                 axis: Axis::Time { rate: None },
                 frame_rate: None,
+                is_contiguous: true,
             })
         };
         let sent = layout(Scalar::Float64, 2, 262, Order::Planar);

@@ -165,6 +165,7 @@ pub(super) fn received_layout(described: &Value) -> Option<Layout> {
         order: described.order,
         axis: described.axis,
         frame_rate: described.frame_rate,
+        is_contiguous: true,
     })
 }
 

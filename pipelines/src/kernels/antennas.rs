@@ -6,7 +6,7 @@ mod tests;
 use super::require;
 use daq_core::config::Problem;
 use daq_core::layout::Spread;
-use daq_core::layout::{Layout, Order, Scalar};
+use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -80,18 +80,16 @@ impl Extents {
         input: &Layout,
     ) -> Result<Self, Problem> {
         let ring = input.channels;
-        let antennas = antennas.unwrap_or(ring / channels.unwrap_or(1).min(ring));
-        let channels = if let Some(channels) = channels {
-            channels
-        } else {
-            require(
-                ring.is_multiple_of(antennas),
-                "antennas",
-                format!("the input's {ring} channels cannot be divided among {antennas} antennas"),
-                "correct `antennas`, or set `channels` to the number of frequency channels per antenna",
-            )?;
-            ring / antennas
-        };
+        let (antennas, channels) = counts(antennas, channels, ring)?;
+        require(
+            axes.is_some() || antennas.checked_mul(channels) == Some(ring),
+            "antennas",
+            format!(
+                "{antennas} antennas × {channels} channels are not the {ring} channels of the input"
+            ),
+            "correct `antennas` or `channels`, or declare the number of both with `channels` in the source's `samples`; if frames \
+             have another shape than the ring, name their axes in `axes`",
+        )?;
         let samples = ring as usize * input.points;
         let (antennas, channels) = (antennas as usize, channels as usize);
         let per_time = antennas.saturating_mul(channels);
@@ -111,6 +109,31 @@ impl Extents {
             times,
             steps: axes.steps(antennas, channels, times),
         })
+    }
+}
+
+/// Returns the numbers of antennas and of channels per antenna of a ring with `ring` channels. A number that is `None` follows from
+/// the other one.
+fn counts(antennas: Option<u32>, channels: Option<u32>, ring: u32) -> Result<(u32, u32), Problem> {
+    let divided = |key: &str, by: u32, what: &str, help: &str| {
+        let message = format!("the input's {ring} channels cannot be divided {what}");
+        require(ring.is_multiple_of(by), key, message, help)?;
+        Ok(ring / by)
+    };
+    match (antennas, channels) {
+        (Some(antennas), Some(channels)) => Ok((antennas, channels)),
+        (None, channels) => {
+            let channels = channels.unwrap_or(1);
+            let what = format!("among antennas with {channels} channels each");
+            let help = "correct `channels`, or set `antennas`";
+            let antennas = divided("channels", channels.min(ring), &what, help)?;
+            Ok((antennas, channels))
+        }
+        (Some(antennas), None) => {
+            let what = format!("among {antennas} antennas");
+            let help = "correct `antennas`, or set `channels` to the number of frequency channels per antenna";
+            Ok((antennas, divided("antennas", antennas, &what, help)?))
+        }
     }
 }
 
@@ -167,8 +190,13 @@ pub(super) const fn is_supported(scalar: Scalar) -> bool {
     )
 }
 
-/// Rejects frames that are not complex samples of a supported type.
-pub(super) fn complex_samples(input: &Layout, name: &str) -> Result<(), Problem> {
+/// Rejects frames that are not complex samples of a supported type. Spectra are only accepted if the key `axes` declares the meaning
+/// of the numbers in a frame.
+pub(super) fn complex_samples(
+    input: &Layout,
+    name: &str,
+    axes: Option<Axes>,
+) -> Result<(), Problem> {
     super::not_empty(input)?;
     if !is_supported(input.scalar) {
         return Err(input.scalar.unsupported(&format!("kernel `{name}`")));
@@ -178,5 +206,11 @@ pub(super) fn complex_samples(input: &Layout, name: &str) -> Result<(), Problem>
         "input",
         format!("the input's frames ({input}) are not complex samples"),
         "use the output of a `channelize` kernel, or set `complex = true` in the source's `samples`",
+    )?;
+    require(
+        axes.is_some() || matches!(input.axis, Axis::Time { .. } | Axis::Pixels(_)),
+        "input",
+        format!("the input's frames ({input}) are not samples over time"),
+        "use the output of a `channelize` kernel; if the frames are voltages of antennas and channels, name their axes in `axes`",
     )
 }

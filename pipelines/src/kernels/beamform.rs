@@ -47,8 +47,8 @@ mod weights;
 
 use super::antennas::{Axes, Extents, complex_samples};
 use super::quantise::{OutputType, check_scale};
-use super::{device, refused, require};
-use daq_core::check::{FileUse, NamedFile};
+use super::{check_contents, device, refused, require};
+use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -117,10 +117,10 @@ pub struct Beamform {
     /// Number of beams, 1 (default) to 65536.
     pub beams: usize,
     /// Number of antennas, at least 1; an antenna with two polarisations counts as two. Default: the number of channels of
-    /// the input ring.
+    /// the input ring, divided by `channels` if it is set.
     pub antennas: Option<u32>,
     /// Number of frequency channels per antenna, at least 1. Default: the number of channels of the input ring divided by
-    /// `antennas`.
+    /// `antennas`. `antennas` × `channels` must be the number of channels of the input ring, unless `axes` is set.
     pub channels: Option<u32>,
     /// Axes of an input frame, the slowest first: `"time-antenna-channel"` (default for interleaved rings, such as outputs
     /// of `channelize`), `"antenna-channel-time"` (default for planar rings), `"antenna-time-channel"`,
@@ -220,7 +220,7 @@ impl Beamform {
     }
 
     fn extents(&self, input: &Layout) -> Result<Extents, Problem> {
-        complex_samples(input, "beamform")?;
+        complex_samples(input, "beamform", self.axes)?;
         self.check()?;
         let extents = Extents::new(self.antennas, self.channels, self.axes, input)?;
         require(
@@ -253,7 +253,7 @@ impl Beamform {
     }
 
     fn output(&self, input: &Layout, extents: &Extents) -> Layout {
-        let rate = input.frame_rate.map(|rate| rate * extents.times as f64);
+        let points = extents.times / self.integrate;
         Layout {
             scalar: match self.detect {
                 Detect::None => self.output.scalar(),
@@ -261,12 +261,13 @@ impl Beamform {
             },
             complex: self.detect == Detect::None,
             channels: super::parameters::small(self.beams * extents.channels),
-            points: extents.times / self.integrate,
+            points,
             order: Order::Planar,
             axis: Axis::Time {
-                rate: rate.map(|rate| rate / self.integrate as f64),
+                rate: input.rate_of_points(points),
             },
             frame_rate: input.frame_rate,
+            is_contiguous: input.is_contiguous_in(points),
         }
     }
 }
@@ -291,6 +292,19 @@ impl KernelSpec for Beamform {
             Some(NamedFile::new(key, path.as_ref()?, FileUse::Reads))
         };
         named.into_iter().filter_map(file).collect()
+    }
+
+    fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
+        check_contents(&self.files(), context, |input| {
+            let extents = self.extents(input).map_err(refused)?;
+            weights::Weights::read(
+                self,
+                &extents,
+                rounds_weights(input.scalar),
+                context.directory,
+            )?;
+            Ok(())
+        })
     }
 
     fn supports_share(&self, whole: &Layout, share: &Layout, by: Spread) -> Result<(), String> {

@@ -55,8 +55,10 @@ mod tests;
 
 use super::power_spectrum::{Window, WindowShape};
 use super::quantise::{OutputType, check_scale};
-use super::{common_type, device, not_empty, refused, require};
-use daq_core::check::{FileUse, NamedFile};
+use super::{
+    check_contents, common_type, contiguous, device, not_empty, refused, require, transform,
+};
+use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -249,6 +251,7 @@ impl Channelize {
             format!("the input's frames ({input}) are not samples over time"),
             "use a ring that a source or a `convert` kernel fills",
         )?;
+        contiguous(input, "`channelize`")?;
         let channels = self.channels(input);
         let (size, hop) = self.transform(channels, input.complex).ok_or_else(|| {
             let size = if input.complex { channels } else { 2 * channels };
@@ -304,6 +307,7 @@ impl Channelize {
                 rate: input.sample_rate().map(|rate| rate / shape.hop as f64),
             },
             frame_rate: input.frame_rate,
+            is_contiguous: true,
         }
     }
 }
@@ -333,10 +337,19 @@ impl KernelSpec for Channelize {
         self.coefficients.iter().map(file).collect()
     }
 
+    fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
+        check_contents(&self.files(), context, |input| {
+            let shape = self.shape(input).map_err(refused)?;
+            prototype::coefficients(self, &shape, context.directory)?;
+            Ok(())
+        })
+    }
+
     fn memory(&self, input: &Layout) -> usize {
         self.shape(input).map_or(0, |shape| {
             (shape.history() + shape.points) * shape.inputs * 8
-                + shape.size * (shape.taps * 4 + 4 * 8)
+                + shape.size * shape.taps * 4
+                + transform::bytes(shape.size)
         })
     }
 

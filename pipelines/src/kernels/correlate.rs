@@ -42,7 +42,7 @@ mod shape;
 mod tests;
 
 use super::antennas::{Axes, complex_samples};
-use super::grouping::{AtBoundary, Grouping, Groups};
+use super::grouping::{AtBoundary, Grouping, Groups, max_outputs};
 use super::power_spectrum::{Gap, Partial};
 use super::quantise::check_scale;
 use super::{device, refused, require};
@@ -111,10 +111,10 @@ output = \"OUTPUT\"
 #[serde(deny_unknown_fields, default)]
 pub struct Correlate {
     /// Number of antennas, at least 1; an antenna with two polarisations counts as two. Default: the number of channels of
-    /// the input ring.
+    /// the input ring, divided by `channels` if it is set.
     pub antennas: Option<u32>,
     /// Number of frequency channels per antenna, at least 1. Default: the number of channels of the input ring divided by
-    /// `antennas`.
+    /// `antennas`. `antennas` × `channels` must be the number of channels of the input ring, unless `axes` is set.
     pub channels: Option<u32>,
     /// Axes of an input frame, the slowest first: `"time-antenna-channel"` (default for interleaved rings, such as outputs
     /// of `channelize`), `"antenna-channel-time"` (default for planar rings), `"antenna-time-channel"`,
@@ -194,7 +194,7 @@ impl Correlate {
     }
 
     fn shape(&self, input: &Layout) -> Result<Shape, Problem> {
-        complex_samples(input, "correlate")?;
+        complex_samples(input, "correlate", self.axes)?;
         self.check()?;
         let shape = Shape::new(self, input)?;
         require(
@@ -228,6 +228,7 @@ impl Correlate {
             frame_rate: input
                 .frame_rate
                 .map(|rate| rate * shape.items as f64 / shape.each as f64),
+            is_contiguous: input.is_contiguous,
         }
     }
 }
@@ -244,6 +245,11 @@ impl KernelSpec for Correlate {
     fn frames_per_output(&self, input: &Layout) -> f64 {
         self.shape(input)
             .map_or(1.0, |shape| shape.each as f64 / shape.items as f64)
+    }
+
+    fn max_outputs(&self, input: &Layout) -> usize {
+        self.shape(input)
+            .map_or(1, |shape| max_outputs(shape.items as u128, shape.each))
     }
 
     fn supports_share(&self, whole: &Layout, share: &Layout, by: Spread) -> Result<(), String> {
@@ -284,8 +290,7 @@ impl KernelSpec for Correlate {
             each: shape.each,
             hop: shape.length,
             rate: input
-                .frame_rate
-                .map(|rate| rate * shape.extents.times as f64)
+                .rate_of_points(shape.extents.times)
                 .filter(|rate| *rate > 0.0),
             skip_incomplete: self.partial == Partial::Skip,
             at_gap: match self.gap {

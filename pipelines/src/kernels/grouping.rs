@@ -10,7 +10,7 @@ use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::ring::{Frame, Lease, SlotsMut};
 use series::Series;
 
-pub(super) use series::Joined;
+pub(super) use series::{Joined, max_items};
 
 /// What happens to an output in progress at a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,12 @@ impl Groups {
         self.rate
             .map_or(0, |rate| (points as f64 / rate * 1e9).round() as u64)
     }
+}
+
+/// Returns the maximum number of outputs of a frame with up to `items` items, if an output has `each` items. The output in progress
+/// can lack one item.
+pub(super) fn max_outputs(items: u128, each: u64) -> usize {
+    usize::try_from(items.div_ceil(u128::from(each.max(1)))).unwrap_or(usize::MAX)
 }
 
 /// What a kernel computes from the items. The CPU and the CUDA implementation each implement this trait.

@@ -17,6 +17,8 @@
 //!   kernel's own keys say otherwise. With `fill = "nan"` on a ring of floats they are visible in every output that
 //!   depends on them.
 //! - A frame that is shorter than its layout is not read and counts as `failed`.
+//! - `channelize`, and `power-spectrum` with `continuous`, join the samples of successive frames. They refuse the output of a
+//!   `select` that leaves out frames or samples, because its frames do not continue each other.
 //! - An output has the flags of all its input frames, and the epoch and the timestamp of the first one.
 //! - Each module contains the keys, the output layout and the registry entry; its submodules `cpu` and `cuda` compute
 //!   the outputs. Both use the module `grouping` to decide which input belongs to which output, and to set the
@@ -48,11 +50,13 @@ mod reorder;
 pub(crate) mod samples;
 pub mod select;
 pub mod stats;
+mod transform;
 #[cfg(test)]
 #[path = "../../tests/gpu_kernels/trial.rs"]
 #[expect(dead_code, unreachable_pub, reason = "the tests on GPUs use the rest")]
 mod trial;
 
+use daq_core::check::{CheckContext, CheckReport, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::frame::{FrameMeta, PacketSizes};
@@ -205,6 +209,40 @@ fn refused(problem: Problem) -> KernelError {
     KernelError::Refused(problem.to_string())
 }
 
+/// Checks the files of a kernel with `read`, which reads them as at startup. Another check reports files that cannot be read.
+fn check_contents(
+    files: &[NamedFile],
+    context: &CheckContext<'_>,
+    read: impl FnOnce(&Layout) -> Result<(), KernelError>,
+) -> CheckReport {
+    let mut report = CheckReport::default();
+    let is_readable =
+        |file: &NamedFile| file.check_name().is_ok() && file.check_file(context.directory).is_ok();
+    if let Some(input) = context.input
+        && !files.is_empty()
+        && files.iter().all(is_readable)
+        && let Err(error) = read(input)
+    {
+        report.problems.push(problem_of(&error.to_string(), files));
+    }
+    report
+}
+
+/// Returns the problem that a kernel reports at startup as `text`: a key of `files`, the message and the fix.
+fn problem_of(text: &str, files: &[NamedFile]) -> Problem {
+    let rest = |file: &NamedFile| text.strip_prefix(&format!("`{}`: ", file.key));
+    let found = files.iter().find_map(|file| Some((&file.key, rest(file)?)));
+    let (message, help) = match found.map_or(text, |(_, rest)| rest).rsplit_once("; ") {
+        Some((message, help)) => (message, Some(help.to_owned())),
+        None => (found.map_or(text, |(_, rest)| rest), None),
+    };
+    Problem {
+        key: found.map(|(key, _)| key.clone()),
+        message: message.to_owned(),
+        help,
+    }
+}
+
 /// Rejects sample types that the built-in kernel `name` does not support.
 fn common_type(input: &Layout, name: &str) -> Result<(), Problem> {
     if samples::is_common(input.scalar) {
@@ -217,6 +255,20 @@ fn common_type(input: &Layout, name: &str) -> Result<(), Problem> {
 /// Returns the error of a kernel that is built for a sample type that [`common_type`] rejects.
 fn unsupported(input: &Layout, name: &str) -> KernelError {
     refused(input.scalar.unsupported(&format!("kernel `{name}`")))
+}
+
+/// Rejects frames that do not continue each other, for `what`, which needs samples of several successive frames.
+fn contiguous(input: &Layout, what: &str) -> Result<(), Problem> {
+    require(
+        input.is_contiguous,
+        "input",
+        format!(
+            "{what} needs successive samples, but the frames of the input do not continue each other, because a kernel \
+             `select` leaves out frames (`every`) or samples (`points`, `parts`)"
+        ),
+        "place the kernel `select` behind this kernel, or let it keep the same range of every frame without a gap: all frames, \
+         and points of which `count` × `step` is the number of points of a frame",
+    )
 }
 
 /// Rejects layouts without points.

@@ -96,8 +96,8 @@ mod passes;
 mod tests;
 mod window;
 
-use super::grouping::{AtBoundary, Grouping, Groups, Joined};
-use super::{common_type, device, not_empty, parameters, refused, require};
+use super::grouping::{AtBoundary, Grouping, Groups, Joined, max_items, max_outputs};
+use super::{common_type, contiguous, device, not_empty, parameters, refused, require, transform};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -369,6 +369,9 @@ impl PowerSpectrum {
             format!("the input's frames ({input}) are not samples over time"),
             "use a ring that a source or a `convert` kernel fills",
         )?;
+        if self.continuous {
+            contiguous(input, "`continuous = true`")?;
+        }
         let points = input.points;
         let size = self.size.unwrap_or(DEFAULT_SIZE.min(points));
         require(
@@ -524,6 +527,7 @@ impl KernelSpec for PowerSpectrum {
             frame_rate: input
                 .frame_rate
                 .map(|rate| rate / self.frames_per_output(input)),
+            is_contiguous: input.is_contiguous,
         })
     }
 
@@ -538,10 +542,19 @@ impl KernelSpec for PowerSpectrum {
         })
     }
 
+    fn max_outputs(&self, input: &Layout) -> usize {
+        self.shape(input).map_or(1, |shape| {
+            let items = if self.continuous {
+                max_items(1, input.points as u64, shape.hop as u64)
+            } else {
+                shape.spectra as u128
+            };
+            max_outputs(items, shape.integrate)
+        })
+    }
+
     fn memory(&self, input: &Layout) -> usize {
-        // Float64 sums or the spectra of one output, the float32 window and two blocks of real samples, and the complex
-        // block. The factors and the work space of the transform need about eight complex numbers per point for sizes
-        // with large prime factors.
+        // Float64 sums or the spectra of one output, the float32 window and two blocks of real samples, and the transform.
         self.shape(input).map_or(0, |shape| {
             let channels = input.channels as usize;
             let sums = match self.average {
@@ -553,7 +566,7 @@ impl KernelSpec for PowerSpectrum {
             } else {
                 0
             };
-            sums + joined + shape.size * 3 * 4 + shape.fft * 9 * 8
+            sums + joined + shape.size * 3 * 4 + transform::bytes(shape.fft)
         })
     }
 

@@ -15,6 +15,14 @@
 //! `every = n` are numbered 0, 1, 2, … so that their numbers have gaps only if frames are lost. If the points are samples
 //! over time at a known rate, the timestamp of an output is that of its first sample.
 //!
+//! # Rate of the output
+//! Equally spaced points have the rate of the input divided by their distance, and a single point per frame has the rate of the
+//! frames. Other points have no rate: a list with different distances, or several parts that do not follow each other.
+//!
+//! With `every` above 1, or with points that do not cover the whole frame (`count` × `step` is less than its number of points),
+//! the frames of the output do not continue each other, unless they have one point. `channelize`, and `power-spectrum` with
+//! `continuous`, refuse such frames; place `select` behind them.
+//!
 //! CPU and GPU produce identical bytes. On a GPU, each run of consecutive frames needs one launch. Each thread writes 16
 //! bytes at a time.
 
@@ -371,7 +379,6 @@ impl Select {
         };
         let channel_places = Indices::places(self.channels.as_ref(), channels_each, "channels")?;
         let point_places = Indices::places(self.points.as_ref(), points_each, "points")?;
-        let delay = point_places.at(0);
         let keep = parts.map_or(&[0][..], |parts| &parts.keep);
         let (channel_places, point_places) = if is_planar {
             (channel_places.in_parts(keep, size), point_places)
@@ -395,17 +402,26 @@ impl Select {
             choice: Choice {
                 every: self.every,
                 drop: self.flags(),
-                delay_ns: delay_ns(input, delay),
+                delay_ns: delay_ns(input, point_places.at(0)),
             },
             output: Layout {
                 channels: super::parameters::small(channel_places.count()),
                 points: point_places.count(),
-                axis: axis(&input.axis, &point_places),
+                axis: axis(input, &point_places, every),
                 frame_rate: input.frame_rate.map(|rate| rate / every),
+                is_contiguous: self.is_contiguous(input, &point_places),
                 ..input.clone()
             },
             pieces,
         })
+    }
+
+    /// Returns whether the frames of the output continue each other: they are single points, or `points` are equally spaced over
+    /// the whole of every frame. Missing numbers of frames show which frames `drop` excludes.
+    fn is_contiguous(&self, input: &Layout, points: &Places) -> bool {
+        let covers = |step: usize| points.count() * step == input.points;
+        points.count() == 1
+            || input.is_contiguous && self.every == 1 && points.step().is_some_and(covers)
     }
 
     /// Returns the flags of frames to drop.
@@ -434,10 +450,14 @@ fn delay_ns(input: &Layout, points: usize) -> u64 {
         .map_or(0, |rate| (points as f64 / rate * 1e9).round() as u64)
 }
 
-/// Returns the axis of the selected points.
-fn axis(input: &Axis, points: &Places) -> Axis {
+/// Returns the axis of the selected points of every `every`-th frame.
+fn axis(input: &Layout, points: &Places, every: f64) -> Axis {
     let step = points.step();
-    match input {
+    match &input.axis {
+        // Single points are as far apart as the frames.
+        Axis::Time { .. } if points.count() == 1 => Axis::Time {
+            rate: input.rate_of_points(1).map(|rate| rate / every),
+        },
         Axis::Time { rate } => Axis::Time {
             rate: rate.zip(step).map(|(rate, step)| rate / step as f64),
         },
@@ -455,7 +475,7 @@ fn axis(input: &Axis, points: &Places) -> Axis {
         },
         // The selected pixels are not an image.
         Axis::Pixels(_) if step != Some(1) || points.at(0) != 0 => Axis::Time { rate: None },
-        Axis::Pixels(image) if points.count() == image.pixels() => input.clone(),
+        Axis::Pixels(image) if points.count() == image.pixels() => input.axis.clone(),
         Axis::Pixels(_) => Axis::Time { rate: None },
         Axis::Fields(names) => Axis::Fields(
             (0..points.count())

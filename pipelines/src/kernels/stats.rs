@@ -213,6 +213,7 @@ impl KernelSpec for Stats {
             order: Order::Planar,
             axis: Axis::Fields(names),
             frame_rate: input.frame_rate.map(|rate| rate / self.every as f64),
+            is_contiguous: input.is_contiguous,
         })
     }
 

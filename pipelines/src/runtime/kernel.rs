@@ -2,18 +2,23 @@
 //! slots when the work is complete.
 
 use super::{Control, FailureKind, Heartbeat, Progress, STOP_POLL_INTERVAL};
+use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{self, StreamEvent};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::leak::leak;
 use daq_core::ledger::{DeviceLedger, KernelLedger};
 use daq_core::notify::{Notifier, Wait};
-use daq_core::ring::{Completion, Lease, Producer, Reader, SlotsMut, WorkInFlight};
+use daq_core::ring::{Completion, Lease, Producer, Reader, RingOptions, SlotsMut, WorkInFlight};
 use daq_core::staging::RingCopy;
+use daq_core::units::counted;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod pace;
 #[cfg(test)]
 mod tests;
+
+use pace::{Pace, fitting};
 
 /// Inputs of a kernel's thread.
 pub struct Parts {
@@ -49,7 +54,7 @@ pub struct Parts {
 /// uses is leaked.
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "two settings and two independent states of the device"
+    reason = "two settings, two independent states of the device, and whether a message was logged"
 )]
 pub struct Runner {
     name: String,
@@ -77,6 +82,14 @@ pub struct Runner {
     has_completed: bool,
     in_flight: WorkInFlight<InFlight>,
     timing: Timing,
+    /// The limit of frames per call on the CPU.
+    pace: Pace,
+    /// Time since which the thread has not waited: the end of the last call of the kernel, or of the last wait.
+    ready: Instant,
+    /// Whether frames that the kernel could not process were logged.
+    failure_is_logged: bool,
+    /// Whether frames were discarded because the drain time is over.
+    is_late: bool,
 }
 
 /// Default maximum time for a device to finish one burst after the drain deadline.
@@ -172,6 +185,10 @@ impl Runner {
             hung: false,
             has_completed: false,
             timing: Timing::default(),
+            pace: Pace::default(),
+            ready: Instant::now(),
+            failure_is_logged: false,
+            is_late: false,
         }
     }
 
@@ -187,9 +204,13 @@ impl Runner {
         Ok(stream.synchronize()?)
     }
 
-    /// Starts a persistent kernel.
+    /// Checks the size of the output ring, and starts a persistent kernel.
     pub fn start(&mut self) -> Result<(), KernelError> {
-        self.kernel.as_mut().map_or(Ok(()), |kernel| kernel.start())
+        let Some(kernel) = &mut self.kernel else {
+            return Ok(());
+        };
+        check_slots(kernel.outputs(1), self.producer.options())?;
+        kernel.start()
     }
 
     /// Runs until the input ends, the kernel fails or the device hangs after the drain deadline.
@@ -272,8 +293,10 @@ impl Runner {
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), KernelError> {
         let mut progress = Progress::new();
+        self.ready = Instant::now();
         loop {
             let before = self.in_flight.len();
+            self.discard_overdue();
             let step = self.step()?;
             // Only completions count as progress. New submissions are possible until the rings are full.
             let has_ended = step == Step::Moved && self.in_flight.len() <= before;
@@ -297,8 +320,28 @@ impl Runner {
                         self.reader.held()
                     )));
                 }
-                Step::Idle | Step::Full => self.wait(step),
+                Step::Idle | Step::Full => {
+                    self.wait(step);
+                    self.ready = Instant::now();
+                }
             }
+        }
+    }
+
+    /// Discards the frames that a kernel on the CPU has not processed within the drain time.
+    fn discard_overdue(&mut self) {
+        if self.stream.is_some() || self.on_device || !self.control.is_overdue() {
+            return;
+        }
+        let frames = self.reader.discard_pending();
+        if frames > 0 && !std::mem::replace(&mut self.is_late, true) {
+            let why = format!(
+                "the drain time is over: at least {} were not processed and count as `discarded`; increase `--drain`, or use a \
+                 faster kernel",
+                counted(frames, "frame")
+            );
+            let name = format!("kernel `{}`", self.name);
+            self.control.fail(FailureKind::Io, name, why);
         }
     }
 
@@ -364,7 +407,7 @@ impl Runner {
         // Reserve only as many slots as the waiting frames need. To readers without guarantee, reserved slots look
         // overwritten.
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
-        let waiting = waiting.min(self.burst);
+        let waiting = waiting.min(self.max_frames());
         if waiting == 0 {
             if self.inline_copy.is_some() && self.producer.open() == self.producer.submitted() {
                 // Reserve a slot for the next frame early, because reserving waits for earlier stores to the GPU.
@@ -382,22 +425,22 @@ impl Runner {
             .as_ref()
             .is_none_or(driver::Stream::has_free_event);
         // Use at most half of the output ring at a time, so that a reader without guarantee finds frames to lease.
-        let slots = self.producer.options().slots as u64;
-        let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= slots.div_ceil(2);
+        let half = self.producer.options().slots.div_ceil(2);
+        let is_half = !self.in_flight.is_empty() && self.producer.submitted() >= half as u64;
         if !has_free_event || is_half {
             return Ok(moved(Step::Full));
         }
         let Some(kernel) = self.kernel.as_deref_mut() else {
             return Ok(Step::Finished);
         };
-        let mut slots = self.producer.reserve(kernel.outputs(waiting));
-        let room = slots.remaining();
+        let outputs = |frames| kernel.outputs(frames);
+        let of_one = outputs(1);
+        let waiting = fitting(waiting, half.max(of_one), outputs);
+        let mut slots = self.producer.reserve(outputs(waiting));
         // Usually all waiting frames are processed; fewer if the output ring is nearly full.
-        let frames = (0..=waiting)
-            .rev()
-            .find(|frames| kernel.outputs(*frames) <= room)
-            .unwrap_or(0);
+        let frames = fitting(waiting, slots.remaining(), outputs);
         if frames == 0 {
+            check_slots(of_one, self.producer.options())?;
             if self.producer.has_leaked_slots() {
                 return Err(KernelError::Unavailable(format!(
                     "ring `{}` has no free slot, because a reader's device hangs",
@@ -447,6 +490,17 @@ impl Runner {
                 return Err(error);
             }
         };
+        if self.stream.is_none() && !self.on_device {
+            // The only look at the clock per call.
+            let now = Instant::now();
+            let before = std::mem::replace(&mut self.ready, now);
+            self.pace
+                .record(lease.len(), now.saturating_duration_since(before));
+        }
+        if submitted.failed + submitted.dropped > 0 && !self.failure_is_logged {
+            self.failure_is_logged = true;
+            log_failed(&self.name, &lease, &submitted);
+        }
         let completion = mark.clone().map_or_else(
             || submitted.completion.clone(),
             |mark| Completion::Event(mark),
@@ -467,6 +521,14 @@ impl Runner {
             self.in_flight.push(lease, completion, work);
         }
         Ok(Step::Moved)
+    }
+
+    /// Returns the maximum number of frames of the next call.
+    fn max_frames(&self) -> usize {
+        if self.stream.is_some() || self.on_device {
+            return self.burst;
+        }
+        self.burst.min(self.pace.limit())
     }
 
     /// Publishes the output of completed work. If the device failed, publishes nothing and counts all frames as failed.
@@ -537,6 +599,37 @@ fn launch(
             Err((ran.err().unwrap_or_else(|| unmarked.into()), None))
         }
     }
+}
+
+/// Rejects an output ring that has fewer slots than one input frame can have outputs, of which there are `outputs`. The kernel would
+/// wait for free slots without end.
+fn check_slots(outputs: usize, ring: &RingOptions) -> Result<(), KernelError> {
+    if outputs <= ring.slots {
+        return Ok(());
+    }
+    Err(KernelError::Refused(format!(
+        "an input frame can have {outputs} output frames, but ring `{}` has {} slots; set `slots` of the ring to {} or more",
+        ring.name,
+        ring.slots,
+        outputs.saturating_mul(2)
+    )))
+}
+
+/// Logs that a kernel could not process frames of the burst `lease`, or frames before it.
+fn log_failed(name: &str, lease: &Lease<'_>, submitted: &Submitted) {
+    let metas = || lease.iter().map(|frame| *frame.meta());
+    let number = |i: usize| lease.frame(i).meta().sequence;
+    tracing::warn!(
+        "kernel `{name}`: {} frames have no output and count as `failed`, first in the burst of frames {} to {}, of which the \
+         shortest has {} bytes and {} have missing packets; possible reasons: a frame is shorter than the layout of the ring, \
+         frames with missing packets are skipped (`partial = \"skip\"`), or a missing frame or a restart of the sender ended an \
+         integration. Further failed frames are only counted",
+        submitted.failed + submitted.dropped,
+        number(0),
+        number(lease.len() - 1),
+        metas().map(|meta| meta.length).min().unwrap_or_default(),
+        metas().filter(FrameMeta::is_incomplete).count(),
+    );
 }
 
 fn count(ledger: &KernelLedger, submitted: &Submitted, outputs: u64) {

@@ -87,6 +87,8 @@ pub fn run(
         let lease = source.reader.poll(now.len()).unwrap();
         assert_eq!(lease.len(), now.len());
         let outputs = kernel.outputs(now.len());
+        // With fewer slots, the kernel would never run.
+        assert!(kernel.outputs(1) <= spec.max_outputs(input));
         let mut out = sink.producer.reserve(outputs);
         assert_eq!(out.remaining(), outputs);
         let on = match &stream {

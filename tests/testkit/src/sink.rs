@@ -87,6 +87,7 @@ pub fn layout(scalar: Scalar, complex: bool, channels: u32, points: usize) -> La
         order: Order::Interleaved,
         axis: Axis::Time { rate: Some(1e6) },
         frame_rate: Some(1e6 / points as f64),
+        is_contiguous: true,
     }
 }
 

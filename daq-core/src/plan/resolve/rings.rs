@@ -57,7 +57,7 @@ impl Resolver<'_> {
             packet_sizes: exact.map_or(declared.packets.1, |(geometry, _)| geometry.packet_sizes()),
             kept: self.kept.get(name).cloned().unwrap_or_default(),
             supports_backpressure: declared.supports_backpressure,
-            fill: ring.keys.fill.0,
+            fill: ring.keys.fill.pattern(),
             node: ring.keys.node,
             lock: ring.keys.lock,
             huge: ring.keys.huge,

@@ -93,9 +93,11 @@ fn claims(config: &Config) -> Vec<String> {
 /// Checks the files that `config` names. Returns descriptions of the checks that were skipped.
 ///
 /// Kernels are part of the configuration and are always checked. Other files are located on the machine that runs the
-/// pipeline. They are not checked if `elsewhere` is the option that selects another machine than this one.
+/// pipeline. They are not checked if `elsewhere` is the option that selects another machine than this one. Without a plan, the
+/// contents of files that must fit the frames are not checked.
 pub(super) fn files(
     config: &Config,
+    plan: Option<&Plan>,
     directory: &Path,
     elsewhere: Option<&str>,
     document: &mut Document,
@@ -128,6 +130,11 @@ pub(super) fn files(
         let context = CheckContext {
             directory,
             dispatch: kernel.keys.dispatch.unwrap_or_default(),
+            input: plan.and_then(|plan| {
+                let mut planned = plan.kernels.iter();
+                let planned = planned.find(|planned| planned.component == kernel.name())?;
+                Some(&plan.ring(&planned.input)?.layout)
+            }),
         };
         let found = kernel.spec.check_files(&context);
         for problem in found.problems {

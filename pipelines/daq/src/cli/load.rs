@@ -255,6 +255,7 @@ impl Loaded {
         if let Some(unchecked) = unchecked {
             *unchecked = check::files(
                 &config,
+                plan.as_ref(),
                 &around.directory,
                 hardware.option(),
                 document,

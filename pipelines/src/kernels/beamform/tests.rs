@@ -161,3 +161,79 @@ fn beamform_throughput() {
     };
     figure("beamform int8, 16 antennas, 8 beams", &spec, &input);
 }
+
+/// A frame that is not followed at once by the next frame has the same rate.
+#[test]
+fn rate_of_beams_is_that_of_the_samples_behind_select() {
+    use super::super::Select;
+    use super::super::select::{Indices, Range};
+    let every = Select {
+        every: 4,
+        ..Select::default()
+    };
+    let half = Select {
+        points: Some(Indices::Range(Range {
+            count: Some(6),
+            ..Range::default()
+        })),
+        ..Select::default()
+    };
+    let beam = |integrate| Beamform {
+        detect: Detect::Power,
+        integrate,
+        ..Beamform::default()
+    };
+    for select in [every, half] {
+        let input = select.layout(&voltages(Scalar::Int8, 4, 12)).unwrap();
+        let output = |integrate| beam(integrate).layout(&input).unwrap();
+        assert_eq!(output(1).sample_rate(), Some(1000.0));
+        assert_eq!(output(3).sample_rate(), Some(1000.0 / 3.0));
+        assert!(!output(3).is_contiguous);
+        let one = output(input.points);
+        assert_eq!(one.sample_rate(), input.frame_rate);
+        assert!(one.is_contiguous);
+    }
+}
+
+#[test]
+fn check_reads_the_files_as_a_run_does() {
+    let directory = tempfile::tempdir().unwrap();
+    save(&directory.path().join("w.npy"), "<c16", "(1, 4)", &[1.0; 8]);
+    save(&directory.path().join("d.npy"), "<f8", "(1, 4)", &[0.0; 4]);
+    let spec = |antennas| Beamform {
+        antennas: Some(antennas),
+        weights: Some("w.npy".into()),
+        delays: Some("d.npy".into()),
+        frequency: Some(Frequency(1e9)),
+        ..Beamform::default()
+    };
+    let check = |spec: &Beamform, input: Option<&Layout>| {
+        spec.check_files(&CheckContext {
+            directory: directory.path(),
+            dispatch: daq_core::gpu::Dispatch::Launch,
+            input,
+        })
+    };
+    let input = voltages(Scalar::Int8, 4, 6);
+    assert_eq!(check(&spec(4), Some(&input)), CheckReport::default());
+    let other = voltages(Scalar::Int8, 5, 6);
+    // Without a plan, the layout of the frames is not known.
+    assert_eq!(check(&spec(5), None), CheckReport::default());
+    let problems = check(&spec(5), Some(&other)).problems;
+    assert_eq!(problems.len(), 1);
+    assert_eq!(problems[0].key.as_deref(), Some("weights"));
+    assert!(problems[0].message.contains("has the shape [1, 4]"));
+    assert!(
+        problems[0]
+            .help
+            .as_deref()
+            .unwrap()
+            .contains("change the file")
+    );
+    // Another check reports missing files.
+    let absent = Beamform {
+        weights: Some("absent.npy".into()),
+        ..spec(5)
+    };
+    assert_eq!(check(&absent, Some(&other)), CheckReport::default());
+}

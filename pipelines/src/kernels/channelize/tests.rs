@@ -232,6 +232,15 @@ fn coefficients_are_read_from_file() {
     };
     let want: Vec<f32> = (0..8_u8).map(f32::from).collect();
     assert_eq!(*read(&spec(2)).unwrap(), *want);
+    let context = CheckContext {
+        directory: directory.path(),
+        dispatch: daq_core::gpu::Dispatch::Launch,
+        input: Some(&input),
+    };
+    assert_eq!(spec(2).check_files(&context), CheckReport::default());
+    let problem = spec(4).check_files(&context).problems.remove(0);
+    assert_eq!(problem.key.as_deref(), Some("coefficients"));
+    assert!(problem.message.contains("needs 16 real coefficients"));
     let error = read(&spec(4)).unwrap_err().to_string();
     assert!(error.contains("needs 16 real coefficients"), "{error}");
     let missing = Channelize {

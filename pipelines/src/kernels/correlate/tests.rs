@@ -225,3 +225,87 @@ fn correlate_throughput() {
         );
     }
 }
+
+/// Four outputs of a frame are a quarter of the duration of the frame apart, also if the next frames are left out.
+#[test]
+fn times_behind_select_follow_the_sample_rate() {
+    let every = super::super::Select {
+        every: 4,
+        ..super::super::Select::default()
+    };
+    let input = voltages(Scalar::Int8, 2, 8);
+    let fewer = every.layout(&input).unwrap();
+    assert_eq!(fewer.frame_rate, input.frame_rate.map(|rate| rate / 4.0));
+    let spec = Correlate {
+        integrate: Some(2),
+        ..Correlate::default()
+    };
+    let given = frames([Noise(3).numbers(Scalar::Int8, input.numbers())]);
+    let times = |input: &Layout| -> Vec<u64> {
+        let outcome = run(&spec, input, &given, &[1], None);
+        let times = outcome.outputs.iter().map(|(meta, _)| meta.timestamp.ns);
+        times.collect()
+    };
+    assert_eq!(times(&fewer), [0, 2_000_000, 4_000_000, 6_000_000]);
+    assert_eq!(times(&fewer), times(&input));
+}
+
+#[test]
+fn keys_that_contradict_the_channels_of_the_ring_are_refused() {
+    let input = voltages(Scalar::Int8, 8, 12);
+    let spec = |antennas, channels, axes| Correlate {
+        antennas,
+        channels,
+        axes,
+        ..Correlate::default()
+    };
+    let problem = |antennas, channels| {
+        let problem = spec(antennas, channels, None).layout(&input).unwrap_err();
+        (problem.key.unwrap(), problem.message, problem.help.unwrap())
+    };
+    // Half of the channels would be other antennas or times.
+    for (antennas, channels) in [(4, 1), (2, 2), (4, 4), (1, 1)] {
+        let (_, message, help) = problem(Some(antennas), Some(channels));
+        assert!(message.contains("are not the 8 channels"), "{message}");
+        assert!(help.contains("`axes`"), "{help}");
+    }
+    let (key, message, _) = problem(None, Some(3));
+    assert_eq!(key, "channels");
+    assert!(message.contains("8 channels cannot be divided among antennas with 3 channels"));
+    for (antennas, channels) in [
+        (Some(4), Some(2)),
+        (None, Some(2)),
+        (Some(4), None),
+        (None, None),
+    ] {
+        assert!(spec(antennas, channels, None).layout(&input).is_ok());
+    }
+    // With `axes`, the keys describe the frame.
+    let axes = Some(Axes::AntennaChannelTime);
+    let output = spec(Some(4), Some(4), axes).layout(&input).unwrap();
+    assert_eq!((output.channels, output.points), (10, 4));
+}
+
+#[test]
+fn spectra_are_no_voltages() {
+    let spectra = Layout {
+        axis: Axis::Frequency {
+            start: None,
+            step: None,
+        },
+        ..voltages(Scalar::Float32, 2, 8)
+    };
+    let problem = Correlate::default().layout(&spectra).unwrap_err();
+    assert!(
+        problem.message.contains("not samples over time"),
+        "{problem}"
+    );
+    // A kernel of the user can produce the spectra of antennas.
+    let declared = Correlate {
+        antennas: Some(2),
+        channels: Some(8),
+        axes: Some(Axes::TimeChannelAntenna),
+        ..Correlate::default()
+    };
+    assert!(declared.layout(&spectra).is_ok());
+}

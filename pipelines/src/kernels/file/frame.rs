@@ -34,8 +34,8 @@ pub struct FrameKeys {
     pub order: Option<Order>,
     /// Axis of the points, `"time"` or `"frequency"`.
     pub axis: Option<AxisKey>,
-    /// Points per second and channel, such as `"1 MHz"`, for points over time. If `points` differs from the input's,
-    /// the default follows from the frame rate.
+    /// Points per second and channel, such as `"1 MHz"`, for points over time. By default, the points of an output divide the
+    /// time of the input's points equally.
     pub rate: Option<Frequency>,
     /// Frequency of the first point, for points over frequency.
     pub start: Option<Frequency>,
@@ -121,6 +121,7 @@ impl FrameKeys {
             order: self.order.unwrap_or(input.order),
             axis: self.axis(input, points)?,
             frame_rate: input.frame_rate,
+            is_contiguous: input.is_contiguous_in(points),
         };
         let point = layout.sample_bits() as u64 * u64::from(layout.channels);
         let bits = point.checked_mul(points as u64);
@@ -155,15 +156,9 @@ impl FrameKeys {
         } else {
             self.axis
         };
-        // Keeps the number of points per second that the frame rate gives.
-        let rate = || {
-            let same = points == input.points;
-            let follows = input.frame_rate.map(|frames| frames * points as f64);
-            input.sample_rate().filter(|_| same).or(follows)
-        };
         match (wanted, &input.axis) {
             (Some(AxisKey::Time), _) | (None, Axis::Time { .. }) => Ok(Axis::Time {
-                rate: self.rate.map(|rate| rate.0).or_else(rate),
+                rate: self.rate.map_or_else(|| input.rate_of_points(points), |rate| Some(rate.0)),
             }),
             (None, Axis::Fields(names)) if names.len() != points => Err(Problem::at(
                 "frame.points",

@@ -211,6 +211,18 @@ fn output_frame_is_declared_or_equal_to_input() {
         (thinned.axis, thinned.frame_rate),
         (Axis::Time { rate: Some(1e5) }, Some(1000.0))
     );
+    // Behind `select` with `every`, the points within a frame keep their rate.
+    let fewer = Layout {
+        frame_rate: Some(250.0),
+        is_contiguous: false,
+        ..input.clone()
+    };
+    let thinned = framed("{ points = 100 }", &fewer).unwrap();
+    assert_eq!(thinned.axis, Axis::Time { rate: Some(1e5) });
+    assert!(!thinned.is_contiguous);
+    let one = framed("{ points = 1 }", &fewer).unwrap();
+    assert_eq!(one.axis, Axis::Time { rate: Some(250.0) });
+    assert!(one.is_contiguous);
     let output = framed("{ points = 100, rate = \"5 Hz\" }", &input).unwrap();
     assert_eq!(output.axis, Axis::Time { rate: Some(5.0) });
     let spectrum = framed("{ points = 8, step = \"2 kHz\" }", &input).unwrap();

@@ -48,7 +48,7 @@ impl Series {
 
     /// Returns the maximum number of items that end in `frames` more frames.
     pub(super) fn max_items(&self, frames: usize) -> u128 {
-        frames as u128 * u128::from(self.points) / u128::from(self.hop) + 1
+        max_items(frames, self.points, self.hop)
     }
 
     /// Returns the number of points before the next frame that are part of the next item.
@@ -109,4 +109,10 @@ impl Series {
             blend.add(meta, number as u64, delay(offset));
         }
     }
+}
+
+/// Returns the maximum number of items that end in `frames` successive frames of `points` points, if items are at least `hop`
+/// points long and start every `hop` points.
+pub(in super::super) const fn max_items(frames: usize, points: u64, hop: u64) -> u128 {
+    (frames as u128 * points as u128).div_ceil(hop as u128)
 }

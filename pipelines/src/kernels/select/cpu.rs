@@ -20,6 +20,7 @@ struct Selector {
     selection: Selection,
 }
 
+// `outputs` is the default, one per frame: behind losses, the numbers of all frames of a burst can be multiples of `every`.
 impl Kernel for Selector {
     fn run(
         &mut self,

@@ -62,16 +62,19 @@ impl Places {
 
     /// Returns these places in each of the parts `keep`, where a part has `size` numbers.
     pub(super) fn in_parts(&self, keep: &[usize], size: usize) -> Self {
-        let bases = keep
+        let bases: Vec<_> = keep
             .iter()
             .flat_map(|part| self.bases.iter().map(move |base| part * size + base))
             .collect();
+        if self.each == 1 {
+            return Self::list(bases);
+        }
         let merged = Self {
             bases,
             ..self.clone()
         };
-        // Neighbouring whole parts are one range.
-        let is_whole = self.each * self.step == size && self.bases == [0];
+        // Places that cover neighbouring whole parts are one range.
+        let is_whole = self.each * self.step == size && self.bases.len() == 1;
         if is_whole && keep.windows(2).all(|pair| pair[1] == pair[0] + 1) {
             return Self::range(merged.at(0), merged.count(), self.step);
         }

@@ -377,3 +377,165 @@ fn wrong_selections_name_the_key() {
         assert!(problem.help.is_some());
     }
 }
+
+/// Returns the rate and the frame rate of the output, and whether its frames continue each other, for 1000 points at 1 MHz.
+fn timing(select: Select) -> (Option<f64>, Option<f64>, bool) {
+    let output = select.layout(&input(Scalar::Int16, 1, 1000)).unwrap();
+    (
+        output.sample_rate(),
+        output.frame_rate,
+        output.is_contiguous,
+    )
+}
+
+fn points(points: Indices) -> Select {
+    Select {
+        points: Some(points),
+        ..Select::default()
+    }
+}
+
+fn every(every: u64) -> Select {
+    Select {
+        every,
+        ..Select::default()
+    }
+}
+
+fn parts(count: usize, keep: &[usize]) -> Select {
+    Select {
+        parts: Some(Parts {
+            count,
+            keep: keep.to_vec(),
+        }),
+        ..Select::default()
+    }
+}
+
+#[test]
+fn output_has_the_rate_of_the_selected_points() {
+    let rate = |rate| (Some(rate), Some(1000.0));
+    for (select, (sample_rate, frame_rate), is_contiguous) in [
+        (Select::default(), rate(1e6), true),
+        (points(range(0, None, 10)), rate(1e5), true),
+        (points(range(7, None, 10)), rate(1e5), true),
+        (points(range(7, Some(99), 10)), rate(1e5), false),
+        (points(range(0, Some(500), 1)), rate(1e6), false),
+        // One point per frame has the rate of the frames.
+        (points(range(3, Some(1), 1)), rate(1e3), true),
+        (points(Indices::List(vec![999])), rate(1e3), true),
+        (
+            points(Indices::List(vec![0, 1, 5])),
+            (None, Some(1e3)),
+            false,
+        ),
+        (every(4), (Some(1e6), Some(250.0)), false),
+        // Single points of every fourth frame are a series too.
+        (
+            Select {
+                every: 4,
+                ..points(Indices::List(vec![5]))
+            },
+            (Some(250.0), Some(250.0)),
+            true,
+        ),
+        (parts(4, &[2]), rate(1e6), false),
+        (parts(4, &[0, 1, 2, 3]), rate(1e6), true),
+        (parts(4, &[1, 2]), rate(1e6), false),
+        (parts(4, &[0, 2]), (None, Some(1e3)), false),
+        (
+            Select {
+                points: Some(range(3, None, 5)),
+                ..parts(4, &[0, 1, 2, 3])
+            },
+            rate(2e5),
+            true,
+        ),
+    ] {
+        let found = timing(select.clone());
+        assert_eq!(
+            found,
+            (sample_rate, frame_rate, is_contiguous),
+            "{select:?}"
+        );
+    }
+    // The output of another `select` stays interrupted.
+    let gaps = every(2).layout(&input(Scalar::Int16, 1, 1000)).unwrap();
+    let thinned = points(range(0, None, 10)).layout(&gaps).unwrap();
+    assert!(!thinned.is_contiguous);
+}
+
+#[test]
+fn time_of_output_is_that_of_its_first_sample_in_the_kept_parts() {
+    let input = input(Scalar::Int16, 1, 1000);
+    let given = frames([vec![0; 2000]]);
+    for (select, us) in [
+        (parts(4, &[2]), 500),
+        (parts(4, &[3, 0]), 750),
+        (
+            Select {
+                points: Some(range(10, None, 2)),
+                ..parts(4, &[1, 3])
+            },
+            260,
+        ),
+    ] {
+        let outcome = run(&select, &input, &given, &[1], None);
+        assert_eq!(outcome.outputs[0].0.timestamp.ns, us * 1000, "{select:?}");
+    }
+}
+
+/// Kernels that join samples of successive frames refuse frames that do not continue each other.
+#[test]
+fn interrupted_series_are_refused_with_the_fix() {
+    use super::super::{Channelize, PowerSpectrum};
+    let input = input(Scalar::Int16, 1, 1024);
+    let continuous = PowerSpectrum {
+        size: Some(64),
+        continuous: true,
+        ..PowerSpectrum::default()
+    };
+    let channelize = Channelize {
+        channels: Some(16),
+        ..Channelize::default()
+    };
+    let kernels: [&dyn KernelSpec; 2] = [&channelize, &continuous];
+    for select in [every(3), points(range(0, Some(512), 1)), parts(2, &[1])] {
+        let output = select.layout(&input).unwrap();
+        for kernel in kernels {
+            let problem = kernel.layout(&output).unwrap_err();
+            assert_eq!(problem.key.as_deref(), Some("input"));
+            assert!(problem.message.contains("do not continue each other"));
+            assert!(problem.help.unwrap().contains("behind this kernel"));
+        }
+        // Blocks within a frame need no other frame.
+        let within = PowerSpectrum {
+            continuous: false,
+            ..continuous.clone()
+        };
+        assert!(within.layout(&output).is_ok());
+    }
+    for select in [
+        points(range(1, None, 2)),
+        Select {
+            drop: vec![Flag::Incomplete],
+            ..Select::default()
+        },
+    ] {
+        let output = select.layout(&input).unwrap();
+        assert!(kernels.iter().all(|kernel| kernel.layout(&output).is_ok()));
+    }
+}
+
+/// The number of outputs of a burst cannot be derived from the number of its frames.
+#[test]
+fn all_frames_of_a_burst_with_losses_can_be_kept() {
+    let input = input(Scalar::Int8, 1, 8);
+    let mut given = frames((0..3).map(|i| vec![i; 8]));
+    for (meta, _) in &mut given {
+        meta.sequence *= 100;
+    }
+    let outcome = run(&every(100), &input, &given, &[3], None);
+    let numbers = outcome.outputs.iter().map(|(meta, _)| meta.sequence);
+    assert_eq!(numbers.collect::<Vec<_>>(), [0, 1, 2]);
+}

@@ -112,7 +112,7 @@ fn run(fails_at: u64, hangs_at: u64) -> Outcome {
         wait: Wait::Event,
         control: control.clone(),
         stream: None,
-        on_device: false,
+        on_device: true,
         isolated: false,
         persistent: None,
         inline_copy: None,
@@ -241,4 +241,174 @@ fn first_work_has_a_limit_only_beside_a_persistent_kernel() {
     }
     runner.has_completed = true;
     assert!(runner.check_first_work().is_ok());
+}
+
+/// A kernel on the CPU that keeps every `every`-th frame, as far as it knows its inputs: it reserves a slot for each.
+struct Sieve {
+    every: u64,
+    /// The numbers of frames of all calls.
+    calls: Arc<std::sync::Mutex<Vec<usize>>>,
+    /// Number of outputs per frame that the kernel reserves.
+    outputs: usize,
+}
+
+impl Kernel for Sieve {
+    fn outputs(&self, frames: usize) -> usize {
+        frames * self.outputs
+    }
+
+    fn run(
+        &mut self,
+        burst: &Lease<'_>,
+        out: &mut SlotsMut<'_>,
+        _: Stream<'_>,
+    ) -> Result<Submitted, KernelError> {
+        self.calls.lock().unwrap().push(burst.len());
+        let mut submitted = Submitted::done(0);
+        for frame in burst.iter() {
+            let number = frame.meta().sequence;
+            if number.is_multiple_of(self.every) {
+                out.finish(FrameMeta::whole(number / self.every, 8));
+                submitted.consumed += 1;
+            } else {
+                submitted.failed += 1;
+            }
+        }
+        Ok(submitted)
+    }
+}
+
+/// Returns the runner of a [`Sieve`], the producer of its input, its output ring, a reader of the output, and the numbers of frames
+/// of its calls.
+fn sieve(
+    (every, per_frame): (u64, usize),
+    slots: usize,
+    guarantee: bool,
+) -> (
+    Runner,
+    Producer,
+    Ring,
+    Reader,
+    Arc<std::sync::Mutex<Vec<usize>>>,
+) {
+    let (_input, producer, reader) = ring("input", 64);
+    let options = RingOptions::new("output", slots, 8);
+    let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
+    let (output, outputs) = Ring::new(region, options, RingLedger::default()).unwrap();
+    let results = output
+        .attach(guarantee, 16, ReaderLedger::default())
+        .unwrap();
+    let calls = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let runner = Runner::new(Parts {
+        name: "sieve".to_owned(),
+        kernel: Box::new(Sieve {
+            every,
+            calls: calls.clone(),
+            outputs: per_frame,
+        }),
+        reader,
+        producer: outputs,
+        ledger: KernelLedger::default(),
+        burst: 16,
+        wait: Wait::Event,
+        control: Arc::new(Control::new(Duration::ZERO)),
+        stream: None,
+        on_device: false,
+        isolated: false,
+        persistent: None,
+        inline_copy: None,
+    });
+    (runner, producer, output, results, calls)
+}
+
+fn fill(producer: &mut Producer, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let mut slots = producer.reserve(1);
+        slots.finish(FrameMeta::whole(number, 8));
+        slots.publish();
+    }
+}
+
+/// Otherwise nothing is published, and no heartbeat is given, before all frames of a burst are processed.
+#[test]
+fn first_call_on_the_cpu_has_one_frame() {
+    let (mut runner, mut producer, output, _results, calls) = sieve((1, 1), 64, true);
+    fill(&mut producer, 0..16);
+    assert_eq!(runner.step().unwrap(), Step::Moved);
+    assert_eq!(output.published(), 1);
+    // A call that has taken long is not followed by a burst.
+    runner.pace = Pace::default();
+    runner.pace.record(1, Duration::from_secs(2));
+    assert_eq!(runner.step().unwrap(), Step::Moved);
+    assert_eq!(
+        (output.published(), &calls.lock().unwrap()[..]),
+        (2, &[1, 1][..])
+    );
+}
+
+/// A kernel reserves a slot for each frame that it may keep. Reserved slots look overwritten to a reader without guarantee.
+#[test]
+fn readers_without_guarantee_find_frames_of_a_kernel_that_keeps_few() {
+    for slots in [2, 4, 8, 64] {
+        let (mut runner, mut producer, output, mut results, _) = sieve((10, 1), slots, false);
+        let mut read = 0;
+        for round in 0..40 {
+            // Other tests check the pace.
+            runner.pace = Pace::default();
+            (0..6).for_each(|_| runner.pace.record(64, Duration::ZERO));
+            fill(&mut producer, round * 10..round * 10 + 10);
+            while runner.step().unwrap() == Step::Moved {}
+            read += results.poll(16).map_or(0, |lease| lease.len());
+        }
+        assert_eq!((output.published(), read), (40, 40), "{slots} slots");
+    }
+}
+
+#[test]
+fn output_ring_with_too_few_slots_is_refused() {
+    let (mut runner, mut producer, ..) = sieve((1, 9), 8, true);
+    let error = runner.start().unwrap_err().to_string();
+    for part in ["9 output frames", "ring `output` has 8 slots", "18 or more"] {
+        assert!(error.contains(part), "{error}");
+    }
+    // A kernel that needs more slots later does not wait for ever either.
+    fill(&mut producer, 0..1);
+    let error = runner.step().unwrap_err().to_string();
+    assert!(error.contains("has 8 slots"), "{error}");
+    let (mut runner, mut producer, ..) = sieve((1, 8), 8, true);
+    runner.start().unwrap();
+    fill(&mut producer, 0..1);
+    assert_eq!(runner.step().unwrap(), Step::Moved);
+}
+
+#[test]
+fn failed_frames_are_logged_once() {
+    let (mut runner, mut producer, ..) = sieve((2, 1), 64, true);
+    fill(&mut producer, 0..1);
+    assert_eq!(runner.step().unwrap(), Step::Moved);
+    assert!(!runner.failure_is_logged);
+    fill(&mut producer, 1..2);
+    assert_eq!(runner.step().unwrap(), Step::Moved);
+    assert!(runner.failure_is_logged);
+}
+
+#[test]
+fn frames_that_a_slow_kernel_has_not_processed_within_the_drain_time_are_discarded() {
+    let (runner, mut producer, _output, _results, calls) = sieve((1, 1), 64, true);
+    let (control, counters) = (runner.control.clone(), runner.ledger.clone());
+    fill(&mut producer, 0..10);
+    producer.close();
+    control.stop();
+    while !control.is_overdue() {
+        std::thread::yield_now();
+    }
+    runner.run(&Heartbeat::new("sieve".to_owned(), Role::Step));
+    assert!(calls.lock().unwrap().is_empty() && counters.input.get() == 0);
+    let failures = control.failures();
+    assert_eq!(failures.len(), 1);
+    assert!(
+        failures[0].why.contains("at least 10 frames"),
+        "{}",
+        failures[0].why
+    );
 }

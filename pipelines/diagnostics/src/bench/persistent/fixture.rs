@@ -277,6 +277,7 @@ fn layout(bytes: usize) -> Layout {
         order: Order::Interleaved,
         axis: Axis::Time { rate: None },
         frame_rate: None,
+        is_contiguous: true,
     }
 }
 

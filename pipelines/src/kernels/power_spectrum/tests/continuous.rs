@@ -118,3 +118,46 @@ fn continuous_blocks_are_longer_than_frames() {
     .unwrap_err();
     assert!(error.help.unwrap().contains("continuous"));
 }
+
+/// The plan compares the slots of the output ring with `max_outputs`. A kernel that needs more slots would never run.
+#[test]
+fn outputs_of_one_frame_do_not_exceed_the_maximum_of_the_plan() {
+    for (points, size, overlap, integrate) in [
+        (93 * 16, 16, 0.0, 1),
+        (94 * 16, 16, 0.0, 1),
+        (100, 16, 0.5, 1),
+        (100, 16, 0.75, 3),
+        (7, 16, 0.0, 1),
+        (10, 8, 0.5, 2),
+    ] {
+        for continuous in [false, true] {
+            if !continuous && size > points {
+                continue;
+            }
+            let spec = PowerSpectrum {
+                size: Some(size),
+                overlap,
+                continuous,
+                integrate: Some(integrate),
+                ..PowerSpectrum::default()
+            };
+            let input = layout(&Samples::default(), points);
+            // `run` compares the maximum before each call.
+            run(
+                &spec,
+                &input,
+                &frames((0..9).map(|_| vec![1; points])),
+                &[1],
+                None,
+            );
+        }
+    }
+    let spec = PowerSpectrum {
+        size: Some(16),
+        continuous: true,
+        integrate: Some(1),
+        ..PowerSpectrum::default()
+    };
+    let max = |points| spec.max_outputs(&layout(&Samples::default(), points));
+    assert_eq!([93 * 16, 93 * 16 + 1, 1].map(max), [93, 94, 1]);
+}
