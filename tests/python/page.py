@@ -249,6 +249,17 @@ def views(browser, address, pictures):
     page.evaluate("location.hash = '#ledger'")
     page.wait("the tables", "document.querySelectorAll('#tables table').length >= 4")
     assert page.problems() == [], page.problems()
+    # A sink that discards frames is the bottleneck. Other processes do not fill a ring.
+    found = page.evaluate(
+        """import("/page/flow.js").then(({ bottleneck, fill }) => {
+          const reader = (more) => ({ ring: "raw", pending: 1, blocked: 0, overrun: 0, discarded: 0, ...more });
+          const readers = { disk: reader({ discarded: 7 }), "client 1": reader({ process: 5, pending: 900 }) };
+          const report = { rings: { raw: { capacity: 32 } }, readers };
+          const nodes = new Map([["disk", { name: "disk", reader: "disk", layer: 1 }]]);
+          return `${bottleneck(report, nodes, (read) => read(report)).overrun} ${fill("raw", report)}`;
+        })"""
+    )
+    assert found == "7 1", found
     for kind, size in SIZES.items():
         for view in ("strip", "scope", "flow", "ledger"):
             page = browser.open("about:blank")

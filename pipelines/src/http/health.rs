@@ -22,10 +22,10 @@ impl Health {
         self.stalled.is_empty()
     }
 
-    /// Whether the pipeline is ready, which means that it receives data: every source has started, no source is silent or has
-    /// an obstacle, and the pipeline is not draining.
+    /// Whether the pipeline is ready, which means that it processes data: every source has started, no source is silent or has
+    /// an obstacle, every data thread makes progress, and the pipeline is not draining.
     pub fn is_ready(&self) -> bool {
-        self.started && !self.stopping && self.silent.is_empty()
+        self.started && !self.stopping && self.silent.is_empty() && self.advances()
     }
 
     /// The state as one word: `stalled`, `stopping`, `silent`, `running` or `starting`.
@@ -54,6 +54,9 @@ mod tests {
         assert_eq!((health.state(), health.is_ready()), ("starting", false));
         health.started = true;
         assert_eq!((health.state(), health.is_ready()), ("running", true));
+        health.stalled.push("sink disk".to_owned());
+        assert_eq!((health.state(), health.is_ready()), ("stalled", false));
+        health.stalled.clear();
         health.silent.push("source adc: no packet".to_owned());
         assert_eq!((health.state(), health.is_ready()), ("silent", false));
         health.stopping = true;

@@ -139,9 +139,12 @@ async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     } else {
         (
             StatusCode::SERVICE_UNAVAILABLE,
-            match health.silent.as_slice() {
-                [] => format!("not ready: {}\n", health.state()),
-                silent => format!("not ready: {}: {}\n", health.state(), silent.join("; ")),
+            match [&health.stalled[..], &health.silent[..]]
+                .concat()
+                .join("; ")
+            {
+                why if why.is_empty() => format!("not ready: {}\n", health.state()),
+                why => format!("not ready: {}: {why}\n", health.state()),
             },
         )
             .into_response()

@@ -241,7 +241,7 @@ fn sink(name: &str, sink: &SinkReport) -> String {
     };
     let shown = ["frames", "bytes", "files", "full", "dropped", "lost"];
     format!(
-        "sink {name}: frames {}, bytes {}, files {}{}{lost}{}",
+        "sink {name}: frames {}{lost}, bytes {}, files {}{}{}",
         sink.frames,
         sink.bytes,
         sink.files,

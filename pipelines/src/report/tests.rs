@@ -219,7 +219,7 @@ fn ledger_shows_every_counter() {
             "reader spectrum of raw: published 99, read 70, overrun 9, discarded 4, pending 16, blocked 11 frames; latency 125 us (median), 150 us (99 %)",
             "clients of raw: total 103, attached 2, revoked 5; published 1000, read 600, overrun 200, discarded 107, \
              unread 51, pending 42",
-            "sink di\"sk: frames 17, bytes 69632, files 14, dropped 15, of which 16 lost, connections 18, stalls 19, packets 50, \
+            "sink di\"sk: frames 17, of which 16 lost, bytes 69632, files 14, dropped 15, connections 18, stalls 19, packets 50, \
              sent packets 20, absent packets 9, refused queue full 8, refused unreachable 7, refused other 4, \
              control packets 21, undeliverable 22, published 60, acknowledged 40, refused 13, repeated 23, deduplicated 24",
             "12.500 seconds",

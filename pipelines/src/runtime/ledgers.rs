@@ -285,6 +285,9 @@ impl Ledgers {
         report.sinks = sinks;
         report.seconds = self.start.elapsed().as_secs_f64();
         self.activity.add_to(&mut report);
+        for (name, source) in &mut report.sources {
+            source.silent |= self.obstacles[name].get().is_some();
+        }
         report
     }
 }

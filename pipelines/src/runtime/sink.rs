@@ -42,8 +42,11 @@ impl Runner {
         let result = self.work(heartbeat);
         let failed = result.is_err();
         let finished = self.sink.finish();
-        for error in [result, finished].into_iter().filter_map(Result::err) {
-            self.fail(&error);
+        let refusal = self.refusal().filter(|_| !failed);
+        let errors = [result, finished].into_iter().filter_map(Result::err);
+        for why in errors.map(|error| error.to_string()).chain(refusal) {
+            let sink = format!("sink `{}`", self.name);
+            self.control.fail(FailureKind::Io, sink, why);
         }
         if failed {
             // A failed sink must not block the ring; further frames count as discarded.
@@ -55,17 +58,12 @@ impl Runner {
         }
     }
 
-    /// Reports an error that ends the sink. Without a guarantee, frames for an absent receiver are only counted.
-    fn fail(&self, error: &SinkError) {
-        if matches!(error, SinkError::Away { .. }) && !self.guarantee {
-            tracing::error!("sink {}: {error}", self.name);
-            return;
-        }
-        self.control.fail(
-            FailureKind::Io,
-            format!("sink `{}`", self.name),
-            error.to_string(),
-        );
+    /// Returns why the sink did not write the last frames: its disk is full, or its receiver is not available.
+    fn refusal(&self) -> Option<String> {
+        self.ledger.full.get().then(|| {
+            let dropped = counted(self.ledger.dropped.get(), "frame");
+            format!("accepts no frames at the end of the run; {dropped} were dropped")
+        })
     }
 
     fn work(&mut self, heartbeat: &Heartbeat) -> Result<(), SinkError> {
@@ -284,7 +282,12 @@ mod tests {
                 "the receiver is not available: it acknowledged nothing"
             ]
         );
-        assert_eq!(failures_of_slow_sink(false), (vec![], 3));
+        let (failures, dropped) = failures_of_slow_sink(false);
+        assert_eq!(dropped, 3);
+        assert_eq!(
+            failures,
+            ["the receiver is not available: it acknowledged nothing"]
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_pipelines::console::{self, print_error};
 use daq_pipelines::runtime::{CurrentStep, Options, Pipeline, StartError, Startup};
+use daq_pipelines::systemd;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant};
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time after which a step of the start is logged, and interval at which it is logged again.
 const SLOW_STEP: Duration = Duration::from_secs(10);
+/// Time by which a start that takes long extends the timeout of systemd, and the interval at which it is extended.
+const EXTENSION: Duration = Duration::from_mins(1);
+const EXTENSION_INTERVAL: Duration = Duration::from_secs(15);
 /// Time after a signal after which the start is cancelled. The current step must then end in the same time.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -138,6 +142,7 @@ fn wait(
     let mut signalled: Option<Instant> = None;
     let mut is_cancelled = false;
     let mut next_line = SLOW_STEP;
+    let mut extended = Instant::now();
     loop {
         match result.recv_timeout(POLL_INTERVAL) {
             Ok(started) => return started,
@@ -163,6 +168,12 @@ fn wait(
         let Some(step) = shared.startup.current() else {
             continue;
         };
+        if extended.elapsed() >= EXTENSION_INTERVAL {
+            // Allocating and locking large rings takes minutes.
+            extended = Instant::now();
+            systemd::extend_timeout(EXTENSION);
+            systemd::status(&format!("starting: {}", step.what));
+        }
         if step.is_overdue {
             print_error!("error: {}", overdue(&step));
             shared.leave(exit::INTERNAL);

@@ -58,7 +58,9 @@ export const bottleneck = (report, nodes, rateOf) => {
     if (!reader) continue;
     const capacity = report.rings[reader.ring]?.capacity || 1;
     const blocked = rateOf((status) => status.readers[node.reader]?.blocked) ?? 0;
-    const overrun = rateOf((status) => status.readers[node.reader]?.overrun) ?? 0;
+    // A sink without a guarantee that cannot write discards frames.
+    const lost = ({ overrun, discarded } = {}) => overrun + discarded;
+    const overrun = rateOf((status) => lost(status.readers[node.reader])) || 0;
     const lag = reader.pending / capacity;
     if (blocked <= 0 && overrun <= 0 && lag < LAGGING) continue;
     const found = { node, ring: reader.ring, blocked, overrun, lag, rank: [node.layer, lag] };
@@ -109,13 +111,19 @@ const lines = (node, report) => {
   if (node.kind === "sink") {
     const bytes = rate((status) => status.sinks[name]?.bytes);
     if (bytes !== null && report.sinks[name]?.bytes) found.push(scale(bytes, "B/s"));
-    if (report.sinks[name]?.full) found.push(["disk full", "bad"]);
+    const { full, dropped, lost } = report.sinks[name] ?? {};
+    if (full) found.push(["accepts no frames", "bad"]);
+    if (dropped) found.push([`${counted(dropped, "frame")} dropped`, "bad"]);
+    if (lost) found.push([`${counted(lost, "frame")} lost`, "bad"]);
   }
   return found.filter(Boolean);
 };
 
-/** Returns the number of slots of a ring that its slowest reader has not freed. */
-const fill = (name, report) => Math.max(0, ...Object.values(report.readers).filter((reader) => reader.ring === name).map((reader) => reader.pending));
+/** Returns the number of slots of a ring that its slowest reader has not freed. Other processes may lag by more than the ring. */
+export const fill = (name, report) => {
+  const readers = Object.values(report.readers).filter((reader) => reader.ring === name && reader.process == null);
+  return Math.max(0, ...readers.map((reader) => reader.pending));
+};
 
 const build = (plan, nodes, links) => {
   const root = document.getElementById("graph");

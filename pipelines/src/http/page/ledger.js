@@ -2,7 +2,7 @@
 import { duration, element, scale, sum } from "./common.js";
 
 // Columns whose value should be 0.
-const losses = new Set(["lost", "incomplete", "duplicates", "rejected", "skipped", "silent", "ring_full", "overrun", "discarded", "dropped_incomplete", "blocked", "failed", "dropped", "full", "engine_faults", "engine_fallbacks", "engine_quiesce_timeouts"]);
+const losses = new Set(["lost", "incomplete", "duplicates", "rejected", "skipped", "silent", "ring_full", "overrun", "discarded", "dropped_incomplete", "blocked", "failed", "dropped", "full", "revoked", "refused", "refused_queue_full", "refused_unreachable", "refused_other", "undeliverable", "engine_faults", "engine_fallbacks", "engine_quiesce_timeouts"]);
 // Upper bounds of the classes of copies by size.
 const classes = ["≤ 4 KiB", "≤ 16 KiB", "≤ 64 KiB", "≤ 256 KiB", "≤ 1 MiB", "≤ 4 MiB", "≤ 16 MiB", "larger"];
 // Columns that are shown in another unit than in the report.
@@ -76,7 +76,7 @@ export const update = (status) => {
     if (loss.is_loss) sentence.className = "bad";
     sentences.push(sentence);
   }
-  const parts = ["sources", "parts", "rings", "readers", "copies", "kernels", "sinks"].flatMap((kind) => table(report, kind));
+  const parts = ["sources", "parts", "rings", "readers", "clients", "copies", "kernels", "sinks"].flatMap((kind) => table(report, kind));
   document.getElementById("tables").replaceChildren(...sentences, ...parts);
   before = report;
 };
