@@ -42,7 +42,10 @@ class FakeDaemon:
         self.layout = layout or LAYOUT
         self.published = self.reserved = 0
         self.produced: list[tuple[int, int, int, bytes]] = []
+        self.flags: list[int] = []
         self.refused = 0
+        #: Time in seconds for which a client may hold a frame.
+        self.hold: float | None = None
         #: Sent in place of each reply, if it is set.
         self.answer = b""
         self.acknowledge = threading.Event()
@@ -181,10 +184,11 @@ class FakeDaemon:
         client.send(json.dumps({"ok": True, "source": {"name": "flags", "slots": len(inbox) // STRIDE}}).encode())
         while True:
             packet = client.recv(65536)
-            for slot, time_ns, clock, zero in struct.iter_unpack("<QQQQ", packet):
-                if slot * STRIDE >= len(inbox) or zero:
+            for slot, time_ns, clock, flags in struct.iter_unpack("<QQQQ", packet):
+                if slot * STRIDE >= len(inbox) or flags & ~0b1101:
                     client.send(b'{"revoked": "an invalid commit"}')
                     return
+                self.flags.append(flags)
                 self.produced.append((slot, time_ns, clock, inbox[slot * STRIDE : slot * STRIDE + FRAME_BYTES]))
             if not packet:
                 return
@@ -211,4 +215,6 @@ class FakeDaemon:
             "fill": [0, 0, 0, 0],
             "first": first,
         }
+        if self.hold is not None:
+            about["hold"] = self.hold
         return {"ok": True, "ring": {**ring, **about}}, self._files

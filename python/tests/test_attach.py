@@ -162,6 +162,17 @@ class AttachTest(unittest.TestCase):
             with self.assertRaises(ValueError):
                 self.attach(interval=interval)
 
+    def test_a_frame_is_not_held_longer_than_allowed_while_no_frame_is_due(self) -> None:
+        self.daemon.hold = 0.05
+        ring = self.attach(interval="1 h", guarantee=True)
+        self.publish(2)
+        self.assertEqual(self.read(ring).index, 0)
+        self.assertIsNone(ring.read(timeout=0.01))
+        while ring.counts["discarded"] == 0:
+            self.assertIsNone(ring.read(timeout=0.01))
+        self.daemon.wait_progress(position=2, retired=2)
+        self.assertEqual(ring.counts["discarded"], 1)
+
     def test_reading_begins_where_at_says(self) -> None:
         self.publish(4)
         self.assertEqual(self.read(self.attach(at="newest")).index, 3)
@@ -309,6 +320,17 @@ class PackedTest(unittest.TestCase):
                 values = frame.values()
                 self.assertEqual((values.shape, values.dtype), ((8, 1), np.complex64))
                 self.assertTrue((values == complex(0x123, 0x456)).all())
+
+    def test_complex_numbers_of_32_bits_are_exact(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            layout = {**LAYOUT, "complex": True, "type": "int32be", "channels": 1, "points": 4}
+            daemon = FakeDaemon(directory, layout=layout)
+            self.addCleanup(daemon.stop)
+            with daq.attach("adc", state_dir=directory) as ring:
+                daemon.publish(np.array([16777217, -16777217] * 4, ">i4").tobytes())
+                values = next(ring).values()
+                self.assertEqual((values.shape, values.dtype), ((4, 1), np.complex128))
+                self.assertTrue((values == complex(16777217, -16777217)).all())
 
 
 if __name__ == "__main__":

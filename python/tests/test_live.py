@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import tempfile
 import time
@@ -50,6 +52,21 @@ class LiveTest(unittest.TestCase):
         run = start(self.path, source + CONFIG, **options)
         self.addCleanup(run.stop)
         return run
+
+    def test_a_run_with_variables_of_its_own_is_found(self) -> None:
+        environ = {**os.environ, "XDG_STATE_HOME": str(self.path / "elsewhere")}
+        configuration = str(self.path / "daq.toml")
+        # `select` cannot wait for a file descriptor above 1023.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limit[1]), limit[1]))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        with contextlib.ExitStack() as files:
+            for _ in range(1100):
+                files.enter_context(open(os.devnull, "rb"))
+            names = {"daq.name": "other"}
+            run = daq.run(configuration, cwd=self.path, binary=binary(), env=environ, set=names)
+            self.addCleanup(run.stop)
+            self.assertEqual(run.pipeline().pid, run.pid)
 
     def attach(self, **options: object) -> daq.Attachment:
         ring = self.run_of_daq.attach("raw", **options)

@@ -13,21 +13,24 @@ import daq
 from .fake_daemon import FakeDaemon
 from .program import start
 
-CONFIG = """
+#: One of 30 frames lacks a packet.
+LOST = ", ".join(f'"{n}..{n + 1}"' for n in range(41, 6000, 60))
+CONFIG = f"""
 [source.antenna]
 driver = "sim"
 ring = "voltages"
-samples = { type = "int16", channels = 2, rate = "100 kHz" }
-tones = [{ frequency = "10 kHz", amplitude = 0.5 }]
+samples = {{ type = "int16", channels = 2, rate = "100 kHz" }}
+tones = [{{ frequency = "10 kHz", amplitude = 0.5 }}]
 packet = "4 KiB"
+faults = {{ lose = [{LOST}] }}
 [ring.voltages]
 slot = "8 KiB"
 slots = 64
-attach = { guarantee = true, hold = "30 s" }
+attach = {{ guarantee = true, hold = "30 s" }}
 [source.flags]
 driver = "process"
 ring = "flags"
-samples = { type = "uint8", channels = 2 }
+samples = {{ type = "uint8", channels = 2 }}
 frame = "4 KiB"
 [ring.flags]
 [sink.flags]
@@ -77,13 +80,15 @@ class ProduceTest(unittest.TestCase):
         self.assertEqual(producer.refused, 1)
         self.assertEqual(self.daemon.produced[-1][3], np.ones(16, "<i2").tobytes())
 
-    def test_a_frame_has_the_time_of_the_frame_that_it_is_like(self) -> None:
+    def test_a_frame_has_the_time_and_the_flags_of_the_frame_that_it_is_like(self) -> None:
         with daq.attach("adc", at="oldest", state_dir=self.directory.name) as ring, self.produce() as producer:
             producer.write(np.zeros(16, "<i2"))
-            self.daemon.publish(bytes(32), time_ns=78, clock=6)
+            self.daemon.publish(bytes(32), time_ns=78, clock=6, flags=0b1011)
             frame = next(ring)
             producer.write(frame.copy(), frame)
         self.assertEqual([entry[1:3] for entry in self.daemon.produced], [(0, 0), (78, 6)])
+        # A process cannot begin an epoch.
+        self.assertEqual(self.daemon.flags, [0, 0b1001])
 
     def test_wrong_frames_are_rejected(self) -> None:
         producer = self.produce()
@@ -108,7 +113,7 @@ class ProduceTest(unittest.TestCase):
 
     def test_python_is_a_kernel_between_two_rings(self) -> None:
         path = Path(self.directory.name)
-        expected, times = [], []
+        expected, times, flagged = [], [], []
         with start(path, CONFIG) as run:
             ring = run.attach("voltages", guarantee=True)
             with ring, daq.produce("flags", like="voltages", state_dir=path / "state") as flags:
@@ -117,6 +122,7 @@ class ProduceTest(unittest.TestCase):
                     flags.write(result, frame)
                     expected.append(result.astype(np.uint8))
                     times.append(frame.time)
+                    flagged.append(daq.Flags.INCOMPLETE in frame.flags)
                     if len(expected) == 40:
                         break
         report = run.report
@@ -125,6 +131,8 @@ class ProduceTest(unittest.TestCase):
         recording = daq.Recording(path / "out")
         self.assertTrue(np.array_equal(np.asarray(recording.frames), np.stack(expected)))
         self.assertEqual(recording.time.tolist(), np.array(times).tolist())
+        self.assertEqual([daq.Flags.INCOMPLETE in frame.flags for frame in recording], flagged)
+        self.assertIn(True, flagged)
 
 
 if __name__ == "__main__":

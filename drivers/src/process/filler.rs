@@ -1,7 +1,7 @@
 //! Copies the frames of a process into the ring.
 
 use super::inlet::{Connected, Connections, MAX_SLOTS, stride};
-use daq_core::frame::{Clock, Timestamp};
+use daq_core::frame::{Clock, Flags, Timestamp};
 use daq_core::log_limit::LogLimit;
 use daq_core::reorder::{Outcome, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, SourceError};
@@ -13,8 +13,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Size of a commit in bytes: slot, time, clock, and a word that must be 0.
+/// Size of a commit in bytes: slot, time, clock and flags.
 const COMMIT: usize = 32;
+/// The flags that a process can set.
+const FLAGS: Flags = Flags::INCOMPLETE
+    .with(Flags::TRUNCATED)
+    .with(Flags::SUSPECT);
 /// Maximum number of commits in a packet.
 const MAX_COMMITS: usize = 64;
 /// Interval at which a source without a process checks for a connection.
@@ -25,19 +29,22 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 struct Commit {
     slot: usize,
     time: Timestamp,
+    flags: Flags,
 }
 
 impl Commit {
     /// Parses a commit; `None` if the inbox has no such slot or a word is invalid.
     fn parse(bytes: &[u8; COMMIT], slots: usize) -> Option<Self> {
         let word = |i: usize| u64::from_le_bytes(bytes.as_chunks().0[i]);
-        let (slot, ns, number, zero) = (word(0), word(1), word(2), word(3));
+        let (slot, ns, number) = (word(0), word(1), word(2));
+        let flags = Flags(u32::try_from(word(3)).ok()?);
         let clock = Clock::from_u8(u8::try_from(number).ok()?);
         let slot = usize::try_from(slot).ok().filter(|slot| *slot < slots)?;
-        let is_valid = u64::from(clock as u8) == number && zero == 0;
+        let is_valid = u64::from(clock as u8) == number && FLAGS.contains(flags);
         is_valid.then_some(Self {
             slot,
             time: Timestamp { ns, clock },
+            flags,
         })
     }
 }
@@ -199,12 +206,14 @@ impl ProcessFiller {
                     return Polled::Full;
                 }
                 // The commits of a packet were checked when it arrived.
-                let Some(Commit { slot, time }) = Commit::parse(commit, process.slots) else {
+                let Some(Commit { slot, time, flags }) = Commit::parse(commit, process.slots)
+                else {
                     return Polled::Busy;
                 };
                 let outcome = process
                     .inbox
                     .put(batch, id, slot * stride, frame_bytes, time);
+                batch.flag(outcome, flags);
                 self.refused += u64::from(outcome != Outcome::Placed);
                 self.taken += 1;
                 self.sequence += 1;
@@ -266,13 +275,18 @@ mod tests {
 
     #[test]
     fn invalid_commits_are_rejected() {
-        assert_eq!(commits(&packet([3, 5, 1, 0]), 4).map(<[_]>::len), Some(1));
+        for flags in [0, 0b1101] {
+            let valid = packet([3, 5, 1, flags]);
+            assert_eq!(commits(&valid, 4).map(<[_]>::len), Some(1), "{flags}");
+        }
         for wrong in [
             packet([4, 5, 1, 0]),
             packet([u64::MAX, 5, 1, 0]),
             packet([3, 5, 9, 0]),
             packet([3, 5, 256, 0]),
-            packet([3, 5, 1, 1]),
+            // A process cannot begin an epoch.
+            packet([3, 5, 1, 2]),
+            packet([3, 5, 1, 1 << 32]),
             vec![0; 31],
         ] {
             assert_eq!(commits(&wrong, 4), None, "{wrong:?}");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 import os
 import re
 import sys
@@ -106,6 +107,8 @@ class Attachment:
         self._newest = (not guarantee and begin == "next") if newest is None else _arguments.flag("newest", newest)
         self._copy = _arguments.flag("copy", copy)
         self._due = 0.0
+        #: Index of the newest frame that is kept while no frame is due, and when it was seen first.
+        self._newest_index, self._newest_since = -1, 0.0
         self._reported_at = time.monotonic()
         self._is_over = False
         #: Whether the daemon reported the end of the run.
@@ -139,6 +142,8 @@ class Attachment:
         self.slots = int(ring["slots"])
         #: Names of the kept fields.
         self.kept: list[str] = list(ring.get("kept", []))
+        #: Time in seconds for which the daemon lets a client with a guarantee hold a frame.
+        self._hold = float(ring.get("hold", math.inf))
         self._stride = int(ring["stride"])
         self._slot_bytes = int(ring["slot_bytes"])
         self.state = RingState(fds[0], ring)
@@ -225,8 +230,7 @@ class Attachment:
                 return None
             if time.monotonic() < self._due:
                 if not self._newest:
-                    # One frame is kept, because the ring may be full while an array still refers to the last frame.
-                    counts.skip(max(counts.position, published - 1))
+                    counts.skip(self._kept(published))
                 return None
             index = self._choose(published)
             if index is None:
@@ -240,6 +244,19 @@ class Attachment:
                 if self._interval:
                     self._due = time.monotonic() + self._interval
                 return frame
+
+    def _kept(self, published: int) -> int:
+        """Return the index up to which frames are skipped while no frame is due.
+
+        The newest frame is kept, because the ring may be full while an array still refers to the last frame. It is not kept for
+        so long that the daemon would revoke this client.
+        """
+        newest, now = published - 1, time.monotonic()
+        if newest != self._newest_index:
+            self._newest_index, self._newest_since = newest, now
+        if now - self._newest_since > self._hold / 2:
+            return published
+        return max(self._counts.position, newest)
 
     def _choose(self, published: int) -> int | None:
         """Skip to the next frame to read and return its index; None if it is not published yet."""

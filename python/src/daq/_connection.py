@@ -139,10 +139,15 @@ def _encode(packet: Mapping[str, Any]) -> bytes:
     return json.dumps(packet, separators=(",", ":")).encode()
 
 
-def directories(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the directories with sockets of daemons: the state directory, and that for long paths."""
+def directories(
+    state_dir: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None
+) -> list[Path]:
+    """Return the directories with sockets of daemons: the state directory, and that for long paths.
+
+    `environ` are the variables of the daemon; default: those of this process.
+    """
     found = []
-    environment = os.environ.get
+    environment = (os.environ if environ is None else environ).get
     if state_dir is not None:
         found.append(_arguments.path("state_dir", state_dir))
     elif environment("STATE_DIRECTORY"):
@@ -156,6 +161,8 @@ def directories(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
     return found
 
 
-def sockets(state_dir: str | os.PathLike[str] | None = None) -> list[Path]:
+def sockets(
+    state_dir: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None
+) -> list[Path]:
     """Return the sockets in the directories of `directories`; those of killed daemons refuse connections."""
-    return [path for directory in directories(state_dir) for path in sorted(directory.glob(f"*{SUFFIX}"))]
+    return [path for directory in directories(state_dir, environ) for path in sorted(directory.glob(f"*{SUFFIX}"))]

@@ -8,7 +8,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,13 @@ def pipelines(state_dir: str | os.PathLike[str] | None = None) -> builtins.list[
 
     `state_dir` is the directory that `daq run --state-dir` names; default: from the environment, as daq does.
     """
+    return described(sockets(state_dir))
+
+
+def described(paths: Iterable[Path]) -> builtins.list[Pipeline]:
+    """Return the pipelines whose daemons answer on the sockets `paths`."""
     found = []
-    for path in sockets(state_dir):
+    for path in paths:
         try:
             found.append(describe(path))
         except AttachError:

@@ -20,7 +20,7 @@ from . import _arguments
 from ._arguments import Time
 from ._connection import Connection
 from ._errors import AttachError, RevokedError
-from ._flags import CLOCKS
+from ._flags import CLOCKS, Flags
 from ._frame import Frame
 from ._pipelines import Pipeline, describe, pipelines
 from ._samples import Layout
@@ -132,14 +132,15 @@ class Producer:
         """Write one frame. Waits while all slots are on their way to the ring.
 
         `values` must have as many elements as a frame, in the order of `layout`. They are converted to the type of the source
-        if this type is of the same kind or a more general one. The frame gets the time of the frame `like`, or `time` of
-        `clock`; default: none.
+        if this type is of the same kind or a more general one. The frame gets the time and the flags of the frame
+        `like`, from which the values were calculated, or `time` of `clock`; default: none.
 
         Raises ValueError if the number of elements is wrong, if integers are too large for the type of the source, or after
         `close`; TypeError if the type cannot be converted; and RevokedError if the daemon ended the access.
         """
         self._check_open()
         ns, clock = _timestamp(like, time, clock)
+        flags = Flags(0) if like is None else like.flags & ~Flags.EPOCH
         array = np.asarray(values)
         target = self._inbox[self._committed % self._slots * self._stride :][: self._frame_bytes].view(self.layout.dtype)
         shape = self.layout.shape(self._frame_bytes)
@@ -153,7 +154,7 @@ class Producer:
                 raise ValueError(f"source {self.name} has samples of {target.dtype}; the values are {low} to {high}")
         self._wait(self._slots - 1, None)
         np.copyto(target, array.reshape(-1), casting="same_kind")
-        commit = _COMMIT.pack(self._committed % self._slots, ns, CLOCKS.index(clock), 0)
+        commit = _COMMIT.pack(self._committed % self._slots, ns, CLOCKS.index(clock), flags)
         while not self._connection.send_bytes(commit):
             # The socket is full while the daemon waits for a free slot of the ring.
             self._receive(0.1)

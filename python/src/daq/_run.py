@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -20,9 +20,9 @@ import numpy as np
 
 from . import _arguments
 from ._attach import Attachment, attach
-from ._connection import SUFFIX
+from ._connection import SUFFIX, sockets
 from ._errors import AttachError, RunError
-from ._pipelines import Pipeline, pipelines
+from ._pipelines import Pipeline, described
 
 _MEANINGS = {
     1: "a check failed",
@@ -112,6 +112,8 @@ class Run:
         log: IO[Any] | None = None,
     ) -> None:
         self._state_dir = state_dir if state_dir is None or cwd is None else Path(cwd) / state_dir
+        #: The variables of the process, which can name its state directory.
+        self._environ = None if env is None else dict(env)
         #: The exit code if the signal to stop ended the process at once.
         self._stop_code: int | None = None
         self._output: IO[bytes] = tempfile.TemporaryFile()
@@ -128,7 +130,7 @@ class Run:
                 stdout=self._output,
                 stderr=self._log if self._log is not None else log,
                 cwd=cwd,
-                env=None if env is None else dict(env),
+                env=self._environ,
             )
         except OSError as error:
             raise RunError(f"cannot start {command[0]}: {error.strerror}: {error.filename}", 127) from error
@@ -173,7 +175,9 @@ class Run:
         """
         if self._ready is None:
             return
-        readable, _, _ = select.select([self._ready], [], [], timeout)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ready, selectors.EVENT_READ)
+            readable = selector.select(timeout)
         if not readable:
             raise AttachError(f"process {self.pid} is not ready after {timeout} s; {self.log}")
         is_ready = bool(self._ready.read(1))
@@ -191,7 +195,7 @@ class Run:
         """
         end = time.monotonic() + timeout
         while True:
-            for pipeline in pipelines(self._state_dir):
+            for pipeline in described(sockets(self._state_dir, self._environ)):
                 if pipeline.pid == self.pid:
                     return pipeline
             if not self.running:

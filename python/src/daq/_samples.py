@@ -245,8 +245,8 @@ class Layout:
     def values(self, array: Array) -> Array:
         """Return the numbers of `array` in a type that NumPy calculates with.
 
-        Packed numbers are unpacked, bfloat16 becomes float32, pairs of integers become complex64, and big-endian numbers get
-        the byte order of this machine. `array` may have
+        Packed numbers are unpacked, bfloat16 becomes float32, pairs of integers become complex64 (complex128 if they have 32 bits
+        or more), and big-endian numbers get the byte order of this machine. `array` may have
         leading dimensions, such as one for frames. Returns a view if nothing must be converted.
         """
         if is_packed(self.sample_type):
@@ -260,5 +260,8 @@ class Layout:
         elif self.sample_type == "bfloat16":
             array = widen_bfloat16(array)
         if self._has_parts:
-            return np.ascontiguousarray(array, dtype=np.float32).view(np.complex64)[..., 0]
+            # A float32 has 24 significant bits.
+            is_exact = array.dtype.kind == "f" or array.dtype.itemsize < 4
+            part, whole = (np.float32, np.complex64) if is_exact else (np.float64, np.complex128)
+            return np.ascontiguousarray(array, dtype=part).view(whole)[..., 0]
         return array.astype(array.dtype.newbyteorder("="), copy=False)
