@@ -75,7 +75,8 @@ fn link_type_with_frame_check_sequence_is_known() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("a.pcap");
     capture(&path, 40, |_, size, _| size);
-    set_link(&path, 101 | 1 << 26 | 4 << 28);
+    // Link type 101, raw IP.
+    set_link(&path, 0x65 | 1 << 26 | 4 << 28);
     let text = pcap_text(&format!("{path:?}"), "speed = \"free\"\nport = 4950");
     let mut fixture = open(&text, 64 * 8, 16);
     run(&mut fixture);

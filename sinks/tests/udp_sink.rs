@@ -26,13 +26,15 @@ fn to(sockets: &[UdpSocket]) -> String {
     format!("to = [{}]", all.join(", "))
 }
 
+/// The ledger of a sink, and the counters that only this kind of sink has.
+type Ledgers = (SinkLedger, Counts);
+
 fn format(payload: usize) -> String {
     format!("\n[sink.tx.format]\nkind = \"spead\"\npayload = {payload}\n")
 }
 
-/// Builds the sink `tx` for frames of `layout`, whose packets have 100 bytes. Returns the sink, its ledger, and the counters
-/// that only this kind of sink has.
-fn build(keys: &str, layout: &Layout) -> Result<(Box<dyn Sink>, (SinkLedger, Counts)), SinkError> {
+/// Builds the sink `tx` for frames of `layout`, whose packets have 100 bytes.
+fn build(keys: &str, layout: &Layout) -> Result<(Box<dyn Sink>, Ledgers), SinkError> {
     let packets = u32::try_from(layout.frame_bytes().div_ceil(100)).unwrap();
     let spec = spec("udp", "tx", keys).unwrap();
     let context = SinkContext {
@@ -114,7 +116,7 @@ fn receive(socket: &UdpSocket) -> (Vec<Data>, String) {
     }
 }
 
-fn report((ledger, counts): &(SinkLedger, Counts)) -> SinkReport {
+fn report((ledger, counts): &Ledgers) -> SinkReport {
     let report = SinkReport::of(ledger, counts);
     let [
         packets,

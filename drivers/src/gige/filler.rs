@@ -128,10 +128,7 @@ impl Filler for Receiver {
             let camera = self
                 .camera
                 .map_or_else(String::new, |camera| camera.to_string());
-            return Err(SourceError::new(
-                format!("camera {camera}"),
-                mismatch.to_string(),
-            ));
+            return Err(SourceError::new(format!("camera {camera}"), mismatch));
         }
         let has_holes = self.placer.has_holes();
         if has_holes {

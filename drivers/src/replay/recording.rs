@@ -233,14 +233,13 @@ impl Recording {
             .help("use one source for each recording; `name` selects one of several"))
     }
 
-    /// Returns the time at which the runs end that were read so far, in nanoseconds. Returns `None` if no run has a time, and
-    /// `Some(None)` if the rate is unknown.
-    fn end_ns(&self) -> Option<Option<f64>> {
-        let mut bytes = 0;
+    /// Returns the time at which the runs end that were read so far, in nanoseconds. Returns `None` if no run has a time, or if the
+    /// rate is unknown.
+    fn end_ns(&self) -> Option<f64> {
+        let (byte_ns, mut bytes) = (self.byte_ns()?, 0);
         self.runs.iter().rev().find_map(|run| {
             bytes += run.bytes;
-            let start = run.time_ns?;
-            Some(self.byte_ns().map(|ns| start as f64 + bytes as f64 * ns))
+            Some(run.time_ns? as f64 + bytes as f64 * byte_ns)
         })
     }
 
@@ -249,7 +248,7 @@ impl Recording {
         let Some(time_ns) = next.time_ns else {
             return false;
         };
-        let Some((Some(end), byte_ns)) = self.end_ns().zip(self.byte_ns()) else {
+        let Some((end, byte_ns)) = self.end_ns().zip(self.byte_ns()) else {
             return true;
         };
         (time_ns as f64 - end).abs() > (byte_ns * self.group as f64).max(1000.0)
@@ -409,7 +408,7 @@ impl Recording {
     )]
     fn continue_time(&self, run: &mut Run) {
         if run.time_ns.is_none()
-            && let (Some(Some(end)), Some(last)) = (self.end_ns(), self.runs.last())
+            && let (Some(end), Some(last)) = (self.end_ns(), self.runs.last())
         {
             (run.time_ns, run.clock) = (Some(end as u64), last.clock);
         }

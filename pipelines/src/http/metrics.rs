@@ -91,13 +91,12 @@ fn add_sink_counts(families: &mut Vec<MetricFamily>, sinks: &BTreeMap<String, Si
             };
             let sample = exported(&text, &[name], Sample::Value(value as f64));
             let mut known = families[start..].iter_mut();
-            match known.find(|family| family.name() == text.name) {
-                Some(family) => family.mut_metric().push(sample),
-                None => {
-                    let mut family = family(&text);
-                    family.mut_metric().push(sample);
-                    families.push(family);
-                }
+            if let Some(family) = known.find(|family| family.name() == text.name) {
+                family.mut_metric().push(sample);
+            } else {
+                let mut family = family(&text);
+                family.mut_metric().push(sample);
+                families.push(family);
             }
         }
     }

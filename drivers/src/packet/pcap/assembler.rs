@@ -109,7 +109,7 @@ mod tests {
     /// Returns an IPv4 packet with a fragment of a datagram at byte `offset`.
     fn fragment(id: u16, offset: u16, has_more: bool, bytes: &[u8]) -> Vec<u8> {
         let length = u16::try_from(20 + bytes.len()).unwrap();
-        let place = offset / 8 | if has_more { 0x2000 } else { 0 };
+        let place = (offset / 8) | if has_more { 0x2000 } else { 0 };
         let mut packet = vec![0x45, 0];
         packet.extend([length, id, place].map(u16::to_be_bytes).concat());
         packet.extend([64, 17, 0, 0, 10, 0, 0, 5, 10, 0, 0, 1]);

@@ -379,7 +379,7 @@ fn wrong_selections_name_the_key() {
 }
 
 /// Returns the rate and the frame rate of the output, and whether its frames continue each other, for 1000 points at 1 MHz.
-fn timing(select: Select) -> (Option<f64>, Option<f64>, bool) {
+fn timing(select: &Select) -> (Option<f64>, Option<f64>, bool) {
     let output = select.layout(&input(Scalar::Int16, 1, 1000)).unwrap();
     (
         output.sample_rate(),
@@ -452,7 +452,7 @@ fn output_has_the_rate_of_the_selected_points() {
             true,
         ),
     ] {
-        let found = timing(select.clone());
+        let found = timing(&select);
         assert_eq!(
             found,
             (sample_rate, frame_rate, is_contiguous),

@@ -48,7 +48,8 @@ impl Pace {
             latest
         } else {
             // Slow frames are rare where they end integrations, so their time is forgotten slowly.
-            self.per_frame - (self.per_frame - latest) / 8
+            let faster = self.per_frame.saturating_sub(latest);
+            self.per_frame.saturating_sub(faster / 8)
         };
         self.max = self.limit().saturating_mul(2);
     }

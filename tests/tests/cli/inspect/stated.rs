@@ -83,7 +83,7 @@ fn modules_that_share_a_flow_are_parts_by_row_and_column() {
         (&[(0, 0), (0, 1), (1, 0), (1, 1)], "part     = ["),
         (
             &[(0, 0), (0, 1), (1, 0)],
-            "offset = 34, bytes = 4, endian = \"little\", values = [0, 1, 65536]",
+            "offset = 34, bytes = 4, endian = \"little\", values = [\n  0, 1, 65536,\n]",
         ),
     ];
     for (modules, part) in cases {
@@ -250,9 +250,9 @@ fn sizes_of_images_come_from_leader_and_trailer() {
         if block != 2 {
             packets.remove(packets.len() - 2);
         }
-        packets
-            .iter()
-            .for_each(|packet| pcap.add(SENDER, RECEIVER, packet));
+        for packet in &packets {
+            pcap.add(SENDER, RECEIVER, packet);
+        }
     }
     let text = inspect(&pcap.daq()).ok().stdout;
     assert_contains!(text => "packets  = 105", "last     = 1344");

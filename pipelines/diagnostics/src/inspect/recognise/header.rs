@@ -307,18 +307,15 @@ impl Examined<'_> {
     /// Returns the place of each packet, and how they are numbered.
     fn places(&self, candidate: &Candidate, fixed: &Fixed) -> (Vec<Option<Place>>, Numbering) {
         let whole = |packet: &&&Packet| fixed.whole_place(packet).is_some();
-        match (candidate.time, &candidate.numbers) {
-            (Some(time), Numbers::Sequence { step, .. }) => {
-                let place = |packet: &&Packet| time.place(&packet.head);
-                let places = self.packets.iter();
-                let places = places.map(|packet| Some(packet).filter(whole).and_then(place));
-                (places.collect(), SplitTime::numbering(*step))
-            }
-            _ => {
-                let places = self.packets.iter();
-                let places = places.map(|packet| fixed.whole_place(packet));
-                (places.collect(), fixed.numbering())
-            }
+        if let (Some(time), Numbers::Sequence { step, .. }) = (candidate.time, &candidate.numbers) {
+            let place = |packet: &&Packet| time.place(&packet.head);
+            let places = self.packets.iter();
+            let places = places.map(|packet| Some(packet).filter(whole).and_then(place));
+            (places.collect(), SplitTime::numbering(*step))
+        } else {
+            let places = self.packets.iter();
+            let places = places.map(|packet| fixed.whole_place(packet));
+            (places.collect(), fixed.numbering())
         }
     }
 

@@ -196,7 +196,13 @@ fn part(modules: &[Module]) -> Option<Key> {
     let columns: BTreeSet<u64> = modules.iter().map(|(_, column)| *column).collect();
     let table = |field: &FieldAt, values: &BTreeSet<u64>| {
         let values: Vec<String> = values.iter().map(u64::to_string).collect();
-        format!("{{ {}, values = [{}] }}", field.keys(), values.join(", "))
+        let lines: Vec<_> = values.chunks(8).map(|line| line.join(", ")).collect();
+        // Lines of an array can be broken inside of a table. Long ones do not fit into a terminal.
+        let values = match &lines[..] {
+            [line] if line.len() < 8 => line.clone(),
+            lines => format!("\n  {},\n", lines.join(",\n  ")),
+        };
+        format!("{{ {}, values = [{values}] }}", field.keys())
     };
     let (line, by) = match (rows.len(), columns.len()) {
         (count, _) if count == modules.len() => (table(&ROW, &rows), "row"),
@@ -318,7 +324,9 @@ mod tests {
         let both = "offset = 34, bytes = 4, endian = \"little\"";
         assert_eq!(
             corner,
-            Some(format!("part     = {{ {both}, values = [0, 1, 65536] }}"))
+            Some(format!(
+                "part     = {{ {both}, values = [\n  0, 1, 65536,\n] }}"
+            ))
         );
         assert_eq!(part_line(&[(4, 5)]), None);
     }

@@ -152,9 +152,12 @@ fn lowest(number: &FieldAt) -> Option<FieldAt> {
     })
 }
 
+/// A second and the ticks in it.
+type Time = (u64, u64);
+
 /// Returns whether the time grows by few whole steps at the `ends` of seconds.
-fn is_regular(ends: &[((u64, u64), (u64, u64))], per_second: u64, step: u64) -> bool {
-    let grows = |((second, ticks), (next, later)): &((u64, u64), (u64, u64))| {
+fn is_regular(ends: &[(Time, Time)], per_second: u64, step: u64) -> bool {
+    let grows = |((second, ticks), (next, later)): &(Time, Time)| {
         let seconds = next.wrapping_sub(*second);
         let time = seconds.checked_mul(per_second)?.checked_add(*later)?;
         let grown = time.checked_sub(*ticks)?;

@@ -373,7 +373,9 @@ mod tests {
         );
         // Without times of capture, one end of a second may be wrong.
         let mut untimed = at_rate((1400..1800).filter(|n| *n != 1599), 1600);
-        untimed.iter_mut().for_each(|packet| packet.ns = 0);
+        for packet in &mut untimed {
+            packet.ns = 0;
+        }
         let key = rate_key(&untimed);
         assert_eq!(key.line, "frames_per_second = 1599");
         assert!(key.why.starts_with("at least"), "{}", key.why);
