@@ -181,7 +181,7 @@ fn images_with_another_payload_type_are_refused() {
     }
     let mismatch = stream.placer.mismatch().unwrap();
     assert!(mismatch.contains("ChunkModeActive"), "{mismatch}");
-    // The camera is set up again, and begins with the same number.
+    // Without chunk data, the camera begins with the same number.
     stream.image(1, fill(2), &[], false);
     stream.image(2, fill(2), &[], false);
     let (report, images) = stream.finish();

@@ -330,7 +330,7 @@ impl Runner {
 
     /// Discards the frames that a kernel on the CPU has not processed within the drain time.
     fn discard_overdue(&mut self) {
-        if self.stream.is_some() || self.on_device || !self.control.is_overdue() {
+        if !self.is_on_cpu() || !self.control.is_overdue() {
             return;
         }
         let frames = self.reader.discard_pending();
@@ -407,7 +407,7 @@ impl Runner {
         // Reserve only as many slots as the waiting frames need. To readers without guarantee, reserved slots look
         // overwritten.
         let waiting = usize::try_from(self.reader.pending()).unwrap_or(usize::MAX);
-        let waiting = waiting.min(self.max_frames());
+        let (waiting, is_on_cpu) = (waiting.min(self.max_frames()), self.is_on_cpu());
         if waiting == 0 {
             if self.inline_copy.is_some() && self.producer.open() == self.producer.submitted() {
                 // Reserve a slot for the next frame early, because reserving waits for earlier stores to the GPU.
@@ -490,7 +490,7 @@ impl Runner {
                 return Err(error);
             }
         };
-        if self.stream.is_none() && !self.on_device {
+        if is_on_cpu {
             // The only look at the clock per call.
             let now = Instant::now();
             let before = std::mem::replace(&mut self.ready, now);
@@ -525,10 +525,16 @@ impl Runner {
 
     /// Returns the maximum number of frames of the next call.
     fn max_frames(&self) -> usize {
-        if self.stream.is_some() || self.on_device {
-            return self.burst;
+        if self.is_on_cpu() {
+            self.burst.min(self.pace.limit())
+        } else {
+            self.burst
         }
-        self.burst.min(self.pace.limit())
+    }
+
+    /// Returns whether the kernel runs on this thread.
+    const fn is_on_cpu(&self) -> bool {
+        self.stream.is_none() && !self.on_device
     }
 
     /// Publishes the output of completed work. If the device failed, publishes nothing and counts all frames as failed.
