@@ -11,15 +11,19 @@ The work of each burst of 64 MiB is recorded in a graph, so that the figures do 
 The sizes of pieces and rounds are those of pipelines/src/kernels/power_spectrum/cuda.rs.
 """
 
+import gzip
 import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import cupy as cp
 import numpy as np
 import torch
 
 GENERATED = Path(__file__).resolve().parent.parent / "pipelines/generated"
+# The device code, unpacked.
+UNPACKED = TemporaryDirectory()
 FRAME, BURST, FRAMES = 4 << 20, 16, 1024
 POINTS, RESIDENT, MAX_TERMS = 16, 512, 64
 PARTIAL_BYTES, WORK_BYTES = 32 << 20, 32 << 20
@@ -49,7 +53,9 @@ def above(a, b):
 
 def function(size, name):
     file = f"power_of_two_{size}.ptx" if size else "power_spectrum.ptx"
-    return cp.RawModule(path=str(GENERATED / file)).get_function(name)
+    ptx = Path(UNPACKED.name) / file
+    ptx.write_bytes(gzip.decompress((GENERATED / f"{file}.gz").read_bytes()))
+    return cp.RawModule(path=str(ptx)).get_function(name)
 
 
 class Batch:

@@ -7,6 +7,8 @@ use daq_core::gpu::driver::{self, Device, Module};
 use daq_core::kernel::{KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Frame, Lease, Slice, SlotsMut};
+use flate2::read::GzDecoder;
+use std::io::Read as _;
 use std::sync::Arc;
 
 #[cfg(test)]
@@ -17,22 +19,29 @@ pub(super) const MAX_BYTES: usize = 1 << 31;
 /// Maximum number of channels that a grid of blocks supports.
 const MAX_CHANNELS: u32 = 1 << 20;
 
-/// Device code of a kernel, as PTX for compute capability 7.0 unless another one is given.
-pub(super) struct Code {
+/// Device code of a kernel: compressed PTX, for compute capability 7.0 unless another one is given.
+#[derive(Debug)]
+pub struct Code {
     name: &'static str,
-    ptx: &'static [u8],
+    /// In the format of gzip.
+    compressed: &'static [u8],
 }
 
 macro_rules! code {
     ($name:literal) => {
         Code {
             name: $name,
-            ptx: include_bytes!(concat!("../../generated/", $name, ".ptx")),
+            compressed: include_bytes!(concat!("../../generated/", $name, ".ptx.gz")),
         }
     };
 }
 
-pub(super) const CONVERT: Code = code!("convert");
+/// The device code that verifies DMA writes.
+pub(crate) const VERIFICATION: Code = code!("verification");
+/// The persistent kernels that measurements and self-tests run.
+pub const ECHO: Code = code!("echo");
+/// The device code of `convert`.
+pub const CONVERT: Code = code!("convert");
 pub(super) const POWER_SPECTRUM: Code = code!("power_spectrum");
 /// Device code of `power-spectrum` for one size each.
 pub(super) static POWERS_OF_TWO: [(usize, Code); 7] = [
@@ -83,6 +92,27 @@ fn of_size(codes: &'static [(usize, Code)], size: usize) -> Option<&'static Code
 }
 
 impl Code {
+    /// Returns the name, for messages.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the PTX.
+    pub fn ptx(&self) -> String {
+        let mut ptx = String::new();
+        // The data is a part of the program, and a test decompresses it. In a damaged program, the driver reports invalid PTX.
+        let _ = GzDecoder::new(self.compressed).read_to_string(&mut ptx);
+        ptx
+    }
+
+    /// Returns the PTX in which names are replaced by their `known` values, so that the driver's compiler removes the code for
+    /// other values.
+    pub(crate) fn with_values(&self, known: &[(&'static str, u32)]) -> String {
+        known.iter().fold(self.ptx(), |ptx, (name, value)| {
+            ptx.replace(name, &value.to_string())
+        })
+    }
+
     /// Loads the code on a device.
     pub(super) fn load(&self, ordinal: u32) -> Result<(&'static Device, Arc<Module>), KernelError> {
         self.load_with(ordinal, &[])
@@ -95,7 +125,7 @@ impl Code {
         known: &[(&'static str, u32)],
     ) -> Result<(&'static Device, Arc<Module>), KernelError> {
         let device = Device::open(ordinal)?;
-        let module = device_code::built_in(device, self.name, self.ptx, known)?;
+        let module = device_code::built_in(device, self, known)?;
         Ok((device, module))
     }
 }

@@ -70,16 +70,13 @@ pub use beamform::Beamform;
 pub use channelize::Channelize;
 pub use convert::Convert;
 pub use correlate::Correlate;
+pub(crate) use device::VERIFICATION;
+pub use device::{CONVERT as CONVERT_CODE, Code, ECHO as ECHO_CODE};
 pub use file::FileKernel;
 pub use power_spectrum::PowerSpectrum;
 pub use quantise::OutputType;
 pub use select::Select;
 pub use stats::Stats;
-
-/// PTX of `convert`, for measurements of launches.
-pub const CONVERT_PTX: &[u8] = include_bytes!("../../generated/convert.ptx");
-/// PTX of the persistent kernels that measurements and self-tests run.
-pub const ECHO_PTX: &[u8] = include_bytes!("../../generated/echo.ptx");
 
 /// All built-in kernels, and the kernel that runs user files.
 ///

@@ -1,17 +1,16 @@
 //! Loads device code. The calls are unsafe because the Rust compiler cannot check kernels.
 
+use crate::kernels::Code;
 use daq_core::gpu::driver::{CudaError, Device, Module};
-use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Loads the PTX of a built-in kernel, [with `known` values](with_values). `name` is used in messages.
+/// Loads the PTX of a built-in kernel, [with `known` values](Code::with_values).
 pub(crate) fn built_in(
     device: &'static Device,
-    name: &str,
-    ptx: &'static [u8],
+    code: &Code,
     known: &[(&'static str, u32)],
 ) -> Result<Arc<Module>, CudaError> {
-    let ptx = with_values(ptx, known);
+    let ptx = code.with_values(known);
     // SAFETY: the code is compiled from the .cu files beside the kernels (a test compares them). These kernels access only
     // their own shared memory and the memory that their arguments point to. Only their host sides get the module. They
     // pass the fields of the structures in `kernels::parameters`, from which the declarations of the .cu files are
@@ -20,16 +19,7 @@ pub(crate) fn built_in(
     // a burst, which are leased until its event is complete, of its output slots, which are reserved as long, and of memory
     // that the host side owns, keeps until its last event is complete, and uses on one stream. The host sides compute grids
     // and counts so that every index is in range; tests run this code on the host.
-    unsafe { Module::load(device, name, ptx.as_bytes()) }
-}
-
-/// Replaces names in PTX by their values, so that the driver's compiler removes the code for other values.
-pub(crate) fn with_values(ptx: &'static [u8], known: &[(&'static str, u32)]) -> Cow<'static, str> {
-    known
-        .iter()
-        .fold(String::from_utf8_lossy(ptx), |ptx, (name, value)| {
-            ptx.replace(name, &value.to_string()).into()
-        })
+    unsafe { Module::load(device, code.name(), ptx.as_bytes()) }
 }
 
 /// Loads PTX or a cubin that the user wrote. `name` is used in messages.

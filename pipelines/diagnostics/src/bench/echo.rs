@@ -8,11 +8,9 @@ use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::{
     Argument, CudaError, Device, Grid, Memory, Module, Stream, StreamEvent,
 };
+use daq_pipelines::kernels::ECHO_CODE;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// The device code, as PTX for compute capability 7.0.
-const CODE: &[u8] = daq_pipelines::kernels::ECHO_PTX;
 
 /// Timeout for a reply, and for a kernel to end.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,7 +30,7 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn new(device: &'static Device) -> Result<Self, CudaError> {
-        let module = device_code::answering(device, "echo", CODE)?;
+        let module = device_code::answering(device, "echo", ECHO_CODE.ptx().as_bytes())?;
         Ok(Self { device, module })
     }
 

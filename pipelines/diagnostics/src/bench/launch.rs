@@ -7,11 +7,11 @@ use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
 use daq_core::gpu::driver::{CudaError, Device, Function, Grid, Memory, Stream};
 use daq_core::staging::BaselineCopy;
+use daq_pipelines::kernels::CONVERT_CODE;
 use daq_pipelines::kernels::parameters::{Conversion, RingSlots};
 use std::time::Instant;
 
-/// PTX of the built-in kernel `convert`. The frames are so small that almost all time is spent on the launch.
-const CODE: &[u8] = daq_pipelines::kernels::CONVERT_PTX;
+/// A function of the built-in kernel `convert`. The frames are so small that almost all time is spent on the launch.
 const ENTRY: &str = "convert_straight";
 /// Size of an input frame in bytes. The samples have one byte and are converted to float32.
 const FRAME: u64 = 64;
@@ -31,7 +31,7 @@ struct Work {
 
 impl Work {
     fn new(device: &'static Device) -> Result<Self, CudaError> {
-        let module = device_code::launched(device, "convert", CODE)?;
+        let module = device_code::launched(device, "convert", CONVERT_CODE.ptx().as_bytes())?;
         let memory = Memory::new(device, 1 << 16)?;
         let base = memory.address();
         Ok(Self {

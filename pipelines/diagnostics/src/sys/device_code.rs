@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub(crate) fn launched(
     device: &'static Device,
     name: &str,
-    ptx: &'static [u8],
+    ptx: &[u8],
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY:
     // - The code is compiled from the .cu files beside the kernels; a test compares them.
@@ -21,7 +21,7 @@ pub(crate) fn launched(
 pub(crate) fn answering(
     device: &'static Device,
     name: &str,
-    ptx: &'static [u8],
+    ptx: &[u8],
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY:
     // - The code is compiled from echo.cu; a test compares them.

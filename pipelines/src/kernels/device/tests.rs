@@ -1,7 +1,10 @@
+use super::Code;
 use crate::kernels::channelize::cuda::known_values;
 use crate::kernels::parameters::tests::header;
-use crate::sys::device_code::with_values;
 use daq_core::gpu::driver::{Compiler, Source, Target};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -20,52 +23,50 @@ const POWER_OF_TWO: &str = include_str!("../power_of_two.cu");
 const CHANNELIZE: &str = include_str!("../channelize.cu");
 /// The committed header with the parameters.
 const PARAMETERS: &str = include_str!("../../../generated/parameters.cuh");
-/// Name, source text and committed PTX of each file that is compiled once.
-const SOURCES: [(&str, &str, &[u8]); 9] = [
-    ("convert", include_str!("../convert.cu"), super::CONVERT.ptx),
+/// Committed code and source text of each file that is compiled once.
+const SOURCES: [(&Code, &str); 9] = [
+    (&super::CONVERT, include_str!("../convert.cu")),
+    (&super::POWER_SPECTRUM, include_str!("../power_spectrum.cu")),
+    (&super::CORRELATE, include_str!("../correlate.cu")),
+    (&super::BEAMFORM, include_str!("../beamform.cu")),
+    (&super::REORDER, include_str!("../reorder.cu")),
+    (&super::SELECT, include_str!("../select.cu")),
+    (&super::STATS, include_str!("../stats.cu")),
     (
-        "power_spectrum",
-        include_str!("../power_spectrum.cu"),
-        super::POWER_SPECTRUM.ptx,
-    ),
-    (
-        "correlate",
-        include_str!("../correlate.cu"),
-        super::CORRELATE.ptx,
-    ),
-    (
-        "beamform",
-        include_str!("../beamform.cu"),
-        super::BEAMFORM.ptx,
-    ),
-    ("reorder", include_str!("../reorder.cu"), super::REORDER.ptx),
-    ("select", include_str!("../select.cu"), super::SELECT.ptx),
-    ("stats", include_str!("../stats.cu"), super::STATS.ptx),
-    (
-        "echo",
+        &super::ECHO,
         include_str!("../../../diagnostics/src/bench/echo.cu"),
-        include_bytes!("../../../generated/echo.ptx"),
     ),
     (
-        "verification",
+        &super::VERIFICATION,
         include_str!("../../runtime/dma/verification.cu"),
-        include_bytes!("../../../generated/verification.ptx"),
     ),
 ];
 
 /// The same for files that use tensor cores.
-const TENSOR_SOURCES: [(&str, &str, &[u8]); 2] = [
+const TENSOR_SOURCES: [(&Code, &str); 2] = [
     (
-        "correlate_tensor",
+        &super::CORRELATE_TENSOR,
         include_str!("../correlate_tensor.cu"),
-        super::CORRELATE_TENSOR.ptx,
     ),
     (
-        "beamform_tensor",
+        &super::BEAMFORM_TENSOR,
         include_str!("../beamform_tensor.cu"),
-        super::BEAMFORM_TENSOR.ptx,
     ),
 ];
+
+/// Returns all code, each with its source text, its size if there is code for several sizes, and its target.
+fn sources() -> impl Iterator<Item = (&'static Code, &'static str, Option<usize>, Target)> {
+    let once = SOURCES.map(|(code, text)| (code, text, None, TARGET));
+    let tensor = TENSOR_SOURCES.map(|(code, text)| (code, text, None, TENSOR_TARGET));
+    let of_sizes = |codes: &'static [(usize, Code)], text| {
+        let codes = codes.iter();
+        codes.map(move |(size, code)| (code, text, Some(*size), TARGET))
+    };
+    once.into_iter()
+        .chain(tensor)
+        .chain(of_sizes(&super::POWERS_OF_TWO, POWER_OF_TWO))
+        .chain(of_sizes(&super::CHANNELIZE, CHANNELIZE))
+}
 
 /// Returns the path of the compiler in the tests' Python environment.
 fn in_python() -> Option<PathBuf> {
@@ -144,25 +145,15 @@ fn generated_code_is_current() {
         ("beamform.cuh", include_str!("../beamform.cuh")),
         ("parameters.cuh", &parameters),
     ];
-    let once = SOURCES.map(|(name, text, ptx)| (name, text, None, ptx, TARGET));
-    let tensor = TENSOR_SOURCES.map(|(name, text, ptx)| (name, text, None, ptx, TENSOR_TARGET));
-    let powers = super::POWERS_OF_TWO
-        .iter()
-        .map(|of_size| (POWER_OF_TWO, of_size));
-    let channelize = super::CHANNELIZE
-        .iter()
-        .map(|of_size| (CHANNELIZE, of_size));
-    let powers = powers.chain(channelize).map(|(text, (size, code))| {
-        let option = Some(format!("-DONLY_SIZE={size}"));
-        (code.name, text, option, code.ptx, TARGET)
-    });
-    for (name, text, option, committed, target) in once.into_iter().chain(tensor).chain(powers) {
+    for (code, text, size, target) in sources() {
+        let name = code.name();
         let file = format!("{name}.cu");
         let source = Source {
             name: &file,
             text,
             headers: &headers,
         };
+        let option = size.map(|size| format!("-DONLY_SIZE={size}"));
         let options: Vec<&str> = OPTIONS.into_iter().chain(option.as_deref()).collect();
         let mut made = compiler
             .compile(&source, target, &options)
@@ -170,35 +161,36 @@ fn generated_code_is_current() {
         while made.last() == Some(&0) {
             made.pop();
         }
-        if std::env::var_os("DAQ_UPDATE").is_some() {
-            let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
-            std::fs::write(directory.join(format!("{name}.ptx")), &made).unwrap();
-        } else {
-            assert!(
-                made == committed,
-                "{name}.ptx does not match {file}; run the tests once with DAQ_UPDATE=1"
-            );
+        if made == code.ptx().as_bytes() {
+            continue;
         }
+        assert!(
+            std::env::var_os("DAQ_UPDATE").is_some(),
+            "{name}.ptx.gz does not match {file}; run the tests once with DAQ_UPDATE=1"
+        );
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("generated/{name}.ptx.gz"));
+        let file = std::fs::File::create(path).unwrap();
+        let mut compressed = GzEncoder::new(file, Compression::best());
+        compressed.write_all(&made).unwrap();
+        compressed.finish().unwrap();
     }
 }
 
 /// Beside a persistent kernel, the first launch of code that needs such memory would wait for the end of that kernel.
 #[test]
 fn built_in_code_needs_no_memory_of_the_driver() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
-    let mut count = 0;
-    for entry in directory.read_dir().unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "ptx") {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path).unwrap();
+    for (code, ..) in sources() {
+        let text = code.ptx();
+        assert!(text.contains(".visible .entry"), "{}", code.name());
         for needs in [".local", "vprintf", "malloc"] {
-            assert!(!text.contains(needs), "{}: {needs}", path.display());
+            assert!(!text.contains(needs), "{}: {needs}", code.name());
         }
-        count += 1;
     }
-    assert!(count > 20, "{count}");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("generated");
+    let files = directory.read_dir().unwrap();
+    let is_code = |name: &str| name.ends_with(".ptx.gz");
+    let files = files.filter(|file| is_code(file.as_ref().unwrap().file_name().to_str().unwrap()));
+    assert_eq!(files.count(), sources().count());
 }
 
 /// The driver's compiler would reject a name that was not replaced, but only on a GPU.
@@ -206,10 +198,10 @@ fn built_in_code_needs_no_memory_of_the_driver() {
 fn known_values_replace_all_names() {
     for (size, code) in &super::CHANNELIZE {
         let known = known_values([1; 4]);
-        let ptx = with_values(code.ptx, &[]);
+        let ptx = code.ptx();
         for (name, _) in known {
             assert!(ptx.contains(&format!(", {name};")), "{size}: {name}");
         }
-        assert!(!with_values(code.ptx, &known).contains("DAQ_"), "{size}");
+        assert!(!code.with_values(&known).contains("DAQ_"), "{size}");
     }
 }

@@ -9,6 +9,7 @@
 
 use super::DmaError;
 use super::port::Port;
+use crate::kernels::VERIFICATION;
 use crate::sys::device_code;
 use daq_core::dma::{BounceCopyError, Seen, Sentinel};
 use daq_core::gpu::Event;
@@ -21,8 +22,6 @@ use daq_core::staging::StagingError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The device code, as PTX for compute capability 7.0.
-const CODE: &[u8] = include_bytes!("../../../generated/verification.ptx");
 /// Timeout of the verification kernel.
 const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum share of a GPU that persistent kernels may occupy. Above this share, the verification kernel might not fit
@@ -75,7 +74,7 @@ impl Verifier {
         let gpu = match port.region().map(|region| region.placement()) {
             Some(Placement::Cuda(ordinal)) => {
                 let device = Device::open(ordinal)?;
-                let module: Arc<Module> = device_code::built_in(device, "verification", CODE, &[])?;
+                let module: Arc<Module> = device_code::built_in(device, &VERIFICATION, &[])?;
                 let found = BarMapping::new(device, 4096, Writer::Doorbell, backends)
                     .map_err(daq_core::region::RegionError::from)?;
                 Some(OnGpu {
