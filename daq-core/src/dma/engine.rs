@@ -191,6 +191,7 @@ pub struct Completions {
     discarded: u64,
     missing: u64,
     expired: u64,
+    rejected: u64,
     faults: Vec<u64>,
     /// Number of words per frame in the bitmap of packets that arrived.
     words: usize,
@@ -215,6 +216,7 @@ impl Completions {
             discarded: 0,
             missing: 0,
             expired: 0,
+            rejected: 0,
             faults: vec![0; faults],
             words,
             present: vec![0; capacity * words],
@@ -307,6 +309,11 @@ impl Completions {
         self.expired += frames;
     }
 
+    /// Counts messages that arrived and belong to no frame, because they are not usable.
+    pub fn reject(&mut self, messages: u64) {
+        self.rejected += messages;
+    }
+
     /// Counts a fault after which the engine continues. `kind` is the fault's index in [`Engine::faults`].
     ///
     /// # Panics
@@ -347,6 +354,11 @@ impl Completions {
         self.expired
     }
 
+    /// Returns the number of messages that are not usable.
+    pub const fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
     /// Returns the number of occurrences of each fault, in the order of [`Engine::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
@@ -357,9 +369,24 @@ impl Completions {
         self.done.clear();
         self.limit = limit.min(self.done.capacity());
         (self.overrun, self.discarded, self.missing, self.expired) = (0, 0, 0, 0);
+        self.rejected = 0;
         self.faults.fill(0);
     }
 }
+
+/// Returns how to find the reason why the device disappeared. Only a PCI address names a device that `lspci` knows.
+fn how_to_find(device: &str) -> String {
+    if device.starts_with("emulated:") {
+        "the emulated device was removed (fault `remove`) or its thread ended".to_owned()
+    } else if device.starts_with("vfio-user:") {
+        "check that the process that emulates it still runs".to_owned()
+    } else {
+        format!("check whether it was removed or lost its link: dmesg | tail; lspci -s {device}")
+    }
+}
+
+/// Returns whether the pipeline stops.
+pub type StopCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Reason why an engine stops.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -384,9 +411,15 @@ pub enum EngineError {
     },
     /// The device is no longer present: its registers read all ones, or its connection has closed.
     #[error(
-        "{device} is gone; check whether it was removed or lost its link: dmesg | tail; lspci -s {device}"
+        "{device} is gone; {}", how_to_find(.device)
     )]
     Gone {
+        /// Name of the device.
+        device: String,
+    },
+    /// The pipeline stopped while the engine was being armed.
+    #[error("{device}: the start was cancelled, because the pipeline stops")]
+    Cancelled {
         /// Name of the device.
         device: String,
     },
@@ -479,6 +512,12 @@ pub unsafe trait Engine: Send {
     /// filling.
     fn packet_bytes(&self) -> usize {
         0
+    }
+
+    /// Sets the function that returns whether the pipeline stops. An engine whose [`arm`](Self::arm) may wait for long
+    /// calls this function while it waits, and then returns [`EngineError::Cancelled`].
+    fn stop_when(&mut self, is_stopping: StopCheck) {
+        let _ = is_stopping;
     }
 
     /// Programs the ring, and starts the engine without credits.

@@ -121,7 +121,9 @@ impl SetReport {
                 count.is_calculated && equation.right.last() == Some(&count.name)
             });
             if let Some(last) = last {
-                self.values[last] = left.saturating_sub(right.iter().sum());
+                self.values[last] = right
+                    .iter()
+                    .fold(left, |left, term| left.saturating_sub(*term));
             }
         }
     }

@@ -134,7 +134,7 @@ macro_rules! ledger {
                 $(
                     #[allow(unused_variables, reason = "not every equation has a calculated term")]
                     let (left, right) = terms.next().unwrap_or_default();
-                    $(self.$pending = left.saturating_sub(right.iter().sum());)?
+                    $(self.$pending = right.iter().fold(left, |left, term| left.saturating_sub(*term));)?
                 )*
             }
         }

@@ -92,13 +92,13 @@ impl Total for u64 {
 
 impl Total for BTreeMap<&'static str, u64> {
     fn total(&self) -> u64 {
-        self.values().sum()
+        self.values().copied().fold(0, u64::saturating_add)
     }
 }
 
 impl<const N: usize> Total for [u64; N] {
     fn total(&self) -> u64 {
-        self.iter().sum()
+        self.iter().copied().fold(0, u64::saturating_add)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The client of a program that was built without it: it cannot be started.
 
 use crate::NatsError;
-use crate::options::{ConsumerCounters, ConsumerOptions, PublisherCounters, PublisherOptions};
+use crate::options::{
+    ConsumerCounters, ConsumerOptions, Losses, PublisherCounters, PublisherOptions,
+};
 use daq_core::frame::FrameMeta;
 use daq_core::notify::Wait;
 use daq_core::ring::Frame;
@@ -93,6 +95,11 @@ impl Consumer {
 
     /// Never called.
     pub fn finish(&mut self, _: Received) {
+        match self.0 {}
+    }
+
+    /// Never called.
+    pub fn take_losses(&self) -> Losses {
         match self.0 {}
     }
 

@@ -1,7 +1,7 @@
 //! Options of the client.
 
 use crate::keys::Connection;
-use daq_core::ledger::Counter;
+use daq_core::ledger::{Counter, Rejections};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::time::Duration;
@@ -152,4 +152,17 @@ pub struct ConsumerCounters {
     pub incomplete: Counter,
     /// Messages that contain no valid frame, or a frame that does not fit into a slot.
     pub invalid: Counter,
+    /// The same messages by reason.
+    pub rejections: Rejections,
+}
+
+/// What a consumer has lost and no frame reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Number of missing frames.
+    pub missing: u64,
+    /// Number of frames that the server deleted.
+    pub expired: u64,
+    /// Number of messages that are not usable.
+    pub rejected: u64,
 }

@@ -5,18 +5,31 @@
 //! frames up to `m - window` that the stream contains have arrived before. A frame that has not is missing. The caller must
 //! keep this order when the connection is interrupted.
 //!
-//! The numbers of an unordered run show nothing about missing frames. Its frames are delivered as they arrive.
+//! A frame whose number is far beyond the window waits until a second frame confirms its number, because one wrong number
+//! must not make all frames before it missing.
+//!
+//! The numbers of an unordered run show nothing about missing frames. Its frames are delivered as they arrive. The same holds
+//! for frames below the number at which a run was joined, and for the first frames after a restart of the receiver.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod run;
+
+use run::Run;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// Number of runs whose position is remembered.
+/// Number of runs whose state is remembered.
 const MAX_RUNS: usize = 64;
+/// Number of further runs whose position is remembered.
+const MAX_POSITIONS: usize = 4096;
 /// Number of frames that a run remembers: missing frames, to recognise them if they arrive late, or delivered frames of an
 /// unordered run.
 const MAX_REMEMBERED: usize = 1 << 16;
-/// Maximum number of frames of a run that wait for earlier ones.
+/// Maximum window of a sender.
 const MAX_WINDOW: u64 = 1 << 16;
+/// A number that is more than twice this number, or twice the window, beyond the next one must be confirmed by a second frame.
+const MIN_LEAP: u64 = 32;
+/// Maximum number of frames that one gap counts as missing. A larger jump is a restart of the sender.
+const MAX_GAP: u64 = 1 << 40;
 
 /// Result of inserting a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,71 +40,61 @@ pub enum Inserted {
     Waiting,
     /// The frame was delivered before.
     Delivered,
-    /// The frame was counted as missing, or precedes the frame at which its run was joined.
+    /// The frame was counted as missing.
     Late,
 }
 
 /// A frame in its order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ordered<T> {
-    /// The frame.
-    pub item: T,
+    /// The frame; `None` if only missing frames are reported.
+    pub item: Option<T>,
     /// Number of frames that are missing before it.
     pub missing: u64,
-}
-
-#[derive(Debug)]
-struct Run<T> {
-    name: String,
-    /// All frames below this number are delivered or missing.
-    next: u64,
-    /// Highest number that proves frames below it as missing: of all received frames the maximum of `number - window`.
-    proven: Option<u64>,
-    waiting: BTreeMap<u64, T>,
-    /// When the oldest gap appeared.
-    gap_since: Option<Instant>,
-    missed: BTreeSet<u64>,
-    /// The largest window of the sender.
-    window: u64,
-    /// Delivered frames of an unordered run; `None` if the run is ordered.
-    delivered: Option<BTreeSet<u64>>,
-    /// Frames below this number were never expected: the run was joined at this frame.
-    start: u64,
+    /// Whether the number is so far from the others that the sender was restarted.
+    pub is_restart: bool,
 }
 
 /// The runs of one consumer.
 #[derive(Debug)]
 pub struct Runs<T> {
-    runs: VecDeque<Run<T>>,
+    /// The last one was used last.
+    recent: VecDeque<Run<T>>,
+    /// The next frames of runs that were removed from `recent`.
+    positions: HashMap<String, u64>,
+    /// Whether positions were forgotten.
+    has_forgotten: bool,
+    /// Frames whose number no second frame has confirmed.
+    rejected: Vec<T>,
     /// Time after which a gap counts as missing if no further frame proves it.
     timeout: Duration,
 }
 
 impl<T> Runs<T> {
     /// Creates an empty list. A frame counts as missing at the latest `timeout` after a later frame arrived.
-    pub const fn new(timeout: Duration) -> Self {
+    pub fn new(timeout: Duration) -> Self {
         Self {
-            runs: VecDeque::new(),
+            recent: VecDeque::new(),
+            positions: HashMap::new(),
+            has_forgotten: false,
+            rejected: Vec::new(),
             timeout,
         }
     }
 
-    /// Declares that all frames of `run` below `next` were delivered by an earlier process.
-    pub fn resume(&mut self, run: &str, next: u64) {
-        let run = self.run(run, next);
-        run.start = 0;
-        run.next = run.next.max(next);
-        let next = run.next;
-        run.waiting.retain(|number, _| *number >= next);
+    /// Declares that all frames of `run` below `next` were delivered by an earlier process, which may also have delivered some
+    /// of the `window` frames from `next` on.
+    pub fn resume(&mut self, run: &str, next: u64, window: u64) {
+        self.run(run, next).resume(next, window.min(MAX_WINDOW));
     }
 
-    /// Returns whether a frame of `run` has arrived before.
+    /// Returns whether a frame of `run` has arrived before, or may have arrived before.
     pub fn knows(&self, run: &str) -> bool {
-        self.runs.iter().any(|known| known.name == run)
+        self.has_forgotten || self.positions.contains_key(run) || self.find(run).is_some()
     }
 
-    /// Declares that frame `start` is the first of the unknown run `run` that can be delivered. Lower numbers that arrive later
-    /// are [`Inserted::Late`].
+    /// Declares that frame `start` is the first of the unknown run `run` that is expected. Lower numbers that arrive later are
+    /// delivered as they arrive.
     pub fn begin(&mut self, run: &str, start: u64) {
         self.run(run, start);
     }
@@ -101,102 +104,139 @@ impl<T> Runs<T> {
         self.run(run, 0).delivered.get_or_insert_default();
     }
 
+    /// Records that frame `number` of the unordered run `run` was delivered.
+    pub fn remember(&mut self, run: &str, number: u64) {
+        if let Some(delivered) = &mut self.run(run, number).delivered {
+            remember(delivered, [number]);
+        }
+    }
+
+    fn find(&self, name: &str) -> Option<&Run<T>> {
+        self.recent.iter().rev().find(|run| run.name == name)
+    }
+
     fn run(&mut self, name: &str, next: u64) -> &mut Run<T> {
-        let at = self.runs.iter().position(|run| run.name == name);
-        let at = at.unwrap_or_else(|| {
-            if self.runs.len() == MAX_RUNS
-                && let Some(idle) = self.runs.iter().position(|run| run.waiting.is_empty())
-            {
-                self.runs.remove(idle);
+        let last = self.recent.len().wrapping_sub(1);
+        match self.recent.iter().rposition(|run| run.name == name) {
+            Some(at) if at == last => {}
+            Some(at) => {
+                if let Some(run) = self.recent.remove(at) {
+                    self.recent.push_back(run);
+                }
             }
-            self.runs.push_back(Run {
-                name: name.to_owned(),
-                next,
-                proven: None,
-                waiting: BTreeMap::new(),
-                gap_since: None,
-                missed: BTreeSet::new(),
-                window: 0,
-                delivered: None,
-                start: next,
-            });
-            self.runs.len() - 1
-        });
-        &mut self.runs[at]
+            None => {
+                if self.recent.len() >= MAX_RUNS {
+                    self.forget_one();
+                }
+                let known = self.positions.remove(name);
+                let mut run = Run::new(name, known.unwrap_or(next));
+                if let Some(next) = known {
+                    run.resume(next, 0);
+                }
+                self.recent.push_back(run);
+            }
+        }
+        let last = self.recent.len() - 1;
+        &mut self.recent[last]
+    }
+
+    /// Removes the run that was used least recently and has no waiting frames. Only its position is remembered.
+    fn forget_one(&mut self) {
+        let idle = self.recent.iter().position(Run::is_idle);
+        let Some(run) = idle.and_then(|at| self.recent.remove(at)) else {
+            return;
+        };
+        if self.positions.len() >= MAX_POSITIONS {
+            self.positions.clear();
+            self.has_forgotten = true;
+        }
+        if run.delivered.is_none() {
+            self.positions.insert(run.name, run.next);
+        }
     }
 
     /// Returns the state of frame `number` of `run` without inserting it.
     pub fn state(&self, run: &str, number: u64) -> Inserted {
-        let Some(run) = self.runs.iter().find(|known| known.name == run) else {
-            return Inserted::New;
-        };
-        let is_past = match &run.delivered {
-            Some(delivered) => delivered.contains(&number),
-            None => number < run.next,
-        };
-        if run.waiting.contains_key(&number) {
-            Inserted::Waiting
-        } else if !is_past {
-            Inserted::New
-        } else if run.missed.contains(&number) || number < run.start {
-            Inserted::Late
-        } else {
-            Inserted::Delivered
+        match self.find(run) {
+            Some(run) => run.state(number),
+            None if self.positions.get(run).is_some_and(|next| number < *next) => {
+                Inserted::Delivered
+            }
+            None => Inserted::New,
         }
     }
 
     /// Inserts frame `number` of `run`, whose sender has the window `window`.
     pub fn insert(&mut self, run: &str, number: u64, window: u64, item: T) -> Inserted {
         let state = self.state(run, number);
-        if state != Inserted::New {
-            return state;
+        if state == Inserted::New {
+            let rejected = self.run(run, number).insert(number, window, item);
+            self.rejected.extend(rejected);
         }
-        let run = self.run(run, number);
-        run.waiting.insert(number, item);
-        run.prove(number, window);
-        Inserted::New
+        state
     }
 
     /// Records that a message of frame `number` of `run` has arrived, although the frame is not complete.
     pub fn saw(&mut self, run: &str, number: u64, window: u64) {
-        self.run(run, number).prove(number, window);
+        self.run(run, number).saw(number, window);
     }
 
-    /// Declares that the frames before frame `number` of `run` are missing, if they are not more than `deleted`: the server has
-    /// deleted that many messages before this frame.
+    /// Declares that the new frame `number` of `run` is lost, and that earlier frames do not arrive any more. Returns whether it
+    /// counts as missing.
+    pub fn lose(&mut self, run: &str, number: u64) -> bool {
+        self.state(run, number) == Inserted::New && self.run(run, number).lose(number)
+    }
+
+    /// Declares that the server has deleted `deleted` frames before frame `number` of `run`. The frames before it are missing
+    /// if they are not more.
     pub fn explain(&mut self, run: &str, number: u64, deleted: u64) {
-        let run = self.run(run, number);
-        if (1..=deleted).contains(&number.saturating_sub(run.next)) {
-            run.proven = run.proven.max(Some(number - 1));
-        }
+        self.run(run, number).explain(number, deleted);
+    }
+
+    /// Declares that any number of frames before frame `number` of `run` may be missing.
+    pub fn trust(&mut self, run: &str, number: u64) {
+        self.run(run, number).trusted = number;
     }
 
     /// Returns the next frame that is in order.
     pub fn pop(&mut self, now: Instant) -> Option<Ordered<T>> {
         let timeout = self.timeout;
-        self.runs.iter_mut().find_map(|run| run.pop(now, timeout))
+        let rejected = &mut self.rejected;
+        self.recent
+            .iter_mut()
+            .find_map(|run| run.pop(now, timeout, rejected))
     }
 
-    /// Returns the number of frames that wait for frames before them.
-    pub fn waiting(&self) -> usize {
-        self.runs.iter().map(|run| run.waiting.len()).sum()
+    /// Declares that the frames before the first waiting frame are missing. If all waiting frames need a confirmation, one of them
+    /// is rejected. Returns whether a frame waits.
+    pub fn force(&mut self) -> bool {
+        if self.recent.iter_mut().any(Run::force) {
+            return true;
+        }
+        let leap = self.recent.iter_mut().find_map(Run::take_leap);
+        let is_found = leap.is_some();
+        self.rejected.extend(leap);
+        is_found
+    }
+
+    /// Removes the frames whose numbers are wrong.
+    pub fn take_rejected(&mut self) -> Vec<T> {
+        std::mem::take(&mut self.rejected)
+    }
+
+    /// Returns whether no frame waits.
+    pub fn is_idle(&self) -> bool {
+        self.recent.iter().all(Run::is_idle)
     }
 
     /// Returns the frames that wait for frames before them.
     pub fn items(&self) -> impl Iterator<Item = &T> {
-        self.runs.iter().flat_map(|run| run.waiting.values())
-    }
-
-    /// Returns the sum of the windows of all runs that have waiting frames or for which `has_partial` returns true.
-    pub fn windows(&self, has_partial: impl Fn(&str) -> bool) -> usize {
-        let active = |run: &&Run<T>| !run.waiting.is_empty() || has_partial(&run.name);
-        let windows = self.runs.iter().filter(active).map(|run| run.window);
-        usize::try_from(windows.sum::<u64>()).unwrap_or(usize::MAX)
+        self.recent.iter().flat_map(Run::items)
     }
 
     /// Restarts the timeouts of all gaps, because no frames can arrive at the moment.
     pub fn restart_timeouts(&mut self) {
-        for run in &mut self.runs {
+        for run in &mut self.recent {
             run.gap_since = None;
         }
     }
@@ -210,34 +250,9 @@ fn remember(set: &mut BTreeSet<u64>, numbers: impl IntoIterator<Item = u64>) {
     }
 }
 
-impl<T> Run<T> {
-    fn prove(&mut self, number: u64, window: u64) {
-        self.window = self.window.max(window.min(MAX_WINDOW));
-        let below = number.checked_sub(window);
-        self.proven = self.proven.max(below);
-    }
-
-    fn pop(&mut self, now: Instant, timeout: Duration) -> Option<Ordered<T>> {
-        let (&first, _) = self.waiting.first_key_value()?;
-        if let Some(delivered) = &mut self.delivered {
-            remember(delivered, [first]);
-            let (_, item) = self.waiting.pop_first()?;
-            return Some(Ordered { item, missing: 0 });
-        }
-        let is_proven = self.proven.is_some_and(|proven| proven + 1 >= first);
-        let is_next = first == self.next;
-        let gap_since = *self.gap_since.get_or_insert(now);
-        if !is_next && !is_proven && now.duration_since(gap_since) < timeout {
-            return None;
-        }
-        self.gap_since = None;
-        let missing = first - self.next;
-        let oldest = self.next.max(first.saturating_sub(MAX_REMEMBERED as u64));
-        remember(&mut self.missed, oldest..first);
-        self.next = first + 1;
-        let (_, item) = self.waiting.pop_first()?;
-        Some(Ordered { item, missing })
-    }
+/// Returns the last numbers of a range that are worth remembering.
+fn last_of(from: u64, to: u64) -> std::ops::Range<u64> {
+    from.max(to.saturating_sub(MAX_REMEMBERED as u64))..to
 }
 
 #[cfg(test)]
@@ -250,7 +265,7 @@ mod tests {
     /// Returns the numbers that can be delivered, each with the number of missing frames before it.
     fn popped(runs: &mut Runs<u64>, now: Instant) -> Vec<(u64, u64)> {
         std::iter::from_fn(|| runs.pop(now))
-            .map(|found| (found.item, found.missing))
+            .map(|found| (found.item.unwrap_or(u64::MAX), found.missing))
             .collect()
     }
 
@@ -283,8 +298,8 @@ mod tests {
         runs.insert("r", 3, 100, 3);
         assert_eq!(popped(&mut runs, now), [(0, 0)]);
         assert_eq!(
-            (popped(&mut runs, now + TIMEOUT / 2), runs.waiting()),
-            (vec![], 1)
+            (popped(&mut runs, now + TIMEOUT / 2), runs.is_idle()),
+            (vec![], false)
         );
         assert_eq!(popped(&mut runs, now + TIMEOUT), [(3, 2)]);
     }
@@ -292,7 +307,7 @@ mod tests {
     #[test]
     fn deleted_frames_are_missing_at_once() {
         let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
-        runs.resume("r", 5);
+        runs.resume("r", 5, 0);
         runs.insert("r", 9, 100, 9);
         runs.explain("r", 9, 3);
         assert_eq!(popped(&mut runs, now), [], "four frames are missing");
@@ -303,7 +318,7 @@ mod tests {
     #[test]
     fn frames_of_an_earlier_process_are_not_delivered_again() {
         let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
-        runs.resume("r", 8);
+        runs.resume("r", 8, 0);
         assert_eq!(runs.insert("r", 7, 4, 7), Inserted::Delivered);
         assert_eq!(runs.insert("r", 12, 4, 12), Inserted::New);
         runs.insert("r", 13, 4, 13);
@@ -323,12 +338,16 @@ mod tests {
             assert_eq!(runs.insert("r", number, 8, number), Inserted::New);
         }
         assert_eq!(popped(&mut runs, now), [(0, 0), (1, 0), (2, 0)]);
-        // A run that was joined later has lower numbers that were never delivered.
+        // A run that was joined later delivers lower numbers as they arrive.
         runs.begin("other", 5);
         runs.insert("other", 5, 8, 5);
         assert_eq!(popped(&mut runs, now), [(5, 0)]);
-        assert_eq!(runs.insert("other", 4, 8, 4), Inserted::Late);
-        assert_eq!(runs.insert("other", 5, 8, 5), Inserted::Delivered);
+        assert_eq!(runs.insert("other", 4, 8, 4), Inserted::New);
+        assert_eq!(popped(&mut runs, now), [(4, 0)]);
+        for number in [4, 5] {
+            let found = runs.insert("other", number, 8, number);
+            assert_eq!(found, Inserted::Delivered);
+        }
     }
 
     #[test]
@@ -345,24 +364,106 @@ mod tests {
         }
     }
 
+    /// The sender stored frame 6 after frames 7 to 9, so its position in the stream shows nothing about them.
     #[test]
-    fn waiting_frames_of_each_run_have_a_window() {
-        let mut runs = Runs::new(TIMEOUT);
-        for name in ["a", "b", "c"] {
-            runs.resume(name, 0);
-            runs.saw(name, 1, 16);
+    fn frames_that_an_earlier_process_may_have_received_are_not_missing() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.resume("r", 7, 8);
+        runs.insert("r", 10, 8, 10);
+        assert_eq!(popped(&mut runs, now), [(10, 0)]);
+        assert_eq!(runs.insert("r", 8, 8, 8), Inserted::New);
+        assert_eq!(popped(&mut runs, now), [(8, 0)]);
+        assert_eq!(runs.insert("r", 8, 8, 8), Inserted::Delivered);
+        // Two deleted frames are missing, although the earlier process may have received frames 11 to 14.
+        runs.explain("r", 13, 2);
+        runs.insert("r", 13, 8, 13);
+        assert_eq!(popped(&mut runs, now), [(13, 2)]);
+        runs.insert("r", 20, 1, 20);
+        assert_eq!(popped(&mut runs, now), [(20, 5)]);
+    }
+
+    #[test]
+    fn run_that_was_forgotten_continues_at_its_number() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        for number in 0..10 {
+            runs.insert("old", number, 256, number);
         }
-        runs.insert("a", 1, 16, 1);
-        runs.insert("b", 1, u64::MAX, 1);
-        let window = usize::try_from(MAX_WINDOW).unwrap();
-        assert_eq!(runs.windows(|_| false), 16 + window);
-        assert_eq!(runs.windows(|run| run == "c"), 32 + window);
+        for other in 0..MAX_RUNS {
+            // A run that is in use is not forgotten.
+            runs.insert("used", other as u64, 256, other as u64);
+            runs.insert(&format!("run {other}"), 0, 256, 0);
+            let _ = popped(&mut runs, now);
+        }
+        assert!(runs.find("old").is_none() && runs.find("used").is_some());
+        assert!(runs.knows("old"));
+        assert_eq!(runs.insert("old", 9, 256, 9), Inserted::Delivered);
+        for number in 10..20 {
+            runs.insert("old", number, 256, number);
+        }
+        let expected: Vec<_> = (10..20).map(|number| (number, 0)).collect();
+        assert_eq!(popped(&mut runs, now), expected);
+    }
+
+    #[test]
+    fn one_wrong_number_makes_no_frames_missing() {
+        for window in [1, 8] {
+            let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+            let wrong = u64::MAX >> 1;
+            runs.insert("r", 0, window, 0);
+            assert_eq!(runs.insert("r", wrong, window, wrong), Inserted::New);
+            assert_eq!(runs.insert("r", wrong, window, wrong), Inserted::Waiting);
+            runs.saw("r", wrong - 1, window);
+            assert_eq!(popped(&mut runs, now), [(0, 0)]);
+            for number in 1..4 {
+                runs.insert("r", number, window, number);
+            }
+            assert_eq!(popped(&mut runs, now), [(1, 0), (2, 0), (3, 0)]);
+            assert_eq!(runs.take_rejected(), [wrong]);
+            // Nothing confirms the number.
+            runs.insert("r", wrong, window, wrong);
+            assert_eq!(popped(&mut runs, now), []);
+            assert_eq!(popped(&mut runs, now + TIMEOUT), []);
+            assert_eq!(runs.take_rejected(), [wrong]);
+        }
+    }
+
+    #[test]
+    fn two_frames_confirm_a_jump() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        for number in [0, 1000, 1001] {
+            runs.insert("r", number, 8, number);
+        }
+        assert_eq!(popped(&mut runs, now), [(0, 0)]);
+        runs.insert("r", 1008, 8, 1008);
+        assert_eq!(popped(&mut runs, now), [(1000, 999), (1001, 0)]);
+        // A jump beyond each plausible gap is a restart.
+        let far = 1 << 50;
+        runs.insert("r", 1002, 1, 1002);
+        for number in [far, far + 1] {
+            runs.insert("r", number, 1, number);
+        }
+        let found: Vec<_> = std::iter::from_fn(|| runs.pop(now)).collect();
+        let seen: Vec<_> = found.iter().map(|f| (f.missing, f.is_restart)).collect();
+        assert_eq!(
+            seen,
+            [(0, false), (5, false), (0, true), (0, false)],
+            "frames 1003 to 1007 are missing"
+        );
+    }
+
+    #[test]
+    fn lost_frame_is_missing_without_a_later_one() {
+        let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
+        runs.insert("r", 0, 8, 0);
+        assert!(runs.lose("r", 2) && !runs.lose("r", 0));
+        assert_eq!(popped(&mut runs, now), [(0, 0), (u64::MAX, 2)]);
+        assert_eq!(runs.state("r", 2), Inserted::Delivered);
     }
 
     #[test]
     fn gap_does_not_time_out_while_no_frames_can_arrive() {
         let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
-        runs.resume("r", 0);
+        runs.resume("r", 0, 0);
         runs.insert("r", 1, 16, 1);
         assert_eq!(popped(&mut runs, now), []);
         runs.restart_timeouts();
@@ -395,7 +496,7 @@ mod tests {
                 }
             }
             let (mut runs, now) = (Runs::new(TIMEOUT), Instant::now());
-            runs.resume("r", 0);
+            runs.resume("r", 0, 0);
             let mut found = Vec::new();
             for number in order {
                 runs.insert("r", number, window, number);
@@ -407,7 +508,7 @@ mod tests {
                 later += TIMEOUT;
                 found.extend(popped(&mut runs, later));
             }
-            prop_assert_eq!(runs.waiting(), 0);
+            prop_assert!(runs.is_idle());
             sent.dedup();
             let delivered: Vec<_> = found.iter().map(|(number, _)| *number).collect();
             prop_assert_eq!(&delivered, &sent);

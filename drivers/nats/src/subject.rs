@@ -39,15 +39,43 @@ pub fn expand(template: &str, names: &Names) -> String {
     })
 }
 
-/// Returns the pattern of all subjects of `template`, whatever the run is.
+/// Returns the pattern of the subjects of `template` in all runs.
 ///
 /// ```
-/// assert_eq!(daq_nats::subject::pattern("obs.{run}.decisions"), "obs.*.decisions");
+/// use daq_nats::subject::{Names, pattern};
+/// let names = Names { ring: "events".into(), ..Names::default() };
+/// assert_eq!(pattern("obs.{run}.{ring}", &names), "obs.*.events");
 /// ```
-pub fn pattern(template: &str) -> String {
+pub fn pattern(template: &str, names: &Names) -> String {
     let tokens = template.split('.');
     let tokens = tokens.map(|token| if token.contains("{run}") { "*" } else { token });
-    tokens.collect::<Vec<_>>().join(".")
+    expand(&tokens.collect::<Vec<_>>().join("."), names)
+}
+
+/// Whether the pattern `outer` can contain the subjects of the template `inner` in all runs. The names that replace placeholders
+/// are not known.
+///
+/// ```
+/// use daq_nats::subject::can_cover;
+/// assert!(can_cover("obs.>", "obs.{run}.{ring}") && can_cover("obs.events", "obs.{ring}"));
+/// assert!(!can_cover("obs.events", "obs.{run}") && !can_cover("other.{ring}", "obs.{ring}"));
+/// ```
+pub fn can_cover(outer: &str, inner: &str) -> bool {
+    let (mut outer, mut inner) = (outer.split('.'), inner.split('.'));
+    loop {
+        match (outer.next(), inner.next()) {
+            (Some(">"), Some(_)) | (None, None) => return true,
+            (Some("*"), Some(_)) => {}
+            (Some(outer), Some(inner)) if inner.contains("{run}") => {
+                if !outer.contains("{run}") {
+                    return false;
+                }
+            }
+            (Some(outer), Some(inner))
+                if outer == inner || outer.contains('{') || inner.contains('{') => {}
+            _ => return false,
+        }
+    }
 }
 
 /// Returns what is wrong with a subject and the fix; `None` if it is valid.

@@ -1,8 +1,9 @@
 //! The headers of a message: the metadata of its frame.
 //!
 //! ```text
-//!   Nats-Msg-Id: RUN.SINK:EPOCH:SEQUENCE[:CHUNK]   the server stores each id once
+//!   Nats-Msg-Id: RUN.SINK:NUMBER[:CHUNK]           the server stores each id once
 //!   Daq-Run, Daq-Number, Daq-Window                the frames of a run are numbered from 0 without gaps
+//!   Daq-After, Daq-First                           the last message of the stream before the run, and the frame after it
 //!   Daq-Sequence, Daq-Epoch, Daq-Time, Daq-Clock   the frame in the ring of the sender
 //!   Daq-Flags, Daq-Length, Daq-Packets, Daq-Arrived, Daq-Present, Daq-Layout, Daq-Kept-NAME
 //!   Daq-Chunk: I/N, Daq-Offset                     a frame that is larger than a message
@@ -62,6 +63,11 @@ pub struct FrameHeader {
     pub number: u64,
     /// The sender's window: this frame was published after frame `number - window` was stored or refused.
     pub window: u64,
+    /// Sequence number of the last message in the stream when the run began, or when the stream was created again during the
+    /// run; `None` if the sender does not state it.
+    pub after: Option<u64>,
+    /// Number of the first frame of the run that was stored after this message.
+    pub first: u64,
     /// The metadata that receivers adopt.
     pub meta: FrameMeta,
     /// Bitmap of the packets that arrived; empty if all of them did.
@@ -80,9 +86,10 @@ pub struct WireError {
     pub expected: &'static str,
 }
 
-/// Returns the id of a message. The server stores a message with the same id only once.
-pub fn message_id(run: &str, meta: &FrameMeta, chunk: Chunk) -> String {
-    let mut id = format!("{run}:{}:{}", meta.epoch, meta.sequence);
+/// Returns the id of a message of frame `number`. The server stores a message with the same id only once. Sequence numbers and
+/// epochs of frames are no ids, because several frames of a run can have the same ones.
+pub fn message_id(run: &str, number: u64, chunk: Chunk) -> String {
+    let mut id = format!("{run}:{number}");
     if chunk.count > 1 {
         // Writing to a `String` cannot fail.
         let _ = write!(id, ":{}", chunk.index);
@@ -100,7 +107,7 @@ pub fn encode(
     chunk: Chunk,
     mut put: impl FnMut(&str, String),
 ) {
-    put("Nats-Msg-Id", message_id(run, meta, chunk));
+    put("Nats-Msg-Id", message_id(run, number, chunk));
     put("Daq-Number", number.to_string());
     put("Daq-Window", window.to_string());
     put("Daq-Sequence", meta.sequence.to_string());
@@ -198,6 +205,10 @@ pub fn decode<'a>(
     if end.is_none_or(|end| end > length || (chunk.count == 1 && end != length)) {
         return Err(headers.wrong("Daq-Length", "it differs from the size of the payload"));
     }
+    if chunk.count > 1 && (payload == 0 || u64::from(chunk.count) > length) {
+        let expected = "each message of a frame must have at least one byte";
+        return Err(headers.wrong("Daq-Chunk", expected));
+    }
     let clock = (headers.0)("Daq-Clock");
     let clock = match clock {
         None => Clock::None,
@@ -254,10 +265,16 @@ pub fn decode<'a>(
         kept: fields,
     };
     let window = headers.number("Daq-Window", 1, 1 << 32)?;
+    let after = match (headers.0)("Daq-After") {
+        None => None,
+        Some(_) => Some(headers.number("Daq-After", 0, u64::MAX)?),
+    };
     let header = FrameHeader {
         run,
         number,
         window,
+        after,
+        first: headers.number("Daq-First", 0, u64::MAX >> 1)?,
         meta,
         present,
     };
@@ -311,6 +328,9 @@ pub fn layout_header(layout: &Layout) -> String {
     described.to_string()
 }
 
+/// Relative difference of two rates that are equal, because a rate in a configuration is rounded.
+const RATE_TOLERANCE: f64 = 1e-6;
+
 /// Returns how the layout `sent` of a sender's frames differs from the layout `own` that is expected, and the fix; `None` if samples
 /// have the same places. Both are texts of [`layout_header`]. `length` is the size of the sender's frame in bytes.
 pub fn layout_difference(own: &str, sent: &str, length: usize) -> Option<String> {
@@ -319,13 +339,19 @@ pub fn layout_difference(own: &str, sent: &str, length: usize) -> Option<String>
     // The places of interleaved samples do not depend on their number.
     let is_planar = sent["order"] == "planar" && sent["channels"] != 1;
     let keys = ["type", "complex", "channels", "order", "points"];
-    let differences: Vec<_> = keys
+    let mut differences: Vec<_> = keys
         .iter()
         .filter(|key| **key != "order" || sent["channels"] != 1)
         .filter(|key| **key != "points" || is_planar)
         .filter(|key| sent.get(**key).is_some_and(|value| *value != own[**key]))
         .map(|key| format!("`{key}` is {}, not {}", sent[*key], own[*key]))
         .collect();
+    let rate = |layout: &Value| layout["axis"]["rate"].as_f64();
+    if let (Some(own), Some(sent)) = (rate(&own), rate(&sent))
+        && (own - sent).abs() > RATE_TOLERANCE * sent.abs()
+    {
+        differences.push(format!("`rate` is {sent} Hz, not {own} Hz"));
+    }
     (!differences.is_empty()).then(|| {
         format!(
             "the sender's frames have another layout: {}; set `samples` of the source as on the sending host, and slot = \
@@ -372,6 +398,31 @@ mod tests {
         let long = layout(Scalar::Int16, 4, 512, Order::Interleaved);
         assert_eq!(layout_difference(&long, &short, 800), None);
         assert_eq!(layout_difference(&long, "no JSON", 800), None);
+    }
+
+    #[test]
+    fn layouts_with_other_rates_differ() {
+        let layout = |rate| {
+            layout_header(&Layout {
+                scalar: Scalar::Int16,
+                complex: false,
+                channels: 1,
+                points: 32,
+                order: Order::Interleaved,
+                axis: Axis::Time { rate },
+                frame_rate: None,
+                is_contiguous: true,
+            })
+        };
+        let (own, sent) = (layout(Some(1e6)), layout(Some(2e6)));
+        let found = layout_difference(&own, &sent, 64).unwrap();
+        assert!(
+            found.contains("`rate` is 2000000 Hz, not 1000000 Hz"),
+            "{found}"
+        );
+        assert_eq!(layout_difference(&own, &own, 64), None);
+        assert_eq!(layout_difference(&layout(None), &sent, 64), None);
+        assert_eq!(layout_difference(&own, &layout(None), 64), None);
     }
 
     use proptest::prelude::*;
@@ -426,7 +477,7 @@ mod tests {
             };
             let meta = if packets > 1 { meta } else { FrameMeta { packet_sizes: PacketSizes::default(), ..meta } };
             let headers = encoded(&meta, &present, &kept, WHOLE);
-            prop_assert_eq!(&headers["Nats-Msg-Id"], &format!("r.s:{epoch}:{sequence}"));
+            prop_assert_eq!(&headers["Nats-Msg-Id"], "r.s:7");
             let (found, chunk) = decoded(&headers, length.into(), &kept).unwrap();
             let expected = if arrived < packets { present } else { Vec::new() };
             prop_assert_eq!((found.meta, found.number, found.window, chunk), (meta, 7, 64, WHOLE));
@@ -443,7 +494,7 @@ mod tests {
             offset: 4,
         };
         let headers = encoded(&meta, &[], &[], chunk);
-        assert_eq!(headers["Nats-Msg-Id"], "r.s:0:5:1");
+        assert_eq!(headers["Nats-Msg-Id"], "r.s:7:1");
         assert_eq!(decoded(&headers, 4, &[]).unwrap().1, chunk);
         assert!(
             decoded(&headers, 7, &[]).is_err(),
@@ -488,6 +539,8 @@ mod tests {
             ("Daq-Number", "-1"),
             ("Daq-Chunk", "3/3"),
             ("Daq-Chunk", "0/99999999"),
+            ("Daq-Chunk", "0/13"),
+            ("Daq-After", "x"),
             ("Daq-Length", "11"),
             ("Daq-Clock", "sundial"),
             ("Daq-Epoch", "4294967296"),

@@ -102,6 +102,10 @@ unsafe impl Engine for NatsEngine {
         if let Some(NatsError { what, why, .. }) = self.consumer.failure() {
             return Err(EngineError::Unfit { device: what, why });
         }
+        let losses = self.consumer.take_losses();
+        done.add_missing(losses.missing);
+        done.expire(losses.expired);
+        done.reject(losses.rejected);
         let Some(slots) = &mut self.slots else {
             return Ok(());
         };

@@ -9,7 +9,7 @@
 //!
 //! Frames keep number, epoch, time, flags, missing packets and kept fields of their sender. Messages of other programs are
 //! frames as well: their payload is the frame, and their sequence number in the stream is the frame's number unless the
-//! headers of [`daq_nats::wire`] state one.
+//! headers of [`daq_nats::wire`] state one. Without `Daq-Run`, each message is a new frame whatever its number is.
 //!
 //! # Ledger
 //! The unit is the sender's frame. The numbers in the headers show which frames are missing.
@@ -18,9 +18,10 @@
 //! |---|---|
 //! | a limit of the stream deleted frames before they were received | lost, `expired` |
 //! | frames that the server refused, or that are not usable | lost, `wire_gap` |
-//! | a message arrives that is not usable: it has wrong headers, another layout than `samples`, or its frame does not fit into a slot | `invalid`; if it is the first one of a sink `nats`, the run fails |
+//! | a message arrives that is not usable: it has wrong headers, another layout than `samples`, a number that no second frame confirms, or its frame does not fit into a slot | rejected and `invalid`; if it is the first one of a sink `nats`, the run fails |
 //! | a part of a frame is missing | `incomplete`; the frame is lost |
 //! | a message arrives again, because the server or the source restarted | `duplicates`; nothing is lost |
+//! | another program begins again with the same `Daq-Run` and numbers | `epochs` |
 //! | a frame arrives after it was counted as lost | `late` |
 //! | the sender was restarted, or frames of another sender follow | `epochs` |
 //! | the connection to the server is established, also after an interruption | `connections` |
@@ -33,6 +34,7 @@ mod engine;
 use crate::packet::frames::{CHANGE_SLOT, frame_per_slot, sample_layout};
 use crate::packet::keep::name_problems;
 use daq_core::check::NamedFile;
+use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, List, Problem, Section};
 use daq_core::counts;
 use daq_core::entry::{
@@ -238,6 +240,21 @@ impl SourceSpec for NatsSource {
         server::files(&self.config.login, self.config.tls.as_ref())
     }
 
+    /// Two sources with the same position would each receive a part of the frames.
+    fn claims(&self) -> Vec<Claim> {
+        let NatsConfig {
+            consumer, stream, ..
+        } = &self.config;
+        let servers = self.config.servers.0.iter();
+        servers
+            .map(|server| {
+                Claim::Device(format!(
+                    "consumer {consumer} of stream {stream} on the NATS server {server}"
+                ))
+            })
+            .collect()
+    }
+
     fn origins(&self) -> Vec<String> {
         let servers = self.config.server_names();
         vec![format!(
@@ -320,6 +337,7 @@ impl SourceSpec for NatsSource {
             late: counts.late,
             incomplete: counts.incomplete,
             invalid: counts.invalid,
+            rejections: context.rejections.clone(),
         };
         let layout = self.layout(&context.geometry).ok();
         let layout = layout.filter(|_| self.config.samples.is_some());

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// Maximum number of frames of a window.
 const MAX_WINDOW: u32 = 1 << 16;
 
+/// Shortest time that servers accept for limits of a stream.
+const MIN_SPAN: Duration = Duration::from_millis(100);
+
 /// The keys of a `nats` sink.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -87,11 +90,10 @@ impl NatsKeys {
                 add(&format!("subjects.{i}"), message, help);
             }
         }
-        let own = subject::pattern(&self.subject);
         if let Some(subjects) = &self.subjects
             && !subjects
                 .iter()
-                .any(|pattern| subject::covers(pattern, &own))
+                .any(|pattern| subject::can_cover(pattern, &self.subject))
         {
             let message = format!(
                 "`subjects` does not contain the subject \"{}\" of this sink",
@@ -162,6 +164,20 @@ impl NatsKeys {
                     key,
                     format!("`{key}` must be more than 0"),
                     "remove the key for no limit",
+                );
+            }
+        }
+        for (key, span) in [
+            ("max_age", self.max_age),
+            ("duplicate_window", self.duplicate_window),
+        ] {
+            let is_short = span.is_some_and(|span| span.0 < MIN_SPAN);
+            if is_short && !(key == "max_age" && span.is_some_and(|span| span.0.is_zero())) {
+                let message = format!("`{key}` must be at least 100 ms");
+                add(
+                    key,
+                    message,
+                    "servers accept no shorter time; try \"2 min\"",
                 );
             }
         }

@@ -107,11 +107,12 @@ impl NatsKeys {
         self.window.map_or(default, |window| window as usize)
     }
 
-    fn stream_options(&self) -> StreamOptions {
-        let own = vec![pattern(&self.subject)];
+    fn stream_options(&self, names: &Names) -> StreamOptions {
+        let own = vec![self.subject.clone()];
+        let subjects = self.subjects.as_ref().unwrap_or(&own).iter();
         StreamOptions {
             name: self.stream.clone(),
-            subjects: self.subjects.clone().unwrap_or(own),
+            subjects: subjects.map(|template| pattern(template, names)).collect(),
             has_subjects: self.subjects.is_some(),
             storage: self.storage,
             replicas: self.replicas,
@@ -192,7 +193,7 @@ impl SinkSpec for NatsKeys {
                 directory: context.directory.clone(),
             },
             subject: expand(&self.subject, &names),
-            stream: self.stream_options(),
+            stream: self.stream_options(&names),
             run: expand("{run}.{sink}", &names),
             layout: layout_header(&context.layout),
             kept: context.kept.clone(),

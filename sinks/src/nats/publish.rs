@@ -16,11 +16,13 @@ pub(super) struct NatsSink {
     publisher: Publisher,
     ledger: SinkLedger,
     stalls: Counter,
+    /// Whether the ring waits for this sink.
+    is_guaranteed: bool,
     wait: Wait,
 }
 
 impl NatsSink {
-    pub(super) const fn new(
+    pub(super) fn new(
         publisher: Publisher,
         ledger: SinkLedger,
         stalls: Counter,
@@ -30,6 +32,7 @@ impl NatsSink {
             publisher,
             ledger,
             stalls,
+            is_guaranteed: false,
             wait,
         }
     }
@@ -37,6 +40,7 @@ impl NatsSink {
 
 impl Sink for NatsSink {
     fn consume(&mut self, lease: &Lease<'_>, from: usize) -> Result<usize, SinkError> {
+        self.is_guaranteed |= lease.is_guaranteed();
         let mut taken = 0;
         let mut bytes = 0;
         while from + taken < lease.len() && self.publisher.offer(&lease.frame(from + taken)) {
@@ -67,6 +71,13 @@ impl Sink for NatsSink {
 
     fn finish(&mut self) -> Result<(), SinkError> {
         match self.publisher.finish() {
+            0 if self.is_guaranteed && self.ledger.lost.get() > 0 => Err(SinkError::Failed {
+                what: self.publisher.server().to_owned(),
+                why: format!(
+                    "it does not store {}, which count as `lost` although `guarantee` is true; the log names the reason",
+                    counted(self.ledger.lost.get(), "frame")
+                ),
+            }),
             0 => Ok(()),
             left => Err(SinkError::Away {
                 what: self.publisher.server().to_owned(),

@@ -29,6 +29,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_millis(500);
 /// Maximum time for passing a message to the client.
 const SEND_TIMEOUT: Duration = Duration::from_millis(500);
+/// Maximum time for the end of a client.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval of periodic work.
 const TICK: Duration = Duration::from_millis(100);
 

@@ -8,11 +8,15 @@
 //! reads this from the number `oldest`.
 
 use super::state::{StateCheck, Unstored};
-use super::{SEND_TIMEOUT, Shared, TICK, Trouble, Worker, connect, stream, with_sources};
+use super::stream::{Prepared, is_limit};
+use super::{
+    END_TIMEOUT, SEND_TIMEOUT, Shared, TICK, Trouble, Worker, connect, stream, with_sources,
+};
 use crate::NatsError;
 use crate::options::{PublisherCounters, PublisherOptions};
 use crate::wire::{Chunk, HEADER_BYTES, MAX_CHUNKS, encode};
 use async_nats::connection::State;
+use async_nats::jetstream::context::Context;
 use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::response::Response;
 use async_nats::jetstream::stream::Config;
@@ -33,6 +37,12 @@ use std::time::{Duration, Instant};
 
 /// Time before a message that the server cannot store at the moment is published again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum time to create the stream again.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time without an acknowledgement at the end of the run. The runtime expects the end of a sink within 5 s.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time without accepted messages after which this is logged.
+const TROUBLE_TIME: Duration = Duration::from_secs(1);
 /// Maximum number of frames that are published before acknowledgements are handled.
 const MAX_BURST: usize = 64;
 
@@ -99,10 +109,10 @@ impl Publisher {
             let client = connect(&options.connection, &inner, 2 * window + 64).await?;
             let context = async_nats::jetstream::new(client.clone());
             let stream = stream::prepare(&context, &options.stream, &options.subject).await?;
-            let check = StateCheck::new(context, &stream);
-            let sending =
-                Sending::new(client, options, inner, free, counts, submitted, check).await?;
-            sending.check_size(&stream)?;
+            let mut sending =
+                Sending::new(client, options, inner, free, counts, submitted, &stream).await?;
+            sending.check_size(&stream.config)?;
+            sending.declare(&stream);
             Ok(((), sending.run()))
         })?;
         Ok(Self {
@@ -191,12 +201,13 @@ impl Publisher {
         })
     }
 
-    /// Waits for the acknowledgements of all frames, as long as some arrive within the timeout. Frames without an
+    /// Waits for the acknowledgements of all frames, as long as some arrive within the timeout, at most 3 s. Frames without an
     /// acknowledgement count as refused. Returns their number.
     pub fn finish(&mut self) -> u64 {
         self.shared.client.notify_one();
         self.shared.progress();
-        while self.oldest.load(Ordering::Acquire) < self.next && self.shared.idle() < self.timeout {
+        let timeout = self.timeout.min(FINISH_TIMEOUT);
+        while self.oldest.load(Ordering::Acquire) < self.next && self.shared.idle() < timeout {
             let oldest = self.oldest.load(Ordering::Acquire);
             let shared = self.shared.clone();
             let mut is_done = || self.oldest.load(Ordering::Acquire) > oldest;
@@ -216,7 +227,8 @@ struct Flight {
     open: BTreeSet<u32>,
     /// When the open messages are published again; `None` before they are published.
     due: Option<Instant>,
-    was_sent: bool,
+    /// Number of times that each message was published.
+    sends: Vec<u8>,
     is_refused: bool,
 }
 
@@ -251,8 +263,14 @@ struct Sending {
     /// Headers that all messages have.
     common: HeaderMap,
     connects: u64,
+    context: Context,
     check: StateCheck,
+    /// Since when messages are not accepted, and whether this was logged.
+    trouble: Option<(Instant, bool)>,
+    /// When the client looks for the stream, because the server has answered that no stream stores the messages.
+    missing: Option<Instant>,
     refusals: LogLimit,
+    limits: [LogLimit; 2],
 }
 
 impl Sending {
@@ -263,7 +281,7 @@ impl Sending {
         oldest: Arc<AtomicU64>,
         counters: PublisherCounters,
         submitted: ringbuf::HeapCons<Arc<Buffer>>,
-        check: StateCheck,
+        stream: &Prepared,
     ) -> Result<Self, NatsError> {
         let inbox = client.new_inbox();
         let subscribed = client.subscribe(format!("{inbox}.*.*")).await;
@@ -289,6 +307,7 @@ impl Sending {
             );
             return Err(NatsError::configuration(what, why));
         }
+        let context = async_nats::jetstream::new(client.clone());
         let mut common = HeaderMap::new();
         common.insert("Daq-Run", options.run.as_str());
         common.insert("Daq-Layout", options.layout.as_str());
@@ -305,10 +324,85 @@ impl Sending {
             chunk,
             common,
             connects: 1,
-            check,
+            check: StateCheck::new(context.clone(), &stream.config),
+            context,
+            trouble: None,
+            missing: None,
             refusals: LogLimit::new(),
+            limits: <[LogLimit; 2]>::default(),
             options,
         })
+    }
+
+    /// States in all messages where their run begins in `stream`, so that receivers know whether they receive all its frames.
+    fn declare(&mut self, stream: &Prepared) {
+        self.common
+            .insert("Daq-After", stream.last.to_string().as_str());
+        if self.first > 0 {
+            self.common
+                .insert("Daq-First", self.first.to_string().as_str());
+        }
+    }
+
+    /// Creates the stream again if it was deleted, for example because the server was restarted and had stored it in memory.
+    async fn prepare_again(&mut self) {
+        if self.missing.is_none_or(|due| due > Instant::now())
+            || self.client.connection_state() != State::Connected
+        {
+            return;
+        }
+        let (name, stream) = (&self.options.name, &self.options.stream.name);
+        let options = &self.options;
+        let prepared = async {
+            match self.context.get_stream(stream).await {
+                Err(error) if stream::is_absent(error.kind()) => {}
+                _ => return Ok(None),
+            }
+            let prepared = stream::prepare(&self.context, &options.stream, &options.subject).await;
+            prepared.map(Some)
+        };
+        match tokio::time::timeout(PREPARE_TIMEOUT, prepared).await {
+            // The stream exists, or no server answers. The next answer to a message shows whether the stream is missing.
+            Ok(Ok(None)) | Err(_) => self.missing = None,
+            Ok(Ok(Some(prepared))) => {
+                tracing::warn!("{name}: the stream {stream} was deleted; daq has created it again");
+                self.missing = None;
+                if let Some(unstored) = self.check.restart() {
+                    self.count_unstored(&unstored);
+                }
+                self.declare(&prepared);
+                self.repeat_all();
+                // Messages of these frames that the old stream had stored are gone.
+                for flight in self.flights.iter_mut().filter(|flight| !flight.is_refused) {
+                    flight.open = (0..flight.chunks).collect();
+                }
+            }
+            Ok(Err(error)) => {
+                self.limits[1].run(|suppressed| {
+                    tracing::error!("{name}: cannot create the stream again: {error}{suppressed}");
+                });
+                self.missing = Some(Instant::now() + RETRY_INTERVAL);
+            }
+        }
+    }
+
+    /// Logs that the server stores no messages, before the window is full.
+    fn log_trouble(&mut self) {
+        if self.shared.trouble() == Trouble::None || self.flights.is_empty() {
+            self.trouble = None;
+            return;
+        }
+        let (since, is_logged) = self.trouble.get_or_insert((Instant::now(), false));
+        if *is_logged || since.elapsed() < TROUBLE_TIME {
+            return;
+        }
+        *is_logged = true;
+        let (name, why, frames) = (&self.options.name, self.shared.why(), self.flights.len());
+        self.limits[0].run(|suppressed| {
+            tracing::warn!(
+                "{name}: {why}; frames without an acknowledgement: {frames}{suppressed}"
+            );
+        });
     }
 
     /// Checks that `stream` can hold a whole frame with its headers.
@@ -348,7 +442,10 @@ impl Sending {
             self.publish_due().await;
             if let Some(unstored) = self.check.tick().await {
                 self.count_unstored(&unstored);
+                self.missing.get_or_insert_with(Instant::now);
             }
+            self.prepare_again().await;
+            self.log_trouble();
         }
         self.end().await;
     }
@@ -370,7 +467,7 @@ impl Sending {
                 chunks,
                 open: (0..chunks).collect(),
                 due: None,
-                was_sent: false,
+                sends: vec![0; chunks as usize],
                 is_refused: false,
             });
         }
@@ -406,7 +503,7 @@ impl Sending {
     /// Publishes the open messages of flight `i`. Returns false if the client accepts no messages.
     async fn publish(&mut self, i: usize) -> bool {
         let flight = &self.flights[i];
-        let (frame, chunks, was_sent) = (flight.frame.clone(), flight.chunks, flight.was_sent);
+        let (frame, chunks) = (flight.frame.clone(), flight.chunks);
         let open: Vec<u32> = flight.open.iter().copied().collect();
         for index in open {
             let start = index as usize * self.chunk;
@@ -433,7 +530,11 @@ impl Sending {
                 .client
                 .publish_with_reply_and_headers(subject, reply, headers, payload);
             match tokio::time::timeout(SEND_TIMEOUT, published).await {
-                Ok(Ok(())) => self.counters.repeated.add(u64::from(was_sent)),
+                Ok(Ok(())) => {
+                    let sends = &mut self.flights[i].sends[index as usize];
+                    self.counters.repeated.add(u64::from(*sends > 0));
+                    *sends = sends.saturating_add(1);
+                }
                 Ok(Err(error)) => {
                     let why = format!("{}; set a smaller `chunk`", with_sources(&error));
                     self.shared.set_trouble(Trouble::Unavailable, &why);
@@ -442,9 +543,7 @@ impl Sending {
                 Err(_) => return false,
             }
         }
-        let flight = &mut self.flights[i];
-        flight.was_sent = true;
-        flight.due = Some(Instant::now() + self.options.timeout);
+        self.flights[i].due = Some(Instant::now() + self.options.timeout);
         true
     }
 
@@ -474,9 +573,17 @@ impl Sending {
                 "no stream stores the subject {subject}; check that the stream {name} exists and has a leader"
             );
             self.shared.set_trouble(Trouble::Unavailable, &why);
+            self.missing.get_or_insert_with(Instant::now);
             return;
         }
         match serde_json::from_slice::<Response<PublishAck>>(&message.payload) {
+            Ok(Response::Ok(ack)) if ack.duplicate && flight.sends[index as usize] < 2 => {
+                // The server stores another message with this id, so it does not store this one.
+                flight.open.clear();
+                flight.is_refused = true;
+                self.shared.progress();
+                self.refuse("another message of the stream has the same `Nats-Msg-Id`");
+            }
             Ok(Response::Ok(acknowledgement)) => {
                 flight.open.remove(&index);
                 self.check.message(acknowledgement.sequence);
@@ -490,6 +597,14 @@ impl Sending {
                 {
                     self.shared.set_trouble(Trouble::None, "");
                 }
+            }
+            Ok(Response::Err { error }) if is_limit(error.error_code()) => {
+                flight.due = Some(Instant::now() + RETRY_INTERVAL);
+                let why = format!(
+                    "the stream {name} does not store messages: {error}; raise the limits of the server's account \
+                     (`max_file_store`, `max_memory_store`), or delete messages"
+                );
+                self.shared.set_trouble(Trouble::Full, &why);
             }
             Ok(Response::Err { error }) if error.code() >= 500 => {
                 flight.due = Some(Instant::now() + RETRY_INTERVAL);
@@ -571,8 +686,12 @@ impl Sending {
         for flight in self.flights.drain(..) {
             flight.count(&self.counters);
         }
+        if self.client.connection_state() != State::Connected {
+            return;
+        }
         let _ = tokio::time::timeout(SEND_TIMEOUT, self.client.flush()).await;
-        if let Some(unstored) = self.check.finish().await {
+        let checked = tokio::time::timeout(END_TIMEOUT, self.check.finish()).await;
+        if let Ok(Some(unstored)) = checked {
             self.count_unstored(&unstored);
         }
     }
@@ -597,7 +716,7 @@ mod tests {
                 chunks: 1,
                 open: (0..open).collect(),
                 due: None,
-                was_sent: true,
+                sends: vec![1],
                 is_refused,
             };
             flight.count(&counters);

@@ -4,6 +4,7 @@
 //! state of the stream together show that frames are stored.
 
 use super::TICK;
+use super::stream::is_absent;
 use async_nats::jetstream::context::Context;
 use async_nats::jetstream::stream::{Config, RetentionPolicy, State};
 use std::time::{Duration, Instant};
@@ -16,6 +17,9 @@ const TIMEOUT: Duration = Duration::from_millis(1500);
 /// Number of equal findings in a row after which frames count as lost. A server of a cluster that has just become the leader
 /// may not know the last messages yet.
 const MIN_FINDINGS: u32 = 3;
+
+/// Why frames of a deleted stream are lost.
+const GONE: &str = "the stream was deleted";
 
 /// What the server has acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,27 +69,36 @@ pub(super) struct Unstored {
 pub(super) struct StateCheck {
     context: Context,
     stream: String,
-    /// Maximum age of messages; `None` if consumers remove messages, so that the stream may hold none.
-    max_age: Option<Duration>,
+    retention: RetentionPolicy,
+    /// Maximum age of messages.
+    max_age: Duration,
     acknowledged: Acknowledged,
     acknowledged_at: Instant,
     /// Number of frames until the last comparison that found the newest frame, or counted the frames as lost.
     compared: u64,
     findings: u32,
     due: Instant,
-    answer: Option<(Acknowledged, JoinHandle<Option<State>>)>,
+    answer: Option<(Acknowledged, JoinHandle<Option<Answer>>)>,
+}
+
+/// What the server answers.
+enum Answer {
+    /// The state of the stream.
+    State(State),
+    /// The stream does not exist.
+    Gone,
 }
 
 impl StateCheck {
     pub(super) fn new(context: Context, stream: &Config) -> Self {
         let age = stream.max_age;
         let max_age = if age.is_zero() { Duration::MAX } else { age };
-        let is_limited = stream.retention == RetentionPolicy::Limits;
         let now = Instant::now();
         Self {
             context,
             stream: stream.name.clone(),
-            max_age: is_limited.then_some(max_age),
+            retention: stream.retention,
+            max_age,
             acknowledged: Acknowledged::default(),
             acknowledged_at: now,
             compared: 0,
@@ -107,11 +120,23 @@ impl StateCheck {
         self.acknowledged_at = Instant::now();
     }
 
+    /// Begins again with a stream that was created again. Returns the frames that were acknowledged and not compared before.
+    pub(super) fn restart(&mut self) -> Option<Unstored> {
+        let frames = self.acknowledged.frames - self.compared;
+        self.compared = self.acknowledged.frames;
+        self.acknowledged.newest = 0;
+        (self.answer, self.findings) = (None, 0);
+        (frames > 0).then(|| Unstored {
+            frames,
+            why: GONE.to_owned(),
+        })
+    }
+
     /// Compares when it is time. Returns frames that are not in the stream once.
     pub(super) async fn tick(&mut self) -> Option<Unstored> {
         if let Some((asked, answer)) = self.answer.take_if(|(_, answer)| answer.is_finished()) {
-            let state = answer.await.ok().flatten()?;
-            return self.compare(asked, &state);
+            let answer = answer.await.ok().flatten()?;
+            return self.compare(asked, &answer);
         }
         if self.answer.is_none() && Instant::now() >= self.due && self.is_comparable() {
             self.due = Instant::now() + INTERVAL;
@@ -126,8 +151,8 @@ impl StateCheck {
     pub(super) async fn finish(&mut self) -> Option<Unstored> {
         self.findings = 0;
         while self.is_comparable() {
-            let state = state(self.context.clone(), self.stream.clone()).await?;
-            let found = self.compare(self.acknowledged, &state);
+            let answer = state(self.context.clone(), self.stream.clone()).await?;
+            let found = self.compare(self.acknowledged, &answer);
             if found.is_some() {
                 return found;
             }
@@ -138,14 +163,12 @@ impl StateCheck {
 
     /// Returns whether the stream must hold frames that were not compared yet.
     fn is_comparable(&self) -> bool {
-        let is_kept = self
-            .max_age
-            .is_some_and(|age| self.acknowledged_at.elapsed() + TIMEOUT < age);
+        let is_kept = self.acknowledged_at.elapsed() + TIMEOUT < self.max_age;
         is_kept && self.acknowledged.frames > self.compared
     }
 
-    fn compare(&mut self, asked: Acknowledged, state: &State) -> Option<Unstored> {
-        let Some(why) = asked.contradiction(state) else {
+    fn compare(&mut self, asked: Acknowledged, answer: &Answer) -> Option<Unstored> {
+        let Some(why) = contradiction(self.retention, asked, answer) else {
             self.findings = 0;
             self.compared = self.compared.max(asked.frames);
             return None;
@@ -162,11 +185,33 @@ impl StateCheck {
     }
 }
 
+/// Returns why a stream does not hold the acknowledged frames, and did not pass them to consumers either.
+fn contradiction(
+    retention: RetentionPolicy,
+    asked: Acknowledged,
+    answer: &Answer,
+) -> Option<String> {
+    let state = match answer {
+        Answer::Gone => return Some(GONE.to_owned()),
+        Answer::State(state) => state,
+    };
+    match retention {
+        RetentionPolicy::Limits => asked.contradiction(state),
+        RetentionPolicy::Interest if state.consumer_count == 0 => {
+            let why = "it has the retention \"interest\" and no consumer, so the server removes each message at once";
+            Some(why.to_owned())
+        }
+        RetentionPolicy::Interest | RetentionPolicy::WorkQueue => None,
+    }
+}
+
 /// Asks for the state of `stream`. Returns `None` if no server answers.
-async fn state(context: Context, stream: String) -> Option<State> {
+async fn state(context: Context, stream: String) -> Option<Answer> {
     let answer = tokio::time::timeout(TIMEOUT, context.get_stream(&stream)).await;
-    let stream = answer.ok()?.ok()?;
-    Some(stream.cached_info().state.clone())
+    match answer.ok()? {
+        Ok(stream) => Some(Answer::State(stream.cached_info().state.clone())),
+        Err(error) => is_absent(error.kind()).then_some(Answer::Gone),
+    }
 }
 
 #[cfg(test)]
@@ -210,6 +255,30 @@ mod tests {
             ),
         ] {
             assert_eq!(acknowledged.contradiction(&state).as_deref(), text);
+        }
+    }
+
+    #[test]
+    fn streams_that_consumers_empty_must_exist_and_have_a_consumer() {
+        let asked = Acknowledged {
+            frames: 1,
+            chunks: 1,
+            newest: 1,
+        };
+        let with = |consumers| {
+            let mut state = state(0, 2, 1);
+            state.consumer_count = consumers;
+            Answer::State(state)
+        };
+        for (retention, answer, is_lost) in [
+            (RetentionPolicy::Limits, Answer::Gone, true),
+            (RetentionPolicy::WorkQueue, Answer::Gone, true),
+            (RetentionPolicy::WorkQueue, with(0), false),
+            (RetentionPolicy::Interest, with(1), false),
+            (RetentionPolicy::Interest, with(0), true),
+        ] {
+            let found = contradiction(retention, asked, &answer);
+            assert_eq!(found.is_some(), is_lost, "{retention:?}: {found:?}");
         }
     }
 }

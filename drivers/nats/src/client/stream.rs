@@ -4,27 +4,71 @@ use super::with_sources;
 use crate::NatsError;
 use crate::options::{Discard, Storage, StreamOptions};
 use crate::subject::covers;
-use async_nats::jetstream::context::{Context, GetStreamErrorKind};
-use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType};
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{Context, CreateStreamErrorKind, GetStreamErrorKind};
+use async_nats::jetstream::stream::{
+    Config, DiscardPolicy, RetentionPolicy, State, StorageType, Stream,
+};
 use std::time::Duration;
 
 /// Default time in which the server recognises repeated messages.
 const DUPLICATE_WINDOW: Duration = Duration::from_mins(2);
+
+/// Answers of the server that a limit is reached, so that it can store messages later.
+const LIMITS: [ErrorCode; 4] = [
+    ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
+    ErrorCode::INSUFFICIENT_RESOURCES,
+    ErrorCode::MEMORY_RESOURCES_EXCEEDED,
+    ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+];
+
+/// Answers of servers of a cluster that cannot create a stream yet.
+const NOT_YET: [ErrorCode; 3] = [
+    ErrorCode::CLUSTER_NO_PEERS,
+    ErrorCode::CLUSTER_NOT_AVAILABLE,
+    ErrorCode::CLUSTER_NOT_LEADER,
+];
+
+/// Returns whether the server does not store a message because of a limit of its account or of itself.
+pub(super) fn is_limit(code: ErrorCode) -> bool {
+    LIMITS.contains(&code)
+}
+
+/// A stream that stores the messages of a publisher.
+pub(super) struct Prepared {
+    /// Its settings.
+    pub(super) config: Config,
+    /// Sequence number of its last message.
+    pub(super) last: u64,
+}
+
+impl Prepared {
+    fn of(stream: &Stream) -> Self {
+        let info = stream.cached_info();
+        Self {
+            config: info.config.clone(),
+            last: info.state.last_sequence,
+        }
+    }
+}
 
 /// Makes sure that `options.name` stores messages with `subject` as configured. Returns the settings of the stream.
 pub(super) async fn prepare(
     context: &Context,
     options: &StreamOptions,
     subject: &str,
-) -> Result<Config, NatsError> {
+) -> Result<Prepared, NatsError> {
     let what = format!("NATS stream {}", options.name);
     let error = |text: String, fix: &str| NatsError::new(&what, format!("{text}; {fix}"));
     match context.get_stream(&options.name).await {
         Ok(stream) => {
-            let found = &stream.cached_info().config;
-            let differences = differences(found, options, subject);
+            let info = stream.cached_info();
+            let differences = differences(&info.config, options, subject);
             if differences.is_empty() {
-                return Ok(found.clone());
+                return match unsuitable(&info.config, &info.state) {
+                    Some(why) => Err(NatsError::configuration(what, why)),
+                    None => Ok(Prepared::of(&stream)),
+                };
             }
             let why = format!(
                 "the stream exists with other settings: {}; change these keys of the sink, or the stream with \
@@ -36,14 +80,22 @@ pub(super) async fn prepare(
         }
         Err(found) if is_absent(found.kind()) => {
             let created = context.create_stream(wanted(options)).await;
-            let created = created.map(|stream| stream.cached_info().config.clone());
-            created.map_err(|found| {
+            let stream = created.map_err(|found| {
                 let fix = "correct the keys of the stream, or the limits of the server's account";
-                error(
-                    format!("cannot create the stream: {}", with_sources(&found)),
-                    fix,
-                )
-            })
+                let text = format!("cannot create the stream: {}", with_sources(&found));
+                NatsError {
+                    is_configuration: is_refusal(&found.kind()),
+                    ..error(text, fix)
+                }
+            })?;
+            let prepared = Prepared::of(&stream);
+            match uncovered(&prepared.config, subject) {
+                Some(why) => {
+                    let fix = "correct `subjects` of the sink, and delete the stream";
+                    Err(NatsError::configuration(what, format!("{why}; {fix}")))
+                }
+                None => Ok(prepared),
+            }
         }
         Err(found) => {
             let fix = "enable JetStream in the server (`nats-server -js`), and allow the user to access `$JS.API.>`";
@@ -89,6 +141,42 @@ pub(super) fn check_size(
 /// Whether the server has answered that there is no such stream.
 pub(super) fn is_absent(kind: GetStreamErrorKind) -> bool {
     matches!(kind, GetStreamErrorKind::JetStream(error) if error.code() == 404)
+}
+
+/// Whether the server has refused to create a stream, so that only other settings help.
+fn is_refusal(kind: &CreateStreamErrorKind) -> bool {
+    match kind {
+        CreateStreamErrorKind::JetStream(error) => {
+            let code = error.error_code();
+            error.code() != 503 && !is_limit(code) && !NOT_YET.contains(&code)
+        }
+        _ => false,
+    }
+}
+
+/// Returns why a stream that exists would not store frames safely.
+fn unsuitable(found: &Config, state: &State) -> Option<String> {
+    let name = &found.name;
+    if found.no_ack {
+        return Some(format!(
+            "the stream does not acknowledge messages (`no_ack`), so stored frames cannot be counted; set `no_ack` to false, or \
+             choose another name in `stream` of the sink; `nats stream edit {name}` changes the stream"
+        ));
+    }
+    (found.retention == RetentionPolicy::Interest && state.consumer_count == 0).then(|| {
+        format!(
+            "the stream has the retention \"interest\" and no consumer, so the server removes each message at once; create a \
+             consumer first (start its readers), or use a stream with the retention \"limits\"; `nats stream info {name}` shows \
+             the stream"
+        )
+    })
+}
+
+/// Returns why a stream does not store messages with `subject`.
+fn uncovered(found: &Config, subject: &str) -> Option<String> {
+    let subjects = &found.subjects;
+    let is_covered = subjects.iter().any(|pattern| covers(pattern, subject));
+    (!is_covered).then(|| format!("it stores {subjects:?}, but not the subject \"{subject}\""))
 }
 
 fn wanted(options: &StreamOptions) -> Config {
@@ -182,15 +270,52 @@ fn differences(found: &Config, options: &StreamOptions, subject: &str) -> Vec<St
         text(&found.duplicate_window),
         text(&wanted.duplicate_window),
     );
-    if !found
-        .subjects
-        .iter()
-        .any(|pattern| covers(pattern, subject))
-    {
-        differences.push(format!(
-            "it stores {:?}, but not the subject \"{subject}\"",
-            found.subjects
-        ));
-    }
+    differences.extend(uncovered(found, subject));
     differences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn state(consumers: usize) -> State {
+        let time = "2026-01-01T00:00:00Z";
+        serde_json::from_value(json!({
+            "messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0, "first_ts": time, "last_ts": time,
+            "consumer_count": consumers,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn streams_that_would_lose_frames_are_refused() {
+        let stream = |retention, no_ack| Config {
+            retention,
+            no_ack,
+            ..Config::default()
+        };
+        let interest = RetentionPolicy::Interest;
+        for (retention, no_ack, consumers, part) in [
+            (RetentionPolicy::Limits, false, 0, None),
+            (RetentionPolicy::WorkQueue, false, 0, None),
+            (interest, false, 1, None),
+            (interest, false, 0, Some("no consumer")),
+            (RetentionPolicy::Limits, true, 0, Some("`no_ack`")),
+        ] {
+            let why = unsuitable(&stream(retention, no_ack), &state(consumers));
+            assert_eq!(why.is_some(), part.is_some());
+            assert!(why.unwrap_or_default().contains(part.unwrap_or_default()));
+        }
+    }
+
+    #[test]
+    fn streams_must_store_the_subject() {
+        let stream = Config {
+            subjects: vec!["obs.*.{ring}".to_owned()],
+            ..Config::default()
+        };
+        assert!(uncovered(&stream, "obs.r.events").is_some());
+        assert!(uncovered(&stream, "obs.r.{ring}").is_none());
+    }
 }

@@ -114,8 +114,12 @@ impl Runner {
     /// Maps memory and creates everything that the thread needs. Does not start the engine.
     pub(super) fn new(parts: Parts) -> Result<Self, DmaError> {
         let Parts {
-            engine, producer, ..
+            mut engine,
+            producer,
+            ..
         } = parts;
+        let control = parts.control.clone();
+        engine.stop_when(Arc::new(move || control.is_stopping()));
         let faults = engine.faults().len();
         let (slots, packets_per_frame) = (
             producer.options().slots,
@@ -155,7 +159,14 @@ impl Runner {
     }
 
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
-        if let Err(error) = self.work(heartbeat) {
+        let worked = self.work(heartbeat);
+        let is_cancelled = |error: &DmaError| {
+            matches!(error, DmaError::Engine(EngineError::Cancelled { .. }))
+                && self.control.is_stopping()
+        };
+        if let Err(error) = worked
+            && !is_cancelled(&error)
+        {
             // The device or its memory mapping may be the cause of this error.
             let kind = FailureKind::Device;
             let name = format!("source `{}`", self.name);
@@ -264,6 +275,7 @@ impl Runner {
         );
         FrameNumbering::lose_reported(0, self.completions.missing(), Cause::WireGap, &self.ledger);
         FrameNumbering::lose_reported(self.completions.expired(), 0, Cause::Expired, &self.ledger);
+        self.ledger.rejected.add(self.completions.rejected());
         overrun
     }
 

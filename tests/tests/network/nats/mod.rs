@@ -4,6 +4,8 @@ mod cluster;
 mod errors;
 mod kills;
 mod login;
+mod numbers;
 mod server;
 mod source;
 mod stored;
+mod streams;

@@ -122,7 +122,7 @@ await js.publish('obs.state', b'last', headers={'Daq-Sequence': '1000', 'Daq-Tim
     let mut live = daq.spawn(&[]);
     live.wait_count("sources.rx.delivered", 51);
     let outcome = live.stop().ok();
-    assert_counts!(outcome, "sources.rx" => expected: 51, delivered: 51, counts.messages: 53, counts.invalid: 2);
+    assert_counts!(outcome, "sources.rx" => expected: 51, delivered: 51, counts.messages: 53, counts.invalid: 2, rejected: 2);
     assert_contains!(outcome.stderr => "its frame has 100 bytes");
     let data: Vec<u8> = (0..50_u8)
         .flat_map(|n| vec![n % 32; 2 * usize::from(n % 32) + 2])
@@ -136,7 +136,8 @@ await js.publish('obs.state', b'last', headers={'Daq-Sequence': '1000', 'Daq-Tim
 fn other_layout_than_that_of_the_sender_is_reported() {
     nats!();
     let server = Server::new("");
-    let sink = sink_config(server.port, "events", "").replace("channels = 1", "channels = 4");
+    let sink = sink_config(server.port, "events", "")
+        .replace("channels = 1", "channels = 4, rate = \"2 MHz\"");
     let _ = Daq::new(&sink).run(&["--set", "source.adc.frames=20"]).ok();
     let right = source_config(server.port, "").replace("channels = 1", "channels = 4");
     for (wrong, part) in [
@@ -149,6 +150,10 @@ fn other_layout_than_that_of_the_sender_is_reported() {
             "`channels` is 4, not 2",
         ),
         (right.replace("64 B", "32 B"), "set slot = \"64 B\""),
+        (
+            right.replace("channels = 4", "channels = 4, rate = \"1 MHz\""),
+            "`rate` is 2000000 Hz, not 1000000 Hz",
+        ),
     ] {
         let outcome = Daq::new(&wrong).run(&["--for", "30 s"]);
         assert_ne!(outcome.code, 0, "{}", outcome.stderr);

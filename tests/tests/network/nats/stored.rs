@@ -1,8 +1,8 @@
 //! What the sink stores, as an independent client reads it.
 
 use super::server::{Server, expected, nats, script, sink_config, stored};
+use super::streams::{send, udp_config};
 use daq_testkit::{Daq, assert_contains, assert_counts, free_udp_port, hex, python};
-use std::net::UdpSocket;
 
 #[test]
 fn messages_contain_frames_and_their_metadata() {
@@ -29,10 +29,7 @@ fn messages_contain_frames_and_their_metadata() {
         let (run_name, sink) = run.split_once('.').unwrap();
         assert_eq!(sink, "tx");
         assert_eq!(message["subject"], format!("obs.{run_name}.events"));
-        assert_eq!(
-            header("Nats-Msg-Id"),
-            format!("{run}:{}:{n}", header("Daq-Epoch"))
-        );
+        assert_eq!(header("Nats-Msg-Id"), format!("{run}:{n}"));
         assert_eq!(
             [header("Daq-Number"), header("Daq-Sequence")],
             [n.to_string(), n.to_string()]
@@ -91,22 +88,10 @@ fn acknowledged_frames_that_the_stream_does_not_hold_are_lost() {
     let python = python!("nats");
     let server = Server::new("");
     let port = free_udp_port();
-    let source = "driver = \"sim\"\nring = \"events\"\npattern = \"counter\"\n\
-                  samples = { type = \"int16\", channels = 1 }\npacket = \"64 B\"\nbackpressure = true\n";
-    let packets = format!(
-        "driver = \"udp\"\nring = \"events\"\nlisten = \"127.0.0.1:{port}\"\n\
-         [source.adc.format]\nkind = \"raw\"\nheader = \"8 B\"\npayload = \"64 B\"\nsequence = {{ offset = 0, bytes = 8 }}\n"
-    );
-    let config = sink_config(server.port, "events", "");
-    assert!(config.contains(source));
-    let daq = Daq::new(&config.replace(source, &packets));
+    let daq = Daq::new(&udp_config(&server, port, ""));
     let mut live = daq.spawn(&[]);
     live.wait_ready();
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    for number in 0..20_u64 {
-        let packet = [&number.to_be_bytes()[..], &[0; 64]].concat();
-        socket.send_to(&packet, ("127.0.0.1", port)).unwrap();
-    }
+    send(port, 0..20);
     live.wait_count("sinks.tx.acknowledged", 20);
     let _ = python.run(
         &script("await js.purge_stream('OBS')"),
