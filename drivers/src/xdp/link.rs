@@ -126,8 +126,18 @@ pub(super) fn open(config: &XdpConfig, addresses: &[SocketAddr]) -> Result<Opene
         )
         .map_err(|error| SourceError::new(&what, error.to_string()))?;
         notes.extend(memory.granted().refused.iter().cloned());
-        let socket = bind(&memory, &options)
-            .map_err(|(step, errno)| open_error(&what, step, errno, config, &interface, mtu))?;
+        let socket = bind(&memory, &options).map_err(|(step, errno)| {
+            let is_missing = interface.queues().is_some_and(|count| *queue >= count);
+            let has_pieces = has_pieces && !is_missing;
+            open_error(
+                &what,
+                step,
+                errno,
+                config,
+                &interface,
+                has_pieces.then_some(mtu),
+            )
+        })?;
         sockets.push(socket);
     }
     // After this loop all queues receive packets.
@@ -271,41 +281,41 @@ fn longer_than_a_chunk(config: &XdpConfig, mtu: usize) -> String {
     )
 }
 
-/// Returns the error for a queue whose socket could not be opened.
+/// Returns the error for a queue whose socket could not be opened. `long` is the MTU if packets longer than a chunk may be the
+/// reason.
 fn open_error(
     what: &str,
     step: Step,
     errno: Errno,
     config: &XdpConfig,
     interface: &Interface,
-    mtu: usize,
+    long: Option<usize>,
 ) -> SourceError {
     let error = io::Error::from(errno);
-    let has_pieces = max_packet(mtu, config.chunk_bytes()) > 0;
-    let help = match (step, errno) {
-        (Step::Socket, Errno::AFNOSUPPORT) => {
+    let help = match (step, errno, long) {
+        (Step::Socket, Errno::AFNOSUPPORT, _) => {
             "this Linux version was built without AF_XDP sockets (CONFIG_XDP_SOCKETS)".to_owned()
         }
-        (_, Errno::PERM | Errno::ACCESS) => return privilege(what, &error),
-        (Step::Memory, Errno::NOBUFS | Errno::NOMEM) => {
+        (_, Errno::PERM | Errno::ACCESS, _) => return privilege(what, &error),
+        (Step::Memory, Errno::NOBUFS | Errno::NOMEM, _) => {
             "the limit on locked memory is too low; raise it (`ulimit -l`, `LimitMEMLOCK=` in the unit), grant \
              CAP_IPC_LOCK, or lower `packets`"
                 .to_owned()
         }
-        (Step::Bind, Errno::BUSY) => format!(
+        (Step::Bind, Errno::BUSY, _) => format!(
             "another process has a socket on this queue (see `ss --xdp -p`); stop it, or use another queue: set \
              `queues = [N]` and steer the packets there with `ethtool -N {} flow-type udp4 dst-port PORT action N`",
             interface.name()
         ),
-        (Step::Bind, Errno::OPNOTSUPP) if config.mode == Mode::ZeroCopy => {
+        (Step::Bind, Errno::OPNOTSUPP, _) if config.mode == Mode::ZeroCopy => {
             "the driver does not support zero copy on this queue; set `mode = \"auto\"`, which lets Linux copy the \
              packets"
                 .to_owned()
         }
-        (Step::Bind, Errno::INVAL | Errno::OPNOTSUPP) if has_pieces => {
+        (Step::Bind, Errno::INVAL | Errno::OPNOTSUPP, Some(mtu)) => {
             longer_than_a_chunk(config, mtu)
         }
-        (Step::Bind, Errno::INVAL) => match interface.queues() {
+        (Step::Bind, Errno::INVAL, _) => match interface.queues() {
             Some(queues) => format!(
                 "{} has {}, counted from 0; change the number of queues with `ethtool -L {0} combined N` if the driver \
                  supports it",
@@ -317,7 +327,7 @@ fn open_error(
                 interface.name()
             ),
         },
-        (Step::Bind, Errno::NETDOWN) => {
+        (Step::Bind, Errno::NETDOWN, _) => {
             format!("the interface is down; run `ip link set dev {} up`", interface.name())
         }
         _ => "use the source `udp`, which receives the same packets without XDP".to_owned(),

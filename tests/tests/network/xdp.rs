@@ -371,6 +371,16 @@ fn xdp_impossible_config_is_reported() {
     assert_contains!(outcome.stderr => "interface none0");
 }
 
+/// The error of a missing queue names the queues also if packets are longer than a chunk.
+#[test]
+fn xdp_missing_queue_is_reported_for_jumbo_packets() {
+    let _far = wire!(1, 9000);
+    let keys = "listen = \"10.77.0.1:4950\"\nqueues = [5]";
+    let outcome = Daq::new(&config(keys, PAYLOAD)).run(&[]);
+    assert_eq!(outcome.code, 69, "{}", outcome.stderr);
+    assert_contains!(outcome.stderr => "queue 5 of near0", "near0 has 1 receive queue,");
+}
+
 /// Sends packet `number` with a correct or a wrong checksum from a raw socket.
 const DAMAGED: &str = r#"
 import socket, struct, sys
