@@ -33,7 +33,7 @@ use daq_rdma::nics::NicNames;
 use daq_rdma::stream::Transport;
 use daq_rdma::stream::sender::{Counters, Options, Sender};
 use daq_rdma::stream::transport::RailKeys;
-use daq_rdma::stream::wire::{KeptNames, Mode, Record};
+use daq_rdma::stream::wire::{KeptNames, Mode, Record, SamplePlaces};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -289,6 +289,11 @@ impl StreamKeys {
             wait: context.wait,
             timeout: self.timeout.0,
             kept: KeptNames::of(&context.kept),
+            places: if context.is_layout_maximum {
+                SamplePlaces::default()
+            } else {
+                SamplePlaces::of(&context.layout)
+            },
             has_checksums: self.checksums.unwrap_or(false),
             ..Options::new(&self.to, context.slot_bytes, context.packets_per_frame)
         }

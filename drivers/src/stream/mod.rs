@@ -51,7 +51,7 @@ use daq_rdma::nics::{self, NicNames};
 use daq_rdma::stream::Transport;
 use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
 use daq_rdma::stream::transport::RailKeys;
-use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode};
+use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, SamplePlaces};
 use daq_rdma::verbs::Service;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -468,12 +468,20 @@ impl SourceSpec for StreamSource {
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
         let counts = StreamCounts::of(&context.counts);
+        let places = match &config.samples {
+            Some(_) => self.layout(&context.geometry).map_or_else(
+                |_| SamplePlaces::default(),
+                |layout| SamplePlaces::of(&layout),
+            ),
+            None => SamplePlaces::default(),
+        };
         let options = Options {
             name: format!("source {}", context.name),
             mode: config.mode(),
             service: config.service(),
             packets_per_frame: config.packets_per_frame,
             kept: KeptNames::of(&config.keep),
+            places,
             relaxed: config.relaxed_ordering,
             counters: Counters {
                 links: counts.links,

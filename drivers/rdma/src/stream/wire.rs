@@ -18,6 +18,7 @@
 use super::checksum;
 use crate::verbs::Service;
 use daq_core::frame::{Clock, MAX_KEPT_FIELDS, PacketSizes, Timestamp};
+use daq_core::layout::{Layout, Order};
 
 /// The magic number of a greeting: `daqR`.
 pub(crate) const MAGIC: u32 = 0x5271_6164;
@@ -127,6 +128,8 @@ pub struct Hello {
     pub packets_per_frame: u32,
     /// Names of the fields that frames keep.
     pub kept: KeptNames,
+    /// The places of samples in frames.
+    pub places: SamplePlaces,
     /// Random number that identifies this run of the sender. A new stream number restarts the frame numbers.
     pub stream: u64,
     /// Number of the first frame that the sender can still send.
@@ -143,7 +146,7 @@ pub struct Hello {
 
 impl Hello {
     /// Size of the encoded greeting in bytes.
-    pub(crate) const BYTES: usize = 53;
+    pub(crate) const BYTES: usize = 55;
 
     /// Encodes the greeting.
     pub fn encode(&self) -> Vec<u8> {
@@ -165,6 +168,7 @@ impl Hello {
         }
         out.extend(self.credit_rkey.to_le_bytes());
         out.push(self.has_checksums.into());
+        out.extend(self.places.0.to_le_bytes());
         debug_assert_eq!(out.len(), Self::BYTES);
         out
     }
@@ -205,6 +209,7 @@ impl Hello {
             credit_address: extent("the credit address", fields.u64(), 8, 1)?,
             credit_rkey: fields.u32(),
             has_checksums: flag("the flag of checksums", fields.u8())?,
+            places: SamplePlaces(u16::from_le_bytes(fields.take())),
         })
     }
 }
@@ -349,17 +354,44 @@ impl KeptNames {
     /// Returns the short form of `names`, of which the first [`MAX_KEPT_FIELDS`] are used.
     pub fn of(names: &[String]) -> Self {
         let names = &names[..names.len().min(MAX_KEPT_FIELDS)];
-        // The hash function FNV-1a over the names, each with a zero byte after it.
-        let bytes = names.iter().flat_map(|name| name.bytes().chain([0]));
-        let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-        });
-        let [a, b, c, d] = hash.to_le_bytes();
         Self {
             count: u8::try_from(names.len()).unwrap_or(u8::MAX),
-            checksum: u16::from_le_bytes([a ^ c, b ^ d]),
+            // A zero byte follows each name.
+            checksum: hash(names.iter().flat_map(|name| name.bytes().chain([0]))),
         }
     }
+}
+
+/// The places of samples in frames as a hash, which fits into a greeting; 0 if the places are not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SamplePlaces(u16);
+
+impl SamplePlaces {
+    /// Returns the places of samples in frames of `layout`. Frames of several lengths agree if the places do not depend on the length.
+    pub fn of(layout: &Layout) -> Self {
+        let channels = layout.channels;
+        let points = match layout.order {
+            Order::Planar if channels > 1 => layout.points,
+            _ => 0,
+        };
+        let name = layout.scalar.name();
+        let text = format!("{name} {} {channels} {points}", layout.complex);
+        Self(hash(text.bytes()).max(1))
+    }
+
+    /// Returns whether frames of a sender with places `sent` can be read with these places.
+    pub(crate) const fn agrees(self, sent: Self) -> bool {
+        self.0 == 0 || sent.0 == 0 || self.0 == sent.0
+    }
+}
+
+/// The hash function FNV-1a, folded to 16 bits.
+fn hash(bytes: impl Iterator<Item = u8>) -> u16 {
+    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    let [a, b, c, d] = hash.to_le_bytes();
+    u16::from_le_bytes([a ^ c, b ^ d])
 }
 
 /// Checks a number of kept fields.
@@ -608,7 +640,7 @@ mod tests {
         ) {
             let mode = if is_send { Mode::Send } else { Mode::Write };
             let hello = Hello {
-                mode, rail: rails - 1, rails, packets_per_frame, kept: KeptNames { count: rails % 9, checksum: 0xa55a }, stream, first,
+                mode, rail: rails - 1, rails, packets_per_frame, kept: KeptNames { count: rails % 9, checksum: 0xa55a }, places: SamplePlaces(0x5aa5), stream, first,
                 slot, credit_address, credit_rkey, has_checksums: stream % 2 == 0,
             };
             let mut bytes = hello.encode();
@@ -692,6 +724,7 @@ mod tests {
             rails: 1,
             packets_per_frame: 0,
             kept: KeptNames::default(),
+            places: SamplePlaces::default(),
             stream: 1,
             first: 2,
             slot: 3,

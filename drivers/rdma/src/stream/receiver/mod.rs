@@ -25,7 +25,7 @@ mod tests;
 pub(crate) use control::FAULTS;
 
 use super::after;
-use super::wire::{KeptNames, Mode, Record};
+use super::wire::{KeptNames, Mode, Record, SamplePlaces};
 use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
@@ -78,6 +78,8 @@ pub struct Options {
     pub packets_per_frame: u32,
     /// Names of the fields that frames keep.
     pub kept: KeptNames,
+    /// The places of samples in frames; the default if they are not known.
+    pub places: SamplePlaces,
     /// True: writes of the payload may become visible in any order.
     pub relaxed: bool,
     /// The counters that the receiver updates.
@@ -202,6 +204,7 @@ impl Receiver {
             // A frame without packet slots counts as one packet slot.
             packets_per_frame: options.packets_per_frame.max(1),
             kept: options.kept,
+            places: options.places,
         };
         // A message consists of a record and the payload. A datagram must fit into one packet.
         let record = shape.record() as u64;

@@ -1,6 +1,6 @@
 //! The properties that a sender must share with its receiver.
 
-use crate::stream::wire::{Hello, KeptNames, Mode, Record};
+use crate::stream::wire::{Hello, KeptNames, Mode, Record, SamplePlaces};
 use crate::verbs::{Service, Transport};
 use daq_core::units::counted;
 
@@ -15,6 +15,8 @@ pub(super) struct Shape {
     pub(super) packets_per_frame: u32,
     /// Names of the fields that frames keep.
     pub(super) kept: KeptNames,
+    /// The places of samples in frames.
+    pub(super) places: SamplePlaces,
 }
 
 impl Shape {
@@ -110,6 +112,15 @@ impl Shape {
                 ),
             });
         }
+        if !self.places.agrees(first.places) {
+            return Err(Rejection {
+                sender: "the samples of frames differ: set `samples` in the receiver's source to type, channels and order of these frames"
+                    .to_owned(),
+                receiver: "the sender's frames contain other samples than `samples` states: set type, `complex`, `channels` and `order` \
+                     as `daq plan` shows them on the sending host; planar frames also need the same `slot`"
+                    .to_owned(),
+            });
+        }
         Ok(first)
     }
 }
@@ -144,9 +155,39 @@ const fn name(mode: Mode) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use daq_core::layout::{Axis, Layout, Order, Scalar};
 
     /// Maximum size of a rejection over `rdma_cm` in bytes.
     const CARRIED: usize = 148;
+
+    fn layout(channels: u32) -> Layout {
+        Layout {
+            scalar: Scalar::Int16,
+            complex: false,
+            channels,
+            points: 64,
+            order: Order::Planar,
+            axis: Axis::Time { rate: None },
+            frame_rate: None,
+            is_contiguous: false,
+        }
+    }
+
+    /// Only the places of planar samples depend on the length of frames.
+    #[test]
+    fn places_depend_on_length_of_planar_frames() {
+        let places = |order, points| {
+            SamplePlaces::of(&Layout {
+                order,
+                points,
+                ..layout(2)
+            })
+        };
+        assert!(places(Order::Interleaved, 64).agrees(places(Order::Interleaved, 65)));
+        assert!(places(Order::Planar, 64).agrees(places(Order::Planar, 64)));
+        assert!(!places(Order::Planar, 64).agrees(places(Order::Planar, 65)));
+        assert!(!places(Order::Planar, 64).agrees(places(Order::Interleaved, 64)));
+    }
 
     #[test]
     fn rejection_names_difference_fix_and_host() {
@@ -157,15 +198,22 @@ mod tests {
             rails: 1,
             packets_per_frame: 70,
             kept: KeptNames::of(&["feng_id".to_owned()]),
+            places: SamplePlaces::of(&layout(1)),
         };
         let hello = Hello {
             rails: 1,
             packets_per_frame: 1,
             kept: shape.kept,
+            places: shape.places,
             slot: 4096,
             ..Hello::default()
         };
         assert_eq!(shape.check(&[hello.encode()]), Ok(hello));
+        let unknown = Hello {
+            places: SamplePlaces::default(),
+            ..hello
+        };
+        assert_eq!(shape.check(&[unknown.encode()]), Ok(unknown));
         let cases = [
             (
                 Hello { rails: 2, ..hello },
@@ -187,6 +235,14 @@ mod tests {
                 },
                 ["kept fields differ", "in the receiver's source"],
                 ["the names in `keep` differ", "frames keep 1 field"],
+            ),
+            (
+                Hello {
+                    places: SamplePlaces::of(&layout(2)),
+                    ..hello
+                },
+                ["samples of frames differ", "in the receiver's source"],
+                ["other samples than `samples` states", "`daq plan`"],
             ),
             (
                 Hello {

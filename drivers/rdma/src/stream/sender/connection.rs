@@ -305,6 +305,7 @@ impl Terms {
             rails: u8::try_from(rails).unwrap_or(MAX_RAILS),
             packets_per_frame: self.options.packets_per_frame,
             kept: self.options.kept,
+            places: self.options.places,
             stream: self.stream,
             first,
             slot: self.options.slot as u64,

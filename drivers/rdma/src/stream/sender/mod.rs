@@ -28,7 +28,9 @@ mod tests;
 
 use crate::connect::Connector;
 pub use crate::stream::wire::MAX_RAILS;
-use crate::stream::wire::{Checksums, KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record};
+use crate::stream::wire::{
+    Checksums, KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record, SamplePlaces,
+};
 use crate::stream::{after, checksum};
 use crate::verbs::{Nic, Service, Status, Transport, VerbsError};
 use connection::{Connection, Reconnector, Terms};
@@ -79,6 +81,8 @@ pub struct Options {
     pub packets_per_frame: u32,
     /// Names of the fields that frames keep.
     pub kept: KeptNames,
+    /// The places of samples in frames; the default if they are not known.
+    pub places: SamplePlaces,
     /// Payloads and records up to this number of bytes are sent inline, if the NICs support inline data.
     pub inline: u32,
     /// Maximum size of one write in bytes. The limit lets large frames of several streams share a link.
@@ -110,6 +114,7 @@ impl Options {
             slot,
             packets_per_frame,
             kept: KeptNames::default(),
+            places: SamplePlaces::default(),
             inline: 256,
             chunk: 1 << 20,
             depth: 128,

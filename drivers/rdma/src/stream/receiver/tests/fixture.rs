@@ -5,7 +5,7 @@ use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Handshake, Link, Listener, tcp};
 use crate::emulated::{EmulatedNic, Faults};
 use crate::registration::set::{RailRegions, RegistrationSet};
-use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record};
+use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record, SamplePlaces};
 use crate::verbs::{
     Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Status, Verb, WorkCompletion,
     WorkRequest,
@@ -111,6 +111,7 @@ impl Fixture {
             service,
             packets_per_frame: PACKETS_PER_FRAME,
             kept: KeptNames::default(),
+            places: SamplePlaces::default(),
             relaxed: false,
             counters: Counters::default(),
         };

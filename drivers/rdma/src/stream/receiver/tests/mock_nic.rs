@@ -6,7 +6,7 @@ use crate::connect::exchange::Frame;
 use crate::connect::handshake::{Arrival, Transport};
 use crate::connect::mock::{MockPort, rail};
 use crate::connect::{self, ConnectError, PeerMonitor};
-use crate::stream::wire::{Hello, KeptNames, Record};
+use crate::stream::wire::{Hello, KeptNames, Record, SamplePlaces};
 use crate::verbs::{
     Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
     RegistrationMethod, Sge, Side, Status, VerbsError, WorkCompletion, WorkRequest,
@@ -253,6 +253,7 @@ impl MockFixture {
             service,
             packets_per_frame: PACKETS_PER_FRAME,
             kept: KeptNames::default(),
+            places: SamplePlaces::default(),
             relaxed: false,
             counters: Counters::default(),
         };

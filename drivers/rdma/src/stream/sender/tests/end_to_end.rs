@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
-use crate::stream::wire::KeptNames;
+use crate::stream::wire::{KeptNames, SamplePlaces};
 use crate::verbs::{Endpoint, QueuePair, Sge, VerbsError, WorkCompletion, WorkRequest};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::region::Placement;
@@ -45,6 +45,7 @@ impl ReceiverFixture {
             service: shape.service,
             packets_per_frame: shape.packets_per_frame,
             kept: KeptNames::default(),
+            places: SamplePlaces::default(),
             relaxed: false,
             counters: receiver::Counters::default(),
         };
