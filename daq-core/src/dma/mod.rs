@@ -49,7 +49,7 @@ pub use buffer::DmaBuffer;
 pub use device::{DmaDevice, DmaError, DmaMap};
 pub use engine::{
     ArmError, Caps, CompletionOrder, Completions, Done, Engine, EngineError, EngineInfo, Origin,
-    QuiesceTimeout, SlotLayout, SlotLimits, Slots,
+    QuiesceTimeout, SlotLayout, SlotLimits, Slots, StopCheck,
 };
 pub use host::{HostMemory, SlotWriter};
 pub use running::{Refused, Running, Stopped};

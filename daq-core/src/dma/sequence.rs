@@ -14,19 +14,28 @@ pub struct FrameSequence {
     pub bytes: usize,
     /// Whether the first byte is the most significant one.
     pub big_endian: bool,
-    /// Number of valid bits, 1 to 64: the lowest bits of the number.
+    /// Number of valid bits, 2 to 64: the lowest bits of the number.
     pub bits: u32,
     /// The increment from frame to frame, at least 1.
     pub step: u64,
-    /// Maximum number of frames that may be missing in a row, at most half the number range. A longer gap counts as a
-    /// restart, not as a loss.
+    /// Maximum number of frames that may be missing in a row in addition to the frames that are known to be lost, at
+    /// most half the number range. A longer gap counts as a restart, not as a loss.
     pub max_gap: u64,
     last: Option<u64>,
-    /// A number that did not continue the sequence, and the number of frames skipped before it.
-    doubted: Option<(u64, u64)>,
+    doubted: Option<Doubt>,
     /// Whether the next number is accepted regardless of its value.
     is_fresh: bool,
     position: u64,
+}
+
+/// A number that did not continue the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Doubt {
+    number: u64,
+    /// Number of frames skipped before the number.
+    skipped: u64,
+    /// Number of frames known to be lost from the last accepted number up to and including the frame of this number.
+    lost: u64,
 }
 
 /// The meaning of a frame's number.
@@ -96,13 +105,15 @@ impl FrameSequence {
         value & self.mask()
     }
 
-    /// Processes the number of the next frame. `lost` frames before it are known to be lost, so a gap of that length is
-    /// always accepted.
+    /// Processes the number of the next frame. At least `lost` frames since the last accepted number are known to be
+    /// lost, so a gap of that length is always accepted, over any number of wraps. The returned gap includes these frames.
+    ///
+    /// The gap is shorter than `lost` if `lost` includes transfers that the design did not number, such as the second
+    /// part of a packet that is longer than a slot.
     pub fn next(&mut self, number: u64, lost: u64) -> Step {
         let number = number & self.mask();
-        let max = self.max_gap.max(lost);
         let (ahead, skipped) = match self.last {
-            Some(last) => self.ahead(last, number, max),
+            Some(last) => self.ahead(last, number, lost),
             None => (None, 0),
         };
         if let Some(frames) = ahead {
@@ -115,19 +126,37 @@ impl FrameSequence {
         }
         let begun = match self.doubted {
             _ if self.is_fresh => Some((skipped, 0)),
-            Some((doubted, skipped)) => {
-                let (ahead, _) = self.ahead(doubted, number, max);
-                ahead.map(|frames| (skipped, frames - 1))
+            Some(doubt) => {
+                let (ahead, _) = self.ahead(doubt.number, number, lost.saturating_sub(doubt.lost));
+                ahead.map(|frames| (doubt.skipped, frames - 1))
             }
             None => None,
         };
         let Some((skipped, missing)) = begun else {
-            self.doubted = Some((number, skipped));
+            // The doubtful frame itself is one of the frames that are lost since the last accepted number.
+            self.doubted = Some(Doubt {
+                number,
+                skipped,
+                lost: lost.saturating_add(1),
+            });
             return Step::Doubtful;
         };
         self.position = number / self.step.max(1);
         self.believe(number);
         Step::Restart { skipped, missing }
+    }
+
+    /// Describes the gaps shorter than `max_gap` that the numbers cannot show, because there are too few of them; `None`
+    /// if they show all.
+    pub fn hidden_gap(&self) -> Option<String> {
+        let visible = self.mask() / 2 / self.step.max(1);
+        (visible <= self.max_gap).then(|| {
+            format!(
+                "the sequence number of {} bits repeats: a loss of {visible} or more frames in a row before the DMA engine cannot \
+                 be counted (losses after the engine are always counted)",
+                self.bits
+            )
+        })
     }
 
     /// Declares that the design may have restarted, so the next number is accepted regardless of its value.
@@ -141,17 +170,26 @@ impl FrameSequence {
         self.is_fresh = false;
     }
 
-    /// Returns the number of frames from `last` to `number`, if the gap is at most `max` frames, and the number of
-    /// skipped frames, if the step is forward.
-    fn ahead(&self, last: u64, number: u64, max: u64) -> (Option<u64>, u64) {
+    /// Returns the number of frames from `last` to `number`, and the number of skipped frames if the step is forward.
+    /// The number of frames is `None` if `number` does not continue from `last`.
+    ///
+    /// Numbers wrap, so the result is the value that is nearest to a gap of `lost` frames. It differs from `lost` by at
+    /// most `max_gap` frames.
+    fn ahead(&self, last: u64, number: u64, lost: u64) -> (Option<u64>, u64) {
         let step = self.step.max(1);
-        let ahead = number.wrapping_sub(last) & self.mask();
-        let frames = ahead / step;
+        // The number of the last lost frame.
+        let base = last.wrapping_add(step.wrapping_mul(lost)) & self.mask();
+        let ahead = number.wrapping_sub(base) & self.mask();
+        let back = base.wrapping_sub(number) & self.mask();
         // The shorter direction around the wrap decides whether the step is forward.
         if ahead == 0 || ahead > self.mask() / 2 {
-            return (None, 0);
+            let frames = lost.saturating_sub(back / step);
+            let goes_on = back.is_multiple_of(step) && back / step <= self.max_gap && frames > 0;
+            return (goes_on.then_some(frames), 0);
         }
-        let goes_on = ahead.is_multiple_of(step) && frames - 1 <= max;
+        let extra = ahead / step;
+        let goes_on = ahead.is_multiple_of(step) && extra.saturating_sub(1) <= self.max_gap;
+        let frames = extra.saturating_add(lost);
         (goes_on.then_some(frames), frames.saturating_sub(1))
     }
 
@@ -238,15 +276,41 @@ mod tests {
         assert_eq!(numbers.next(227, 0), Step::Gap(126));
     }
 
+    #[test]
+    fn known_losses_count_over_any_number_of_wraps() {
+        for bits in 2..=16 {
+            let mut numbers = FrameSequence {
+                bits,
+                ..FrameSequence::new(0, 2)
+            };
+            numbers.next(1, 0);
+            assert_eq!(numbers.next(60_002, 60_000), Step::Gap(60_000), "{bits}");
+            assert_eq!(numbers.position(), 60_002);
+        }
+        // 256 numbers: 3 frames are missing in addition to the known 1000.
+        let mut numbers = FrameSequence::new(0, 1);
+        numbers.next(0, 0);
+        assert_eq!(numbers.next(1004, 1000), Step::Gap(1003));
+        // Two of the transfers that count as lost had no number.
+        assert_eq!(numbers.next(1004 + 999, 1000), Step::Gap(998));
+        // The restart is behind a wrap too, and 300 more frames are lost after the first new number.
+        numbers.max_gap = 10;
+        assert_eq!(numbers.next(100, 0), Step::Doubtful);
+        assert_eq!(numbers.next(401, 301), begins(0, 300));
+    }
+
     proptest! {
-        /// Every omitted frame must be counted, over any number of wraps.
+        /// Every omitted frame must be counted, over any number of wraps. The first part of a gap is known to be lost,
+        /// the rest is seen only in the number.
         #[test]
         fn sequence_accounts_for_every_frame(
-            bits in 8_u32..=64,
+            bits in 2_u32..=64,
             step in 1_u64..5,
             first: u64,
-            gaps in proptest::collection::vec(0_u64..20, 1..400),
+            gaps in proptest::collection::vec((0_u64..20, 0_u64..=300, 0_u8..3), 1..400),
         ) {
+            let half = (u64::MAX >> (64 - bits)) / 2;
+            let step = step.min(half);
             let mut numbers = FrameSequence {
                 bits,
                 step,
@@ -257,11 +321,19 @@ mod tests {
             let mut number = first;
             prop_assert_eq!(numbers.next(number, 0), begins(0, 0));
             let start = numbers.position();
-            let mut frames = 0;
-            for gap in gaps {
-                number = number.wrapping_add(step * (gap + 1));
-                frames += gap + 1;
-                let counted = numbers.next(number, 0);
+            let mut frames = 0_u64;
+            for (unknown, percent, known) in gaps {
+                // At most half of the number range may be missing without being known.
+                let unknown = unknown.min(half / step - 1);
+                let known = match known {
+                    0 => 0,
+                    // Up to three times the number range.
+                    _ => (percent << bits.min(40)) / 100,
+                };
+                let gap = known + unknown;
+                number = number.wrapping_add(step.wrapping_mul(gap + 1));
+                frames = frames.wrapping_add(gap + 1);
+                let counted = numbers.next(number, known);
                 prop_assert_eq!(counted, if gap == 0 { Step::Next } else { Step::Gap(gap) });
                 prop_assert_eq!(numbers.position(), start.wrapping_add(frames));
             }

@@ -186,7 +186,7 @@ pub struct FrameNumberConfig {
     /// Increment of the number from one frame to the next.
     #[serde(default = "one")]
     pub step: u64,
-    /// Number of valid low bits, if not all bits are valid. The sequence number wraps at 2 to the power of `bits`.
+    /// Number of valid low bits, at least 2, if not all bits are valid. The sequence number wraps at 2 to the power of `bits`.
     pub bits: Option<u32>,
 }
 
@@ -391,14 +391,14 @@ pub fn frame_sequence(
     }
     let plain = FrameSequence::new(offset, bytes);
     let bits = bits.unwrap_or(plain.bits);
-    if bits == 0 || bits > plain.bits {
+    if bits < 2 || bits > plain.bits {
         return problem(
             "bits",
             format!("`bits` = {bits} is invalid for a {bytes}-byte number"),
-            "set `bits` to at least 1 and at most 8 × `bytes`",
+            "set `bits` to at least 2 and at most 8 × `bytes`",
         );
     }
-    let max = ((u64::MAX >> (64 - bits)) / 2).max(1);
+    let max = (u64::MAX >> (64 - bits)) / 2;
     if step == 0 || step > max {
         return problem(
             "step",
@@ -488,10 +488,15 @@ mod tests {
             keys::<Writer>("device = \"3b:00.0\"\nengine = \"litepcie\""),
             ["csr"]
         );
+        assert_eq!(
+            keys::<Writer>("device = \"emulated:litepcie\"\nchannel = 7"),
+            ["channel"]
+        );
         for (sequence, key) in [
             ("offset = 0, bytes = 9", "bytes"),
             ("offset = 0, bytes = 4, bits = 33", "bits"),
             ("offset = 0, bytes = 1, bits = 0", "bits"),
+            ("offset = 0, bytes = 1, bits = 1", "bits"),
             ("offset = 0, bytes = 4, step = 0", "step"),
         ] {
             let found = keys::<Xdma>(&format!(

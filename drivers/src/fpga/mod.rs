@@ -235,7 +235,7 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
     }
 
     fn files(&self) -> Vec<NamedFile> {
-        E::files(&self.keys)
+        E::files(&self.config, &self.keys)
     }
 
     fn origins(&self) -> Vec<String> {
@@ -301,6 +301,7 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
             device: self.config.device.pci().map(str::to_owned),
             host_only: self.host_only().map(str::to_owned),
             can_ring_doorbell: E::can_ring_doorbell(&self.keys),
+            min_slots: E::min_slots(&self.keys),
             ..EngineRequirements::new(&E::INFO, Writer::Fpga, self.config.path)
         })
     }
@@ -331,6 +332,10 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
                     .to_owned(),
             );
         }
+        notes.extend(
+            self.frame_sequence()
+                .and_then(|numbers| numbers.hidden_gap()),
+        );
         if !self.supports_backpressure() {
             notes.push(format!(
                 "`{}` does not support backpressure: frames that the engine overwrites before they are copied are counted as `overrun`",

@@ -2,9 +2,10 @@
 
 use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
-use super::engines::wait_until;
+use super::engines::{SlowWait, wait_until};
 use daq_core::dma::{
     ArmError, Caps, Completions, DmaDevice, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
+    StopCheck,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +16,19 @@ struct Action {
     step: RegisterStep,
 }
 
+/// Reason why a register step did not end.
+enum Unfinished {
+    /// The last value that was read.
+    TimedOut(u32),
+    /// The pipeline stops.
+    Cancelled,
+}
+
 impl Action {
-    /// Writes the register, or waits at most `limit` until the register has the expected value. The error is the last value
-    /// that was read.
-    fn run(&self, limit: Duration) -> Result<(), u32> {
+    /// Writes the register, or waits at most `limit` until the register has the expected value. `is_stopping` ends the wait.
+    fn run(&self, limit: Duration, is_stopping: &dyn Fn() -> bool) -> Result<(), Unfinished> {
         let RegisterStep {
+            bar,
             offset,
             value,
             mask,
@@ -35,15 +44,28 @@ impl Action {
             self.registers.write(offset, kept | (value & mask));
             return Ok(());
         };
-        let mut read = 0;
-        let seen = wait_until(wait.0.min(limit), || {
+        let (mut read, mut is_cancelled) = (0, false);
+        let mut slow = SlowWait::start();
+        let ended = wait_until(wait.0.min(limit), || {
             read = self.registers.read(offset);
-            read & mask == value & mask || read == GONE
+            if read & mask == value & mask || read == GONE {
+                return true;
+            }
+            slow.log(|| {
+                format!(
+                    "register {offset:#x} of BAR {bar}, which reads {read:#x}, expected {value:#x}"
+                )
+            });
+            is_cancelled = is_stopping();
+            is_cancelled
         });
-        if seen && (read != GONE || mask & value == GONE) {
+        if is_cancelled {
+            return Err(Unfinished::Cancelled);
+        }
+        if ended && (read != GONE || mask & value == GONE) {
             Ok(())
         } else {
-            Err(read)
+            Err(Unfinished::TimedOut(read))
         }
     }
 }
@@ -55,6 +77,7 @@ pub struct EngineWithRegisters {
     start: Vec<Action>,
     stop: Vec<Action>,
     stopped: Vec<Action>,
+    is_stopping: StopCheck,
 }
 
 impl EngineWithRegisters {
@@ -93,16 +116,39 @@ impl EngineWithRegisters {
             start: actions(RegisterPhase::Start)?,
             stop: actions(RegisterPhase::Stop)?,
             stopped: actions(RegisterPhase::Stopped)?,
+            is_stopping: Arc::new(|| false),
             engine,
         }))
     }
 }
 
 impl EngineWithRegisters {
+    /// Returns the error of a start step that did not end.
+    fn not_started(&self, action: &Action, why: &Unfinished) -> EngineError {
+        let device = self.engine.device().name().to_owned();
+        let read = match why {
+            Unfinished::Cancelled => return EngineError::Cancelled { device },
+            Unfinished::TimedOut(GONE) => return EngineError::Gone { device },
+            Unfinished::TimedOut(read) => read,
+        };
+        let RegisterStep {
+            bar,
+            offset,
+            value,
+            wait,
+            ..
+        } = &action.step;
+        let waited = wait.unwrap_or_default();
+        let why = format!(
+            "start step timed out: register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, expected {value:#x}: check that the design is clocked and out of reset, correct `value` and `mask`, or raise `wait`"
+        );
+        EngineError::Unfit { device, why }
+    }
+
     /// Runs all steps of a stop. A failed step is logged; the remaining steps still run.
     fn run_stop_steps(&self, actions: &[Action], timeout: Duration) {
         for action in actions {
-            if let Err(read) = action.run(timeout) {
+            if let Err(Unfinished::TimedOut(read)) = action.run(timeout, &|| false) {
                 let RegisterStep {
                     bar, offset, value, ..
                 } = &action.step;
@@ -146,22 +192,17 @@ unsafe impl Engine for EngineWithRegisters {
         self.engine.packet_bytes()
     }
 
+    fn stop_when(&mut self, is_stopping: StopCheck) {
+        self.engine.stop_when(is_stopping.clone());
+        self.is_stopping = is_stopping;
+    }
+
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         // SAFETY: the caller fulfils the same contract.
         unsafe { self.engine.arm(slots) }?;
         for action in &self.start {
-            action.run(Duration::MAX).map_err(|read| {
-                let device = self.engine.device().name().to_owned();
-                if read == GONE {
-                    return ArmError::Started(EngineError::Gone { device });
-                }
-                let RegisterStep { bar, offset, value, wait, .. } = &action.step;
-                let waited = wait.unwrap_or_default();
-                let why = format!(
-                        "start step timed out: register {offset:#x} of BAR {bar} reads {read:#x} after {waited}, expected {value:#x}: check that the design is clocked and out of reset, correct `value` and `mask`, or raise `wait`"
-                );
-                ArmError::Started(EngineError::Unfit { device, why })
-            })?;
+            (action.run(Duration::MAX, &*self.is_stopping))
+                .map_err(|why| ArmError::Started(self.not_started(action, &why)))?;
         }
         Ok(())
     }

@@ -123,6 +123,60 @@ fn device_of_other_engine_is_detected() {
 }
 
 #[test]
+fn free_running_engine_needs_slots_beyond_those_it_may_overwrite() {
+    use super::engines::litepcie::Writer as LitePcie;
+    let of = |spec: &dyn SourceSpec| spec.engine().unwrap().min_slots;
+    assert_eq!(of(&source::<LitePcie>("base = 0")), 4);
+    assert_eq!(of(&source::<Xdma>("credits = false")), 3);
+    assert_eq!(of(&source::<Xdma>("")), 1);
+}
+
+#[test]
+fn narrow_sequence_number_is_noted() {
+    let notes = |bytes: u32| {
+        let sequence = format!("sequence = {{ offset = 0, bytes = {bytes} }}");
+        source::<Xdma>(&sequence).notes().join("\n")
+    };
+    assert!(
+        notes(1).contains("a loss of 127 or more frames"),
+        "{}",
+        notes(1)
+    );
+    assert!(notes(2).contains("32767"), "{}", notes(2));
+    assert!(!notes(4).contains("repeats"), "{}", notes(4));
+}
+
+#[test]
+fn files_of_cards_are_checked() {
+    use super::engines::litepcie::Writer as LitePcie;
+    let directory = tempfile::tempdir().unwrap();
+    let check = |spec: &dyn SourceSpec| {
+        let mut files = spec.files();
+        let file = files.pop().unwrap();
+        file.check_file(directory.path())
+            .err()
+            .map(|problem| problem.to_string())
+    };
+    let text = "csr_register,pcie_dma0_writer_enable,0x2000,1,rw\n";
+    for (text, keys, problem) in [
+        ("junk", "", Some("pcie_dma0_writer_enable")),
+        (text, "channel = 3", Some("correct `channel`")),
+        (text, "completion = \"interrupt\"", Some("pcie_msi_enable")),
+        (text, "", None),
+    ] {
+        std::fs::write(directory.path().join("csr.csv"), text).unwrap();
+        let spec = source::<LitePcie>(&format!("csr = \"csr.csv\"\n{keys}"));
+        let found = check(&spec);
+        assert_eq!(found.is_some(), problem.is_some(), "{found:?}");
+        assert!(
+            found
+                .unwrap_or_default()
+                .contains(problem.unwrap_or_default())
+        );
+    }
+}
+
+#[test]
 fn registers_are_written_before_start_and_after_stop() {
     let mock = edu();
     let steps = "registers = [
@@ -153,6 +207,14 @@ fn registers_are_written_before_start_and_after_stop() {
     let mut engine = wrap(&mock, &steps.replace("1 h", "0 s")).unwrap();
     let error = engine.arm(&slots()).unwrap_err().to_string();
     assert!(error.contains("0x208") && error.contains("0x10"), "{error}");
+    mock.registers.writes();
+    engine.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
+    // The pipeline stops during a wait, so the design is stopped again.
+    let mut engine = wrap(&mock, steps).unwrap();
+    engine.stop_when(Arc::new(|| true));
+    let error = engine.arm(&slots()).unwrap_err();
+    assert!(matches!(error, EngineError::Cancelled { .. }), "{error}");
     mock.registers.writes();
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);

@@ -39,6 +39,7 @@ impl Hsb {
             device: self.config.nics.as_ref().and_then(nics::NicNames::device),
             host_only: host_only.map(str::to_owned),
             cpu_reads_memory: true,
+            min_slots: queue_pair::MIN_PAGES,
             ..EngineRequirements::new(&queue_pair::INFO, Writer::Nic, self.config.path)
         }
     }

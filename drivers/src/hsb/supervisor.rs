@@ -356,7 +356,7 @@ impl Core {
                         MAX_RETRY.as_secs()
                     );
                 }
-                self.retry_at = Some(Instant::now() + self.retry);
+                self.retry_at = Some(daq_core::units::deadline(self.retry));
                 self.retry = (self.retry * 2).min(MAX_RETRY);
             }
         }

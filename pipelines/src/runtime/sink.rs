@@ -72,6 +72,8 @@ impl Runner {
         let limits = <(LogLimit, LogLimit)>::default();
         // True while the sink has seen frames that it has not accepted yet. These frames are offered next.
         let mut is_partial = false;
+        // True after the first burst that was offered to the sink when the drain time was over.
+        let mut was_overdue = false;
         loop {
             beat(&mut *self.sink, heartbeat);
             if ticked.elapsed() >= TICK_INTERVAL && !is_partial {
@@ -94,7 +96,12 @@ impl Runner {
                 heartbeat,
                 limits: &limits,
             };
-            let (taken, result) = writer.write(&lease);
+            let (taken, result) = if was_overdue {
+                (0, writer.overdue(lease.len()))
+            } else {
+                was_overdue = writer.control.is_overdue();
+                writer.write(&lease)
+            };
             is_partial = false;
             if taken == lease.len() {
                 lease.retire(Completion::Immediate);
@@ -122,7 +129,8 @@ impl Writer<'_> {
     /// Passes the burst to the sink. Returns the number of frames that the sink accepted.
     ///
     /// If the ring waits for the sink, a sink that has accepted a part of the burst gets the rest with the next burst,
-    /// so that a sink with frames in flight always has further frames to send.
+    /// so that a sink with frames in flight always has further frames to send. If the drain time is over, the sink gets no
+    /// further frames.
     fn write(&mut self, lease: &Lease<'_>) -> (usize, Result<Flow, SinkError>) {
         let mut taken = 0;
         while taken < lease.len() {
@@ -139,6 +147,9 @@ impl Writer<'_> {
                         self.limits.1.run(|suppressed| {
                             tracing::warn!("sink {}: accepts frames again{suppressed}", self.name);
                         });
+                    }
+                    if taken < lease.len() && self.control.is_overdue() {
+                        return (taken, self.overdue(lease.len() - taken));
                     }
                     if frames > 0 && taken < lease.len() && lease.is_guaranteed() {
                         return (taken, Ok(Flow::Partial));
@@ -241,6 +252,11 @@ mod tests {
     /// Runs a sink that accepts 2 of 5 frames until the drain time is over. Returns the failures of the pipeline and the
     /// number of dropped frames.
     fn failures_of_slow_sink(guarantee: bool) -> (Vec<String>, u64) {
+        failures_of_sink(Box::new(Slow { room: 2 }), guarantee, 8)
+    }
+
+    /// Runs a sink with 5 frames in bursts of at most `burst`, after the drain time is over.
+    fn failures_of_sink(sink: Box<dyn Sink>, guarantee: bool, burst: usize) -> (Vec<String>, u64) {
         let options = RingOptions::new("raw", 8, 8);
         let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
         let (ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
@@ -254,14 +270,17 @@ mod tests {
         producer.close();
         let control = Arc::new(Control::new(Duration::ZERO));
         control.stop();
+        while !control.is_overdue() {
+            std::thread::yield_now();
+        }
         let ledger = SinkLedger::default();
         let runner = Runner {
             name: "slow".to_owned(),
-            sink: Box::new(Slow { room: 2 }),
+            sink,
             reader,
             ledger: ledger.clone(),
             guarantee,
-            burst: 8,
+            burst,
             wait: Wait::default(),
             control: control.clone(),
         };
@@ -288,6 +307,30 @@ mod tests {
             failures,
             ["the receiver is not available: it acknowledged nothing"]
         );
+    }
+
+    /// A sink that writes one frame at a time, and would never end if it got a frame after each one.
+    struct OneByOne;
+
+    impl Sink for OneByOne {
+        fn consume(&mut self, _: &Lease<'_>, _: usize) -> Result<usize, SinkError> {
+            Ok(1)
+        }
+
+        fn finish(&mut self) -> Result<(), SinkError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn sink_that_makes_progress_ends_after_drain_time() {
+        for burst in [1, 8] {
+            let (failures, dropped) = failures_of_sink(Box::new(OneByOne), true, burst);
+            assert_eq!((failures.len(), dropped), (1, 4), "{failures:?}");
+            assert!(failures[0].contains("increase `--drain`"), "{failures:?}");
+            let (failures, dropped) = failures_of_sink(Box::new(OneByOne), false, burst);
+            assert_eq!((failures.len(), dropped), (0, 4), "{failures:?}");
+        }
     }
 
     #[test]

@@ -56,6 +56,13 @@ pub trait FpgaEngine: Engine + Sized + 'static {
         Self::INFO.supports_backpressure
     }
 
+    /// Returns the minimum number of slots with these keys. A free-running engine needs more slots than it may be
+    /// overwriting.
+    fn min_slots(keys: &Self::Keys) -> usize {
+        let _ = keys;
+        1
+    }
+
     /// Returns whether the engine can write the number of finished transfers to a given address after each transfer.
     fn can_ring_doorbell(keys: &Self::Keys) -> bool {
         let _ = keys;
@@ -63,8 +70,8 @@ pub trait FpgaEngine: Engine + Sized + 'static {
     }
 
     /// Returns the files that the keys name.
-    fn files(keys: &Self::Keys) -> Vec<NamedFile> {
-        let _ = keys;
+    fn files(config: &FpgaConfig, keys: &Self::Keys) -> Vec<NamedFile> {
+        let _ = (config, keys);
         Vec::new()
     }
 
@@ -243,6 +250,34 @@ pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Time after which a wait of a start is logged.
+const SLOW_WAIT: Duration = Duration::from_secs(5);
+
+/// Logs once that a start waits for long.
+#[derive(Debug)]
+pub struct SlowWait {
+    since: Instant,
+    is_logged: bool,
+}
+
+impl SlowWait {
+    /// Begins to measure the wait.
+    pub fn start() -> Self {
+        Self {
+            since: Instant::now(),
+            is_logged: false,
+        }
+    }
+
+    /// Logs what the start waits for, if it has waited for long.
+    pub fn log(&mut self, what: impl FnOnce() -> String) {
+        if !self.is_logged && self.since.elapsed() >= SLOW_WAIT {
+            self.is_logged = true;
+            tracing::info!("waiting for {}", what());
+        }
+    }
+}
+
 /// Returns the error of an engine that did not stop within `waited`.
 pub fn quiesce_timeout(engine: &dyn Engine, waited: Duration) -> QuiesceTimeout {
     QuiesceTimeout {
@@ -285,6 +320,52 @@ pub fn too_few_slots(device: &str, count: usize, ahead: u64) -> EngineError {
             "the ring has {count} slots, all of which the engine may be overwriting: give the ring at least {min} `slots`"
         ),
     )
+}
+
+/// Number of empty polls between two checks of an idle engine.
+pub(super) const POLLS_PER_CHECK: u32 = 1024;
+/// Maximum time between two checks of an idle engine, and number of empty polls between two reads of the clock.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+const POLLS_PER_CLOCK_READ: u32 = 16;
+
+/// Decides when an engine without finished transfers reads its registers, to detect errors, a stop, and a removed card.
+#[derive(Clone, Copy, Debug)]
+pub struct IdleCheck {
+    /// Number of empty polls since the last transfer.
+    polls: u32,
+    checked_at: Instant,
+}
+
+impl IdleCheck {
+    /// Begins to count empty polls.
+    pub fn start() -> Self {
+        Self {
+            polls: 0,
+            checked_at: Instant::now(),
+        }
+    }
+
+    /// Records a finished transfer. The time of the last check stays, so that this function does not read the clock.
+    pub const fn restart(&mut self) {
+        self.polls = 0;
+    }
+
+    /// Makes the check due at the next empty poll.
+    pub const fn demand(&mut self) {
+        self.polls = POLLS_PER_CHECK - 1;
+    }
+
+    /// Counts an empty poll. Returns whether the engine must check its registers now.
+    pub fn is_due(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        let is_due = self.polls.is_multiple_of(POLLS_PER_CHECK)
+            || self.polls.is_multiple_of(POLLS_PER_CLOCK_READ)
+                && self.checked_at.elapsed() >= CHECK_INTERVAL;
+        if is_due {
+            self.checked_at = Instant::now();
+        }
+        is_due
+    }
 }
 
 /// Extends the value of a wrapping device counter to 64 bits.

@@ -92,17 +92,14 @@ impl FrameNumbering {
         ledger.lost(Cause::WireGap).add(missing);
     }
 
-    /// Counts `missing` frames as lost. Frames that are known to be lost in this process keep their causes; the other
-    /// frames have the cause `gap`.
+    /// Counts `missing` frames as lost, but at least the frames that are known to be lost in this process. These frames
+    /// keep their causes; the other frames have the cause `gap`.
     fn miss(&mut self, missing: u64, gap: Cause, ledger: &SourceLedger) {
-        ledger.expected.add(missing);
-        let mut left = missing;
-        for cause in Cause::ALL {
-            let here = self.unassigned[cause as usize].min(left);
-            ledger.lost(cause).add(here);
-            left -= here;
-        }
-        ledger.lost(gap).add(left);
+        let known: u64 = self.unassigned.iter().sum();
+        settle(&mut self.unassigned, ledger);
+        let unknown = missing.saturating_sub(known);
+        ledger.expected.add(unknown);
+        ledger.lost(gap).add(unknown);
     }
 
     fn begin(&mut self, ledger: &SourceLedger) {
@@ -137,7 +134,8 @@ impl FrameNumbering {
         ledger: &SourceLedger,
     ) -> FrameMeta {
         if let (Some(numbers), Some(raw)) = (&mut self.numbers, raw) {
-            let lost = self.unassigned.iter().chain(&self.doubtful_losses).sum();
+            let doubtful: u64 = self.doubtful_losses.iter().sum();
+            let lost = doubtful + self.unassigned.iter().sum::<u64>();
             let step = numbers.next(raw, lost);
             let position = numbers.position();
             if step == Step::Doubtful {
@@ -148,24 +146,16 @@ impl FrameNumbering {
                 return meta;
             }
             self.doubtful_frames = 0;
+            settle(&mut self.doubtful_losses, ledger);
             match step {
-                Step::Next | Step::Doubtful => {}
-                Step::Gap(missing) => {
-                    self.join();
-                    self.miss(missing, gap, ledger);
-                }
+                Step::Next | Step::Doubtful => self.miss(0, gap, ledger),
+                Step::Gap(missing) => self.miss(missing.saturating_sub(doubtful), gap, ledger),
                 Step::Restart { skipped, missing } => {
-                    if missing == 0 {
-                        self.join();
-                    }
-                    settle(&mut self.doubtful_losses, ledger);
                     ledger.skipped.add(skipped);
                     self.opens = true;
                     self.miss(missing, gap, ledger);
                 }
             }
-            self.unassigned = [0; Cause::ALL.len()];
-            self.doubtful_losses = [0; Cause::ALL.len()];
             self.next = position;
         }
         self.begin(ledger);
@@ -411,6 +401,40 @@ mod tests {
         numbering.settle(&ledger);
         assert_eq!(report(&ledger, 1).lost, [("bad_packet", 39)].into());
         assert_eq!(ledger.epochs.get(), 1);
+    }
+
+    /// A number of one or two bytes wraps while frames are lost in this process. These losses are known exactly.
+    #[test]
+    fn known_losses_are_counted_over_wraps_of_narrow_numbers() {
+        for bits in [2, 8, 16] {
+            let mut numbers = FrameSequence::new(0, 2);
+            numbers.bits = bits;
+            let (mut numbering, ledger) =
+                (FrameNumbering::new(Some(numbers)), SourceLedger::default());
+            let mut number = 0;
+            for lost in [0, 480, 500, 1000, 58_000, 0] {
+                numbering.lose(lost, Cause::Overrun, &ledger);
+                number += lost;
+                let meta = numbering.frame(Some(number), Cause::WireGap, &ledger);
+                assert_eq!((meta.sequence, meta.arrived), (number, 1));
+                number += 1;
+            }
+            assert_eq!(report(&ledger, 6).lost, [("overrun", 59_980)].into());
+            assert_eq!((ledger.expected.get(), ledger.epochs.get()), (number, 1));
+        }
+    }
+
+    /// A transfer that has no number of its own, such as the second part of a long packet, is counted, and the next
+    /// number still continues the sequence.
+    #[test]
+    fn transfer_without_number_is_counted() {
+        let (mut numbering, ledger) = (numbered(), SourceLedger::default());
+        numbering.frame(Some(7), Cause::WireGap, &ledger);
+        numbering.damaged(&ledger);
+        let next = numbering.frame(Some(8), Cause::WireGap, &ledger);
+        assert_eq!((next.sequence, next.flags), (8, Flags::default()));
+        assert_eq!(report(&ledger, 2).lost, [("bad_packet", 1)].into());
+        assert_eq!((ledger.expected.get(), ledger.epochs.get()), (3, 1));
     }
 
     proptest::proptest! {

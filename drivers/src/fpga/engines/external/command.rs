@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::fpga::engines::wait_until;
+use crate::fpga::engines::{SlowWait, wait_until};
 
 /// Maximum number of bytes of the command's output that an error contains.
 const MAX_OUTPUT: usize = 2048;
@@ -88,6 +88,21 @@ impl CommandInput {
     }
 }
 
+/// Reason why the command did not succeed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CommandError {
+    /// The command failed.
+    Failed(String),
+    /// The pipeline stops, so the command was killed.
+    Cancelled,
+}
+
+impl From<String> for CommandError {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
 /// The user-supplied command, with its arguments, its directory and its timeout.
 #[derive(Clone, Debug)]
 pub(crate) struct ExternalCommand {
@@ -121,8 +136,12 @@ impl ExternalCommand {
     }
 
     /// Runs the command with `input` on its standard input, and waits until the command exits with status 0. An error contains
-    /// the command's output.
-    pub(crate) fn run(&self, input: &CommandInput) -> Result<(), String> {
+    /// the command's output. If `is_stopping` returns true, the command is killed.
+    pub(crate) fn run(
+        &self,
+        input: &CommandInput,
+        is_stopping: &dyn Fn() -> bool,
+    ) -> Result<(), CommandError> {
         let action = input.action.name();
         let program = self.program.display();
         let cannot =
@@ -164,8 +183,13 @@ impl ExternalCommand {
                 + "; correct `command`: check that the file exists and is executable"
         })?;
         let mut ended = None;
+        let (mut slow, mut is_cancelled) = (SlowWait::start(), false);
         let in_time = wait_until(self.timeout, || match child.try_wait() {
-            Ok(None) => false,
+            Ok(None) => {
+                slow.log(|| format!("{program} ({action})"));
+                is_cancelled = is_stopping();
+                is_cancelled
+            }
             Ok(Some(status)) => {
                 ended = Some(Ok(status));
                 true
@@ -175,8 +199,11 @@ impl ExternalCommand {
                 true
             }
         });
-        if !in_time {
+        if !in_time || is_cancelled {
             kill(&mut child);
+        }
+        if is_cancelled {
+            return Err(CommandError::Cancelled);
         }
         let output = output_tail(&mut log);
         match ended {
@@ -186,16 +213,16 @@ impl ExternalCommand {
                 }
                 Ok(())
             }
-            Some(Ok(status)) => Err(format!("{program} ({action}): {status}{output}")),
-            Some(Err(error)) => Err(cannot(
-                "was started, but waiting for its exit failed",
-                &error,
-            )),
+            Some(Ok(status)) => Err(format!("{program} ({action}): {status}{output}").into()),
+            Some(Err(error)) => {
+                Err(cannot("was started, but waiting for its exit failed", &error).into())
+            }
             None => Err(format!(
                 "{program} ({action}) did not exit within {:?} and was killed; raise `timeout` if the command needs \
                  more time{output}",
                 self.timeout
-            )),
+            )
+            .into()),
         }
     }
 }
@@ -252,9 +279,15 @@ mod tests {
 
     fn shell(script: &str, timeout: Duration) -> Result<(), String> {
         let words = ["sh", "-c", script].map(str::to_owned);
-        ExternalCommand::new(&words, Path::new("."), timeout)
-            .unwrap()
-            .run(&input())
+        let command = ExternalCommand::new(&words, Path::new("."), timeout).unwrap();
+        run(&command, &input())
+    }
+
+    fn run(command: &ExternalCommand, input: &CommandInput) -> Result<(), String> {
+        command.run(input, &|| false).map_err(|error| match error {
+            CommandError::Failed(why) => why,
+            CommandError::Cancelled => panic!("cancelled"),
+        })
     }
 
     const LONG: Duration = Duration::from_mins(1);
@@ -289,7 +322,7 @@ mod tests {
         // The input is longer than a pipe can hold.
         let mut long = input();
         long.slots = vec![long.slots[0]; 10_000];
-        command.run(&long).unwrap();
+        run(&command, &long).unwrap();
         let input = std::fs::read(folder.path().join("input")).unwrap();
         assert_eq!(input, serde_json::to_vec(&long).unwrap());
     }
@@ -304,7 +337,7 @@ mod tests {
         let words = ["./program-card", "word"].map(str::to_owned);
         let command = ExternalCommand::new(&words, folder.path(), LONG).unwrap();
         // A concurrent test that starts a process may briefly have the script open for writing, so retry.
-        let ran = (0..1000).find_map(|_| match command.run(&input()) {
+        let ran = (0..1000).find_map(|_| match run(&command, &input()) {
             Err(why) if why.contains("busy") => None,
             ran => Some(ran),
         });
@@ -321,8 +354,16 @@ mod tests {
         assert!(why.contains("exit status: 3"), "{why}");
         let words = ["./not-there".to_owned()];
         let command = ExternalCommand::new(&words, Path::new("."), LONG).unwrap();
-        let why = command.run(&input()).unwrap_err();
+        let why = run(&command, &input()).unwrap_err();
         assert!(why.contains("correct `command`"), "{why}");
+    }
+
+    #[test]
+    fn stop_kills_command_that_takes_long() {
+        let words = ["sh", "-c", "sleep 3600 & sleep 3600"].map(str::to_owned);
+        let command = ExternalCommand::new(&words, Path::new("."), LONG * 60).unwrap();
+        let ran = command.run(&input(), &|| true);
+        assert_eq!(ran, Err(CommandError::Cancelled));
     }
 
     #[test]

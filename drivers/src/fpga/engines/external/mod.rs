@@ -15,7 +15,7 @@ mod command;
 #[cfg(test)]
 mod tests;
 
-pub(super) use command::{Action, CommandInput, ExternalCommand};
+pub(super) use command::{Action, CommandError, CommandInput, ExternalCommand};
 
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{Device, DeviceError};
@@ -24,10 +24,11 @@ use crate::fpga::engines::{
 };
 use crate::fpga::transports::kernel_driver::KernelDriverDevice;
 use crate::fpga::transports::{self, Open};
+use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::dma::{
     ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Engine, EngineError,
-    EngineInfo, QuiesceTimeout, SlotLimits, Slots,
+    EngineInfo, QuiesceTimeout, SlotLimits, Slots, StopCheck,
 };
 use daq_core::units::Span;
 use schemars::JsonSchema;
@@ -82,6 +83,7 @@ pub(super) struct ExternalEngine {
     reported: u64,
     credited: u64,
     polls: u32,
+    is_stopping: StopCheck,
 }
 
 impl FpgaEngine for ExternalEngine {
@@ -156,6 +158,14 @@ impl FpgaEngine for ExternalEngine {
         found
     }
 
+    fn files(_: &FpgaConfig, keys: &ExternalKeys) -> Vec<NamedFile> {
+        let program = keys.command.iter().filter_map(|words| words.first());
+        program
+            .filter(|program| !program.is_empty())
+            .map(|program| NamedFile::new("command", program, FileUse::Runs))
+            .collect()
+    }
+
     fn supports_backpressure(keys: &ExternalKeys) -> bool {
         keys.credits == Some(true)
     }
@@ -187,6 +197,7 @@ impl FpgaEngine for ExternalEngine {
             reported: 0,
             credited: 0,
             polls: 0,
+            is_stopping: Arc::new(|| false),
             device,
             dma,
         })
@@ -194,18 +205,13 @@ impl FpgaEngine for ExternalEngine {
 }
 
 impl ExternalEngine {
-    fn run(&self, action: Action) -> Result<(), String> {
+    fn run(&self, action: Action, is_stopping: &dyn Fn() -> bool) -> Result<(), CommandError> {
         let base = self.words.address();
         let credits = self.supports_backpressure.then_some(base + CREDITS as u64);
         let count = base + COUNT as u64;
         let name = self.device.name();
-        self.command.run(&CommandInput::new(
-            action,
-            name,
-            &self.slots,
-            count,
-            credits,
-        ))
+        let input = CommandInput::new(action, name, &self.slots, count, credits);
+        self.command.run(&input, is_stopping)
     }
 
     /// Reads the number of finished transfers, which the card writes. Fails if the number went back, or exceeds the number of
@@ -270,11 +276,23 @@ unsafe impl Engine for ExternalEngine {
         }
     }
 
+    fn stop_when(&mut self, is_stopping: StopCheck) {
+        self.is_stopping = is_stopping;
+    }
+
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {
         self.prepare(slots).map_err(ArmError::Stopped)?;
         // A failed command may have started the engine.
-        self.run(Action::Start)
-            .map_err(|why| ArmError::Started(unfit(self.device.name(), why)))
+        let started = self.run(Action::Start, &*self.is_stopping);
+        let name = self.device.name();
+        started.map_err(|error| {
+            ArmError::Started(match error {
+                CommandError::Failed(why) => unfit(name, why),
+                CommandError::Cancelled => EngineError::Cancelled {
+                    device: name.to_owned(),
+                },
+            })
+        })
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
@@ -309,13 +327,15 @@ unsafe impl Engine for ExternalEngine {
 
     fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
         // The configured timeout of the command applies.
-        let stopped = self.run(Action::Stop);
+        let stopped = self.run(Action::Stop, &|| false);
         // Finished transfers can still be polled. The stop command reports errors.
         if let Ok(finished) = self.count() {
             self.finished = finished;
         }
-        stopped.map_err(|why| {
-            tracing::warn!("{}: {why}", self.device.name());
+        stopped.map_err(|error| {
+            if let CommandError::Failed(why) = error {
+                tracing::warn!("{}: {why}", self.device.name());
+            }
             quiesce_timeout(self, self.command.timeout())
         })
     }

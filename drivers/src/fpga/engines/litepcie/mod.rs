@@ -12,7 +12,8 @@
 //!
 //! The value wraps at 65536 · N and is extended. 65536 passes over at least four slots of 512 bytes are 128 MiB, which
 //! takes at least 10 ms. If polls are less frequent, all these frames are overwritten anyway, and multiples of 65536
-//! passes are not counted.
+//! passes are not counted. A reset of the card also clears the counter, but disables the writer. So `enable` is read when the
+//! counter decreases, and from time to time while it does not change.
 //!
 //! # The stop
 //! Frames that were finished but not polled are complete and are reported after the stop. The reasons follow from the
@@ -46,12 +47,12 @@ mod tests;
 use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers, halves};
 use crate::fpga::engines::{
-    Count, FpgaEngine, Opening, check_slots, quiesce_timeout, report_full_slots, too_few_slots,
-    unfit, wait_until,
+    Count, FpgaEngine, IdleCheck, Opening, check_slots, quiesce_timeout, report_full_slots,
+    too_few_slots, unfit, wait_until,
 };
 use crate::fpga::register_table::Window;
 use csr::{ADDRESS_BITS, Map, Msi};
-use daq_core::check::{FileUse, NamedFile};
+use daq_core::check::{ContentCheck, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::dma::{
     ArmError, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
@@ -117,7 +118,12 @@ const NO_INTERRUPT: u32 = 1 << 24;
 /// Modulus of the pass counter.
 const ROUNDS: u64 = 1 << 16;
 
-const FAULTS: &[&str] = &["index-beyond-table", "count-went-back"];
+const FAULTS: &[&str] = &["index-beyond-table", "count-went-back", "disabled"];
+/// Index in [`FAULTS`]: the writer is not enabled, because the card was reset or another program stopped the writer.
+const DISABLED: usize = 2;
+
+/// Why a design without interrupt registers cannot use interrupts.
+const NO_MSI: &str = "the csr.csv lists no `pcie_msi_enable`: set `completion = \"poll\"`";
 
 /// The keys of the engine `litepcie`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -154,6 +160,8 @@ pub struct Writer {
     ahead: Option<u64>,
     /// Number of transfers that were reported or skipped.
     reported: u64,
+    /// When the idle writer is checked.
+    idle: IdleCheck,
 }
 
 impl FpgaEngine for Writer {
@@ -178,7 +186,12 @@ impl FpgaEngine for Writer {
         let mut found = Vec::new();
         match (&keys.csr, keys.base) {
             // The emulated device provides its register addresses.
-            (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {}
+            (None, None) if config.device == DeviceKey::Emulated("litepcie".to_owned()) => {
+                if config.channel > 0 {
+                    let message = format!("the emulated card has no channel {}", config.channel);
+                    found.push(Problem::at("channel", message).help("use channel = 0"));
+                }
+            }
             (None, None) => found.push(
                 Problem::at(
                     "csr",
@@ -207,9 +220,24 @@ impl FpgaEngine for Writer {
         found
     }
 
-    fn files(keys: &LitePcieKeys) -> Vec<NamedFile> {
+    fn min_slots(_: &LitePcieKeys) -> usize {
+        AHEAD as usize + 1
+    }
+
+    fn files(config: &FpgaConfig, keys: &LitePcieKeys) -> Vec<NamedFile> {
+        let (channel, needs_msi) = (
+            config.channel,
+            config.completion == CompletionMode::Interrupt,
+        );
+        let check: ContentCheck = Arc::new(move |bytes| {
+            let map = Map::read(&String::from_utf8_lossy(bytes), channel)?;
+            if needs_msi && map.msi.is_none() {
+                return Err(NO_MSI.to_owned());
+            }
+            Ok(())
+        });
         let csr = keys.csr.iter();
-        csr.map(|csr| NamedFile::new("csr", csr, FileUse::Reads))
+        csr.map(|csr| NamedFile::new("csr", csr, FileUse::Reads).with_content(check.clone()))
             .collect()
     }
 
@@ -279,10 +307,7 @@ impl FpgaEngine for Writer {
             CompletionMode::Poll => None,
             CompletionMode::Interrupt => {
                 let Some(msi) = map.msi else {
-                    return Err(unfit(
-                        name,
-                        "the csr.csv lists no `pcie_msi_enable`: set `completion = \"poll\"`",
-                    ));
+                    return Err(unfit(name, NO_MSI));
                 };
                 // A core with a register that acknowledges interrupts uses one vector for all of them.
                 let vector = if msi.clear.is_some() {
@@ -306,6 +331,7 @@ impl FpgaEngine for Writer {
             end: 0,
             ahead: None,
             reported: 0,
+            idle: IdleCheck::start(),
             device: device.clone().as_dma(),
         })
     }
@@ -321,7 +347,35 @@ impl Writer {
     }
 
     /// Reads the device and returns the number of transfers that are certainly finished.
+    ///
+    /// The counter decreases once in 65536 passes, and when the card is reset. A reset also disables the writer.
     fn finished(&self) -> Result<u64, EngineError> {
+        let finished = self.progress()?;
+        let modulus = ROUNDS * self.slots;
+        if finished % modulus < self.count.total() % modulus {
+            self.check_enabled()?;
+        }
+        // A step of more than half of the range means that the count went back, because the card was reset or
+        // reprogrammed.
+        if finished - self.count.total() > modulus / 2 {
+            return Err(self.faulted(1));
+        }
+        Ok(finished)
+    }
+
+    /// Returns an error if the writer is not enabled.
+    fn check_enabled(&self) -> Result<(), EngineError> {
+        match self.window.read(register::ENABLE) {
+            GONE => Err(EngineError::Gone {
+                device: self.device.name().to_owned(),
+            }),
+            enable if enable & ON == 0 => Err(self.faulted(DISABLED)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the counter and extends it.
+    fn progress(&self) -> Result<u64, EngineError> {
         let status = self.window.read(register::LOOP_STATUS);
         if status == GONE {
             return Err(EngineError::Gone {
@@ -333,13 +387,7 @@ impl Writer {
         if index >= self.slots {
             return Err(self.faulted(0));
         }
-        let finished = self.count.peek(count * self.slots + index);
-        // A step of more than half of the range means that the count went back, because the card was reset or
-        // reprogrammed.
-        if finished - self.count.total() > ROUNDS / 2 * self.slots {
-            return Err(self.faulted(1));
-        }
-        Ok(finished)
+        Ok(self.count.peek(count * self.slots + index))
     }
 
     /// Returns the number of transfers that may be overwritten if `finished` transfers are finished; all of them if the
@@ -357,16 +405,16 @@ impl Writer {
         report_full_slots(&mut self.reported, intact, self.slot_bytes, done);
     }
 
-    /// Disables the writer, records its progress, and only then empties its table. If the writer does not become idle
-    /// in time, the error is the last value of the enable register.
-    fn end(&mut self, timeout: Duration) -> Result<(), u32> {
+    /// Disables the writer, records its progress if `counts`, and only then empties its table. If the writer does not
+    /// become idle in time, the error is the last value of the enable register.
+    fn end(&mut self, timeout: Duration, counts: bool) -> Result<(), u32> {
         self.window.write(register::ENABLE, 0);
         let idle = self.wait_idle(timeout);
         // The idle writer has passed on its last packet (`port.source.ready`), but the packet may still be inside the
         // core. The replies to reads may use a separate path there. Once the packet has left the core, the read below
         // waits for its arrival.
         std::thread::sleep(SETTLE_TIME);
-        if let Ok(finished) = self.finished() {
+        if counts && let Ok(finished) = self.progress() {
             let finished = self.count.advance(finished);
             (self.end, self.ahead) = match (idle, finished) {
                 (Ok(()), 0) => (0, Some(HALF_DONE + 1)),
@@ -457,6 +505,7 @@ impl Writer {
         self.count = Count::new(ROUNDS * self.slots);
         (self.end, self.ahead) = (0, Some(AHEAD));
         self.reported = 0;
+        self.idle.restart();
         self.set_interrupt(true);
         self.window.write(register::LOOP, 1);
         Ok(())
@@ -481,9 +530,15 @@ unsafe impl Engine for Writer {
     }
 
     fn poll(&mut self, done: &mut Completions) -> Result<(), EngineError> {
+        let before = self.count.total();
         let finished = self.finished()?;
         let finished = self.count.advance(finished);
         self.report(finished, done);
+        if finished > before {
+            self.idle.restart();
+        } else if self.idle.is_due() {
+            self.check_enabled()?;
+        }
         Ok(())
     }
 
@@ -515,13 +570,14 @@ unsafe impl Engine for Writer {
     }
 
     fn quiesce(&mut self, timeout: Duration) -> Result<(), QuiesceTimeout> {
-        // Update the count even if the device reports an error; `end` handles errors.
-        if let Ok(finished) = self.finished() {
+        // The counter of a writer that was reset is not the number of finished transfers.
+        let finished = self.finished();
+        if let Ok(finished) = finished {
             self.count.advance(finished);
         }
         (self.end, self.ahead) = (self.count.total(), None);
         let idle = if self.reports_idle == Some(true) {
-            self.end(timeout)
+            self.end(timeout, finished.is_ok())
         } else {
             self.halt();
             // The reads of this wait also ensure that earlier writes of the device have arrived.

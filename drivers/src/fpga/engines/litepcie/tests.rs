@@ -190,6 +190,55 @@ fn litepcie_impossible_status_is_fault() {
     assert_eq!(engine.arm(&slots(8)), Err(gone));
 }
 
+/// Simulates a card that was reset while its pass counter was in the upper half, or at its end: the cleared counter looks
+/// like one that wrapped.
+#[test]
+fn litepcie_reset_card_is_fault_without_false_loss() {
+    for (passes, index) in [(40_000, 3), (65_535, 6)] {
+        let mock = device();
+        let mut engine = armed(&mock, 8);
+        for pass in [20_000, passes] {
+            status(&mock, pass, index);
+            poll(&mut engine, 8).unwrap();
+        }
+        status(&mock, 0, 0);
+        mock.registers.set(0x2000, 2);
+        let error = poll(&mut engine, 8).unwrap_err();
+        assert!(error.to_string().contains("disabled"), "{error}");
+        assert!(engine.overwritten().is_err());
+        // Nothing is reported or lost after the stop either, and the writer starts again.
+        engine.quiesce(Duration::ZERO).unwrap();
+        assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+        engine.arm(&slots(8)).unwrap();
+        status(&mock, 0, 1);
+        assert_eq!(poll(&mut engine, 8), Ok((1, 0)));
+    }
+    // A counter that wraps while the writer is enabled.
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    for pass in [20_000, 40_000, 65_535] {
+        status(&mock, pass, 7);
+        poll(&mut engine, 8).unwrap();
+    }
+    status(&mock, 0, 1);
+    assert_eq!(poll(&mut engine, 8), Ok((2, 0)));
+}
+
+#[test]
+fn litepcie_disabled_idle_writer_is_fault() {
+    let mock = device();
+    let mut engine = armed(&mock, 8);
+    status(&mock, 0, 3);
+    assert_eq!(poll(&mut engine, 8), Ok((3, 0)));
+    engine.idle.demand();
+    assert_eq!(poll(&mut engine, 8), Ok((0, 0)));
+    // The card was reset before its first transfer, or another program stopped the writer.
+    mock.registers.set(0x2000, 2);
+    engine.idle.demand();
+    let error = poll(&mut engine, 8).unwrap_err();
+    assert!(error.to_string().contains("disabled"), "{error}");
+}
+
 #[test]
 fn litepcie_busy_writer_times_out() {
     let mock = device();

@@ -169,6 +169,7 @@ pub(super) const FAULTS: &[&str] = &[
     "result-missing",
     "packet-cut",
     "count-went-back",
+    "stopped",
 ];
 /// Index in [`FAULTS`]: the count word reports an error, but the status register does not name it.
 pub(super) const UNNAMED: usize = ERRORS.len();
@@ -180,6 +181,8 @@ pub(super) const MISSING: usize = UNNAMED + 2;
 pub(super) const CUT: usize = UNNAMED + 3;
 /// Index in [`FAULTS`]: the count decreased, or advanced by more than half of its range between two polls.
 pub(super) const WENT_BACK: usize = UNNAMED + 4;
+/// Index in [`FAULTS`]: the channel does not run, although it was started.
+pub(super) const STOPPED: usize = UNNAMED + 5;
 
 /// Size in bytes of a descriptor, and of the memory for a result (C2H stream writeback).
 pub(super) const DESCRIPTOR: usize = 32;

@@ -8,8 +8,8 @@
 //! With credits, only the results are read. A result is zeroed before its slot is credited again, so a nonzero result is
 //! new. A result with length 0 may be half written, and is valid when it is read a second time. Without credits, the
 //! engine may write a result at any time, so results cannot be zeroed; the count shows which results are valid.
-//! Registers are read only after every `POLLS_PER_CHECK` empty polls and every `CHECK_INTERVAL`, to detect errors and
-//! a removed card.
+//! Registers are read only after every `POLLS_PER_CHECK` empty polls and every `CHECK_INTERVAL`, to detect errors, a
+//! removed card, and a channel that was stopped by a reset or by another program.
 //!
 //! # Counts
 //! The count has 24 bits in memory and is zero when the engine starts. With credits, at most 1023 transfers are in
@@ -26,7 +26,7 @@ mod tests;
 use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers, halves};
 use crate::fpga::engines::{
-    Count, FpgaEngine, Opening, check_slots, now, too_few_slots, unfit, wait_until,
+    Count, FpgaEngine, IdleCheck, Opening, check_slots, now, too_few_slots, unfit, wait_until,
 };
 use crate::fpga::register_table::Window;
 use daq_core::config::Problem;
@@ -37,8 +37,8 @@ use daq_core::dma::{
 use layout::{
     ANY_ERROR, BUSY, C2H, C2H_SGDMA, CHANNEL, CHANNELS, COMMON, CONFIG, COUNT_BITS, COUNT_ERROR,
     CUT, DAMAGED, DESCRIPTOR_DONE, ERRORS, FAULTS, H2C, ID_C2H, ID_CONFIG, ID_H2C, ID_IRQ,
-    ID_STREAM, IRQ, LENGTH_BITS, MAX_CREDITS, MISSING, RUN, SPACE, UNNAMED, WENT_BACK, WRITE_BACK,
-    channel, common, irq, sgdma,
+    ID_STREAM, IRQ, LENGTH_BITS, MAX_CREDITS, MISSING, RUN, SPACE, STOPPED, UNNAMED, WENT_BACK,
+    WRITE_BACK, channel, common, irq, sgdma,
 };
 use ring::{Outcome, Ring};
 use schemars::JsonSchema;
@@ -51,12 +51,6 @@ const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
 /// Number of slots after the last counted slot that the engine may be writing without credits: the slot in progress and
 /// the next slot. The engine may write the first bytes of the next slot before it writes the count of the slot in progress.
 const AHEAD: u64 = 2;
-/// Number of empty polls between two checks of the status register.
-const POLLS_PER_CHECK: u32 = 1024;
-/// Maximum time between two status checks while polls are empty, and number of empty polls between two reads of the
-/// clock.
-const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-const POLLS_PER_CLOCK_READ: u32 = 16;
 /// Maximum delay of a result after its count.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout to stop an engine that was left running by another program.
@@ -124,11 +118,8 @@ pub struct Xdma {
     /// Number of transfers that were reported or skipped.
     reported: u64,
     count: Count,
-    /// Number of empty polls since the last transfer.
-    idle_polls: u32,
-    /// Time of the last status check, and the maximum interval between checks.
-    checked_at: Instant,
-    check_interval: Duration,
+    /// When the registers of the idle channel are checked.
+    idle: IdleCheck,
     /// The transfer whose result had a length of 0 when it was first read.
     empty: Option<u64>,
     /// The transfer that continues the packet of the previous transfer.
@@ -168,6 +159,14 @@ impl FpgaEngine for Xdma {
 
     fn supports_backpressure(keys: &XdmaKeys) -> bool {
         keys.credits.unwrap_or(Self::INFO.supports_backpressure)
+    }
+
+    fn min_slots(keys: &XdmaKeys) -> usize {
+        if Self::supports_backpressure(keys) {
+            1
+        } else {
+            AHEAD as usize + 1
+        }
     }
 
     fn can_ring_doorbell(keys: &XdmaKeys) -> bool {
@@ -270,9 +269,7 @@ impl FpgaEngine for Xdma {
             credited: 0,
             reported: 0,
             count: Count::new(1 << COUNT_BITS),
-            idle_polls: 0,
-            checked_at: Instant::now(),
-            check_interval: CHECK_INTERVAL,
+            idle: IdleCheck::start(),
             empty: None,
             continues: None,
             missing_since: None,
@@ -369,7 +366,7 @@ impl Xdma {
         };
         let found = self.collect(bound, done)?;
         if found > 0 {
-            self.idle_polls = 0;
+            self.idle.restart();
             self.missing_since = None;
         }
         Ok(found)
@@ -396,22 +393,18 @@ impl Xdma {
         } else {
             self.missing_since = None;
         }
-        self.idle_polls = self.idle_polls.wrapping_add(1);
         let is_reported = count & COUNT_ERROR != 0 || self.errors != 0;
-        let is_due = self.idle_polls.is_multiple_of(POLLS_PER_CHECK)
-            || self.idle_polls.is_multiple_of(POLLS_PER_CLOCK_READ)
-                && self.checked_at.elapsed() >= self.check_interval;
+        let is_due = self.idle.is_due();
         if !is_reported && !is_due {
             return Ok(());
         }
-        self.checked_at = Instant::now();
         let status = self.channel.read(channel::STATUS);
         if status == GONE {
             return Err(self.gone());
         }
         let errors = (status | self.errors) & ANY_ERROR;
         if errors == 0 && !is_reported {
-            return Ok(());
+            return self.check_running();
         }
         let mut faults: Vec<_> = (ERRORS.iter().zip(FAULTS))
             .filter(|(bit, _)| errors & **bit != 0)
@@ -421,6 +414,15 @@ impl Xdma {
             faults.push(FAULTS[UNNAMED]);
         }
         Err(self.faulted(faults))
+    }
+
+    /// Returns an error if the channel does not run, because the card was reset or another program stopped the channel.
+    fn check_running(&self) -> Result<(), EngineError> {
+        match self.channel.read(channel::CONTROL) {
+            GONE => Err(self.gone()),
+            control if control & RUN == 0 => Err(self.faulted(vec![FAULTS[STOPPED]])),
+            _ => Ok(()),
+        }
     }
 
     /// Enables the channel's interrupt.
@@ -463,10 +465,10 @@ impl Xdma {
         self.first = slots.first;
         self.slot_bytes = slots.bytes;
         self.counts_in_ring = slots.doorbell.is_none();
-        (self.credited, self.reported, self.idle_polls, self.errors) = (0, 0, 0, 0);
+        (self.credited, self.reported, self.errors) = (0, 0, 0);
         self.count = Count::new(1 << COUNT_BITS);
         (self.missing_since, self.empty, self.continues) = (None, None, None);
-        self.checked_at = Instant::now();
+        self.idle.restart();
         // Clears earlier errors.
         self.channel.read(channel::STATUS_CLEAR);
 
@@ -628,7 +630,7 @@ unsafe impl Engine for Xdma {
         };
         if !signal.interrupt.wait(limit) {
             // No interrupt within the limit: the next empty poll must check the status register.
-            self.idle_polls = POLLS_PER_CHECK - 1;
+            self.idle.demand();
             return Ok(true);
         }
         // The order is: disable, clear, enable. An event in between either raises an interrupt after interrupts are

@@ -1,5 +1,6 @@
 use super::*;
 use crate::fpga::device::Identity;
+use crate::fpga::engines::POLLS_PER_CHECK;
 use crate::fpga::mock::{Driven, Mock};
 use daq_core::dma::DmaMap;
 use daq_core::dma::{SlotLayout, Stopped};
@@ -322,10 +323,37 @@ fn xdma_empty_packet_is_fault_without_stall() {
 fn xdma_removed_idle_device_is_detected() {
     let mock = device();
     let mut engine = armed(&mock, "", &slots(3));
-    engine.check_interval = Duration::ZERO;
     mock.registers.remove();
-    let seen = (0..POLLS_PER_CLOCK_READ).any(|_| poll(&mut engine, 8).is_err());
-    assert!(seen);
+    engine.idle.demand();
+    assert!(poll(&mut engine, 8).is_err());
+}
+
+/// Simulates a card whose channel was reset or stopped by another program: no error bit is set.
+#[test]
+fn xdma_stopped_channel_is_fault() {
+    for keys in ["", "credits = false"] {
+        let mock = device();
+        let mut engine = armed(&mock, keys, &slots(3));
+        engine.credit(3);
+        let check = |engine: &mut Driven<Xdma>| {
+            engine.idle.demand();
+            poll(engine, 8)
+        };
+        assert_eq!(check(&mut engine), Ok((vec![], 0)));
+        mock.registers.set(0x1104, 0);
+        mock.registers.set(0x1140, 0);
+        assert_eq!(
+            poll(&mut engine, 8),
+            Ok((vec![], 0)),
+            "no check at each poll"
+        );
+        let error = check(&mut engine).unwrap_err();
+        assert!(error.to_string().contains("stopped"), "{error}");
+        // The restart starts the channel again.
+        engine.quiesce(Duration::ZERO).unwrap();
+        engine.arm(&slots(3)).unwrap();
+        assert_eq!(check(&mut engine), Ok((vec![], 0)));
+    }
 }
 
 #[test]
