@@ -5,7 +5,9 @@ use crate::gpu::Dispatch;
 use crate::layout::Layout;
 use rustix::fs::{Access, AtFlags, CWD, FsWord, accessat, statfs};
 use rustix::io::Errno;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Maximum length of a file or directory name in bytes.
 const MAX_NAME: usize = 255;
@@ -22,14 +24,19 @@ pub enum FileUse {
     Reads,
     /// The component reads the file at the path, or the files in the directory at the path.
     ReadsAny,
+    /// The component runs the program. A name without `/` is searched in `PATH`.
+    Runs,
     /// The component writes the file at the path. The directory of the file must exist.
     Writes,
     /// The component writes files into this directory, which is created if it does not exist.
     WritesInto,
 }
 
+/// Checks the content of a file. The error is the message, with the fix after the last `: `.
+pub type ContentCheck = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
+
 /// A file or directory that a component's configuration refers to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct NamedFile {
     /// The configuration key that contains the path, such as `path` or `path.1`.
     pub key: String,
@@ -37,7 +44,27 @@ pub struct NamedFile {
     pub path: PathBuf,
     /// How the component uses the file.
     pub purpose: FileUse,
+    content: Option<ContentCheck>,
 }
+
+impl fmt::Debug for NamedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NamedFile")
+            .field("key", &self.key)
+            .field("path", &self.path)
+            .field("purpose", &self.purpose)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Two descriptions are equal if they have the same key, path and use.
+impl PartialEq for NamedFile {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.key, &self.path, self.purpose) == (&other.key, &other.path, other.purpose)
+    }
+}
+
+impl Eq for NamedFile {}
 
 impl NamedFile {
     /// Creates a description of the file that `key` refers to.
@@ -46,6 +73,16 @@ impl NamedFile {
             key: key.into(),
             path: path.into(),
             purpose,
+            content: None,
+        }
+    }
+
+    /// Adds a check of the content of a file that the component reads.
+    #[must_use]
+    pub fn with_content(self, check: ContentCheck) -> Self {
+        Self {
+            content: Some(check),
+            ..self
         }
     }
 
@@ -80,6 +117,9 @@ impl NamedFile {
 
     /// Checks the file. `directory` is the base directory of relative paths.
     pub fn check_file(&self, directory: &Path) -> Result<(), Problem> {
+        if self.purpose == FileUse::Runs {
+            return self.check_program(directory);
+        }
         let path = directory.join(&self.path);
         let wrong = |message: String, help: String| Err(Problem::at(&self.key, message).help(help));
         let shown = path.display();
@@ -145,7 +185,7 @@ impl NamedFile {
                 "write the path of a regular file".to_owned(),
             ),
             Ok(_) => match std::fs::File::open(&path) {
-                Ok(_) => Ok(()),
+                Ok(_) => self.check_content(&path),
                 Err(error) => wrong(
                     format!("cannot read {shown}: {error}"),
                     format!("check the read permissions: ls -l {shown}"),
@@ -156,6 +196,56 @@ impl NamedFile {
 }
 
 impl NamedFile {
+    /// Checks the content of the file at `path`.
+    fn check_content(&self, path: &Path) -> Result<(), Problem> {
+        let Some(check) = &self.content else {
+            return Ok(());
+        };
+        let shown = path.display();
+        let checked = crate::file::read(path)
+            .map_err(|error| error.to_string())
+            .and_then(|bytes| check(&bytes));
+        checked.map_err(|why| {
+            let (message, help) = why.rsplit_once(": ").unwrap_or((&why, "correct the file"));
+            Problem::at(&self.key, format!("{shown}: {message}")).help(help)
+        })
+    }
+
+    /// Checks whether the program exists and this process may run it.
+    fn check_program(&self, directory: &Path) -> Result<(), Problem> {
+        let can_run = |path: &Path| {
+            path.is_file() && accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
+        };
+        let name = &self.path;
+        let wrong = |message: String, help: String| Err(Problem::at(&self.key, message).help(help));
+        if name.components().count() > 1 || name.is_absolute() {
+            let path = directory.join(name);
+            let shown = path.display();
+            return if can_run(&path) {
+                Ok(())
+            } else if path.is_file() {
+                wrong(
+                    format!("{shown} is not executable"),
+                    format!("permit it: chmod +x {shown}"),
+                )
+            } else {
+                wrong(
+                    format!("there is no program {shown}"),
+                    "correct the path; relative paths start from the working directory".to_owned(),
+                )
+            };
+        }
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        if std::env::split_paths(&folders).any(|folder| can_run(&folder.join(name))) {
+            return Ok(());
+        }
+        let shown = name.display();
+        wrong(
+            format!("there is no program `{shown}` in the directories of PATH"),
+            format!("install it, or write a path such as \"./{shown}\""),
+        )
+    }
+
     /// Checks whether this process may write the file `path`, or create files in the directory `path`.
     fn check_writable(&self, path: &Path) -> Result<(), Problem> {
         let shown = path.display();
@@ -347,5 +437,43 @@ mod tests {
         assert!(
             file("a.pcap/out", FileUse::WritesInto).contains("a.pcap is a file, not a directory")
         );
+    }
+
+    #[test]
+    fn programs_are_searched_and_must_be_executable() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let check = |name: &str| {
+            output(NamedFile::new("command", name, FileUse::Runs).check_file(directory.path()))
+        };
+        assert_eq!(check("sh"), "");
+        assert!(check("no-such-program-of-daq").contains("directories of PATH"));
+        assert!(check("./start").contains("there is no program"));
+        let path = directory.path().join("start");
+        std::fs::write(&path, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(check("./start").contains("not executable"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(check("./start"), "");
+        assert_eq!(check(path.to_str().unwrap()), "");
+    }
+
+    #[test]
+    fn content_of_file_is_checked() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("table"), "junk").unwrap();
+        let check: ContentCheck = Arc::new(|bytes| match bytes {
+            b"junk" => Err("the file is junk: write another".to_owned()),
+            _ => Ok(()),
+        });
+        let file = NamedFile::new("table", "table", FileUse::Reads).with_content(check);
+        let problem = file.check_file(directory.path()).unwrap_err();
+        assert!(
+            problem.message.ends_with("table: the file is junk"),
+            "{problem}"
+        );
+        assert_eq!(problem.help.as_deref(), Some("write another"));
+        std::fs::write(directory.path().join("table"), "good").unwrap();
+        assert_eq!(file.check_file(directory.path()), Ok(()));
     }
 }

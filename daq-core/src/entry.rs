@@ -104,6 +104,8 @@ pub struct EngineRequirements {
     pub alignment: usize,
     /// Maximum slot size in bytes.
     pub max_slot: usize,
+    /// Minimum number of slots in the ring: a free-running engine may be overwriting all slots of a smaller ring.
+    pub min_slots: usize,
     /// Maximum number of slots in the ring.
     pub max_slots: usize,
 }
@@ -122,6 +124,7 @@ impl EngineRequirements {
             faults: info.faults,
             alignment: info.limits.alignment,
             max_slot: info.limits.max_slot,
+            min_slots: 1,
             max_slots: info.limits.max_slots,
         }
     }

@@ -472,6 +472,9 @@ impl Default for Samples {
     }
 }
 
+/// Size in bytes above which no machine's memory contains a frame.
+const MAX_FRAME: usize = 1 << 46;
+
 impl Samples {
     /// Returns the smallest number of bytes that contains a whole number of points (samples of all channels): the size
     /// of one point, or of several points of a packed type.
@@ -486,9 +489,26 @@ impl Samples {
         self.scalar.bits() * if self.complex { 2 } else { 1 } * channels as usize
     }
 
+    /// Returns the problem of values that no payload can have.
+    fn problem(&self) -> Option<Problem> {
+        if self.channels == 0 {
+            let problem = Problem::at("samples.channels", "`channels` must be at least 1");
+            return Some(problem.help("set at least 1"));
+        }
+        let rate = self
+            .rate
+            .filter(|rate| !rate.0.is_normal() || rate.0 < 0.0)?;
+        let message = format!("the sample rate cannot be {rate}, it must be above 0");
+        let problem = Problem::at("samples.rate", message);
+        Some(problem.help("set a rate such as \"1 MHz\", or remove `rate`"))
+    }
+
     /// Returns the layout of frames with the points of `layout`, which are the pixels of an image if `width` and `height` are set.
-    /// Fails if the points are not those of an image.
+    /// Fails if the points are not those of an image, or if the number of channels or the rate is invalid.
     pub fn shaped(&self, layout: Layout) -> Result<Layout, Problem> {
+        if let Some(problem) = self.problem() {
+            return Err(problem);
+        }
         let problem = |message: String, help: &str| {
             Err(Problem::at("samples", message).help(help.to_owned()))
         };
@@ -525,7 +545,13 @@ impl Samples {
             crate::units::counted(image.count(), "module"),
             image.pixels(),
         );
-        let bytes = (pixels * self.point_bits()).div_ceil(8);
+        let bytes = pixels.saturating_mul(self.point_bits()).div_ceil(8);
+        if bytes > MAX_FRAME {
+            return problem(
+                format!("{modules} of {width} × {height} pixels are larger than any frame"),
+                "correct `width`, `height` or `modules`",
+            );
+        }
         problem(
             format!(
                 "a frame contains {} pixels, but {modules} of {width} × {height} pixels are {pixels} pixels",

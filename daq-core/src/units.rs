@@ -12,7 +12,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A number of bytes; in TOML a string such as `"64 KiB"`, `"1 GB"`, or an integer.
 ///
@@ -38,6 +38,20 @@ pub struct ByteSize(pub u64);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub Duration);
+
+/// Time that is longer than any program runs.
+const CENTURY: Duration = Duration::from_hours(100 * 365 * 24);
+
+/// Returns the time after `wait`. A wait that the clock cannot represent is limited to a hundred years.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// let far = daq_core::units::deadline(Duration::MAX);
+/// assert!(far > Instant::now() + Duration::from_secs(1 << 30));
+/// ```
+pub fn deadline(wait: Duration) -> Instant {
+    Instant::now() + wait.min(CENTURY)
+}
 
 /// A data rate in bit/s; in TOML a string such as `"25 Gbit/s"`, `"100 MB/s"`, `"3 GiB/s"`.
 ///

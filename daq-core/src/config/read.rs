@@ -295,7 +295,8 @@ impl<'r> Reader<'r> {
                 } else {
                     format!("{subject} is {}, but {kind} is expected", node.kind())
                 };
-                (message, None)
+                let help = whole_number(node).filter(|_| kind == "an integer");
+                (message, help.map(|number| format!("write {number}")))
             }
             Fault::Range(expected) => {
                 let expected = plain_words(expected);
@@ -339,6 +340,16 @@ impl<'r> Reader<'r> {
             _ => format!("{}.{}", self.title, joined(path)),
         }
     }
+}
+
+/// Returns the integer that `node` is, if it is written as a number with a decimal point or an exponent, such as `1e3`.
+fn whole_number(node: &Node) -> Option<String> {
+    let Value::Float(number) = node.value else {
+        return None;
+    };
+    // Integers up to 2^53 are exact.
+    let is_exact = number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0;
+    is_exact.then(|| number.to_string())
 }
 
 /// Reports the unknown keys of the table `title`. Returns the keys of `free` that the unknown keys are most likely

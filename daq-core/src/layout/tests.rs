@@ -117,3 +117,42 @@ fn rate_of_outputs_follows_the_time_of_a_frame() {
     assert_eq!(unknown.rate_of_points(100), Some(1e5));
     assert_eq!(Layout { axis, ..fewer }.rate_of_points(100), None);
 }
+
+#[test]
+fn impossible_samples_are_rejected() {
+    let shaped = |change: &dyn Fn(&mut Samples)| {
+        let mut samples = samples(Scalar::Int16, false, 1);
+        change(&mut samples);
+        samples.shaped(samples.layout(4096).unwrap())
+    };
+    assert!(shaped(&|_| ()).is_ok());
+    let rate = |hertz| Some(crate::units::Frequency(hertz));
+    type Change<'a> = &'a dyn Fn(&mut Samples);
+    let cases: [(Change, &str, &str); 4] = [
+        (
+            &|samples| samples.channels = 0,
+            "samples.channels",
+            "at least 1",
+        ),
+        (
+            &|samples| samples.rate = rate(0.0),
+            "samples.rate",
+            "above 0",
+        ),
+        (
+            &|samples| samples.rate = rate(-1.0),
+            "samples.rate",
+            "above 0",
+        ),
+        (
+            &|samples| (samples.width, samples.height) = (Some(3_000_000_000), Some(3_000_000_000)),
+            "samples",
+            "larger than any frame",
+        ),
+    ];
+    for (change, key, message) in cases {
+        let problem = shaped(change).unwrap_err();
+        assert_eq!(problem.key.as_deref(), Some(key));
+        assert!(problem.message.contains(message), "{}", problem.message);
+    }
+}

@@ -355,6 +355,17 @@ pub(super) fn engine(
         );
     }
     let slots = ring.keys.slots as usize;
+    if slots < needs.min_slots {
+        let min = needs.min_slots;
+        let message = format!(
+            "{slots} slots are too few for the engine, which may be writing {min} slots at a time"
+        );
+        diagnostics.push(
+            at(&ring.section, "slots", message)
+                .also(source.header(), "this source's engine")
+                .help(format!("write slots = {min} or more")),
+        );
+    }
     if slots > needs.max_slots {
         let max = needs.max_slots;
         let message =

@@ -82,8 +82,18 @@ fn on_gpu(plan: &Plan, ordinal: u32) -> u64 {
     let rings = on(plan, Placement::Cuda(ordinal)).map(|ring| ring.region_bytes as u64);
     let kernels = plan.kernels.iter();
     let kernels = kernels.filter(|kernel| kernel.side == Side::Cuda(ordinal));
+    let is_here = |name: &str| {
+        let ring = plan.ring(name);
+        ring.is_some_and(|ring| ring.placement == Placement::Cuda(ordinal))
+    };
+    // The private slots of free-running engines are in the same memory as the ring.
+    let private = plan.sources.iter().filter_map(|source| {
+        let bytes = source.engine.as_ref()?.private_slot_bytes?;
+        is_here(&source.ring).then_some(bytes as u64)
+    });
     rings
         .chain(kernels.map(|kernel| kernel.memory as u64))
+        .chain(private)
         .sum()
 }
 

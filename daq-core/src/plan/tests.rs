@@ -50,6 +50,7 @@ fn requirements(writer: Writer) -> EngineRequirements {
         faults: &[],
         alignment: 1,
         max_slot: usize::MAX,
+        min_slots: 1,
         max_slots: usize::MAX,
     }
 }

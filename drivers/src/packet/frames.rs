@@ -411,7 +411,7 @@ pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
         u64::try_from(scaled).unwrap_or(u64::MAX)
     };
     Geometry {
-        packets_per_frame: layout.count() * parts,
+        packets_per_frame: layout.count().saturating_mul(parts),
         first_bytes: layout.range(0).len(),
         packet_bytes: layout.rest,
         frame_bytes,

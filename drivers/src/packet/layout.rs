@@ -36,7 +36,7 @@ impl PacketLayout {
             .unit_bytes
             .saturating_sub(self.first)
             .div_ceil(self.rest.max(1));
-        u32::try_from(after).unwrap_or(u32::MAX - 1) + 1
+        u32::try_from(after).map_or(u32::MAX, |after| after.saturating_add(1))
     }
 
     /// Returns the byte range of packet `sub` in its unit. The range is empty if the unit has no such packet.
@@ -72,6 +72,32 @@ impl PacketLayout {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn number_of_packets_is_limited() {
+        let layout = PacketLayout {
+            unit_bytes: 1 << 40,
+            first: 256,
+            rest: 256,
+        };
+        assert_eq!(layout.count(), u32::MAX);
+        assert_eq!(
+            PacketLayout {
+                unit_bytes: 256 << 32,
+                ..layout
+            }
+            .count(),
+            u32::MAX
+        );
+        assert_eq!(
+            PacketLayout {
+                unit_bytes: 256,
+                ..layout
+            }
+            .count(),
+            1
+        );
+    }
 
     #[test]
     fn short_first_packet_shifts_the_others() {

@@ -198,19 +198,21 @@ pub(super) fn complex_samples(
     axes: Option<Axes>,
 ) -> Result<(), Problem> {
     super::not_empty(input)?;
-    if !is_supported(input.scalar) {
-        return Err(input.scalar.unsupported(&format!("kernel `{name}`")));
-    }
+    require(
+        axes.is_some() || matches!(input.axis, Axis::Time { .. } | Axis::Pixels(_)),
+        "input",
+        format!("the input's frames ({input}) are not samples over time"),
+        "use the output of a `channelize` kernel; if the frames are voltages of antennas and channels, name their axes in `axes`",
+    )?;
     require(
         input.complex,
         "input",
         format!("the input's frames ({input}) are not complex samples"),
         "use the output of a `channelize` kernel, or set `complex = true` in the source's `samples`",
     )?;
-    require(
-        axes.is_some() || matches!(input.axis, Axis::Time { .. } | Axis::Pixels(_)),
-        "input",
-        format!("the input's frames ({input}) are not samples over time"),
-        "use the output of a `channelize` kernel; if the frames are voltages of antennas and channels, name their axes in `axes`",
-    )
+    if is_supported(input.scalar) {
+        Ok(())
+    } else {
+        Err(input.scalar.unsupported(&format!("kernel `{name}`")))
+    }
 }

@@ -25,6 +25,7 @@ pub(crate) mod packed;
 #[cfg(test)]
 mod tests;
 
+use super::quantise::{check_factor, check_offset};
 use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
@@ -175,12 +176,7 @@ impl Convert {
     /// Checks everything that does not depend on the input.
     fn check(&self) -> Result<(), Problem> {
         if let Scale::Factor(factor) = self.scale {
-            require(
-                factor.is_finite() && factor != 0.0,
-                "scale",
-                format!("`scale` cannot be {factor}, because this value destroys the samples"),
-                "write a finite number other than 0, or \"full\"",
-            )?;
+            check_factor(factor, "samples", ", or \"full\"")?;
         }
         require(
             (self.scale, self.scalar) != (Scale::Full, ConvertedType::Int16),
@@ -188,15 +184,7 @@ impl Convert {
             "`scale` cannot be \"full\" for int16, because all numbers would become -1, 0 or 1",
             "write a number, or set type = \"float32\"",
         )?;
-        require(
-            self.offset.is_finite(),
-            "offset",
-            format!(
-                "`offset` cannot be {}, because this value destroys the samples",
-                self.offset
-            ),
-            "write a finite number",
-        )
+        check_offset(self.offset)
     }
 }
 

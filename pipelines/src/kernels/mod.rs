@@ -268,13 +268,17 @@ fn contiguous(input: &Layout, what: &str) -> Result<(), Problem> {
     )
 }
 
+/// How to fix frames that are too short, also if another kernel fills the input ring.
+const LONGER_FRAMES: &str = "make the frames of the source longer (`slot` of the ring that the source fills), or use fewer channels in an earlier \
+     kernel";
+
 /// Rejects layouts without points.
 fn not_empty(input: &Layout) -> Result<(), Problem> {
     require(
         input.points > 0 && input.channels > 0,
         "input",
         "the input's frames are smaller than one point",
-        "raise the `slot` of the input ring",
+        LONGER_FRAMES,
     )
 }
 

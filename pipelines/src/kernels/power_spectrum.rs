@@ -97,7 +97,10 @@ mod tests;
 mod window;
 
 use super::grouping::{AtBoundary, Grouping, Groups, Joined, max_items, max_outputs};
-use super::{common_type, contiguous, device, not_empty, parameters, refused, require, transform};
+use super::{
+    LONGER_FRAMES, common_type, contiguous, device, not_empty, parameters, refused, require,
+    transform,
+};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
@@ -378,13 +381,13 @@ impl PowerSpectrum {
             self.continuous || size <= points,
             "size",
             format!("a block of {size} points is longer than a frame of {points} points"),
-            "set `continuous = true`, lower `size`, or raise the `slot` of the input ring",
+            format!("set `continuous = true`, lower `size`, or {LONGER_FRAMES}"),
         )?;
         require(
             size >= 2,
             "input",
             "a frame of the input has 1 point, but a spectrum needs at least 2",
-            "raise the `slot` of the input ring",
+            LONGER_FRAMES,
         )?;
         #[expect(
             clippy::cast_possible_truncation,

@@ -144,6 +144,21 @@ fn config_errors_locate_value_and_name_correction() {
         "{wrong}"
     );
     assert!(says("convert\nscale = 0").contains("destroys the samples"));
+    for (keys, key) in [
+        ("convert\nscale = 1e-60", "`scale` cannot be 1e-60"),
+        ("convert\nscale = 1e60", "`scale` cannot be 1e60"),
+        ("convert\noffset = 1e308", "`offset` cannot be 1e308"),
+        ("correlate\nscale = 1e-60", "`scale` cannot be 1e-60"),
+        ("beamform\nscale = 1e60", "`scale` cannot be 1e60"),
+        ("channelize\nscale = 1e-40", "`scale` cannot be 1e-40"),
+        (
+            "power-spectrum\nwindow = { kind = \"gaussian\", std = 1e-60 }",
+            "at least 0.1",
+        ),
+    ] {
+        let error = says(keys);
+        assert!(error.contains(key), "{error}");
+    }
     assert!(says("power-spectrum\nsize = 1").contains("at least 2"));
     assert!(says("power-spectrum\nintegrate = 0").contains("at least 1"));
     assert!(says("power-spectrum\noverlap = 0.95").contains("0.9"));

@@ -294,3 +294,55 @@ fn check_full_slot_kernel_with_detected_heap_size_warns() {
     let plan = daq.cli(&["plan", "--no-hardware", "daq.toml"]).ok();
     assert!(!plan.stderr.contains(warning) && !plan.stdout.contains("× up to"));
 }
+
+/// `check` must find these mistakes, which prevented the start, or changed data, before.
+#[test]
+fn check_cards_and_samples_before_start() {
+    let card = |keys: &str, slots: u32| {
+        format!(
+            "[source.adc]\ndriver = \"fpga\"\nring = \"made\"\n{keys}\n{}slots = {slots}\nslot = \"4 KiB\"\n",
+            SINK
+        )
+    };
+    let litepcie = "device = \"emulated:litepcie\"";
+    for (keys, slots, expected) in [
+        (litepcie, 3, "slots = 4 or more"),
+        (
+            "device = \"emulated:xdma\"\ncredits = false",
+            2,
+            "slots = 3 or more",
+        ),
+        (
+            "device = \"emulated:litepcie\"\nchannel = 7",
+            8,
+            "no channel 7",
+        ),
+        (
+            "device = \"0000:3b:00.0\"\nengine = \"external\"\ncommand = [\"./absent\"]",
+            8,
+            "there is no program",
+        ),
+        (
+            "device = \"0000:3b:00.0\"\nengine = \"litepcie\"\ncsr = \"csr.csv\"",
+            8,
+            "lists no DMA writer",
+        ),
+        (
+            "device = \"emulated:xdma\"\nsamples = { channels = 0 }",
+            8,
+            "at least 1",
+        ),
+        (
+            "device = \"emulated:xdma\"\nsamples = { rate = \"0 Hz\" }",
+            8,
+            "above 0",
+        ),
+    ] {
+        let daq = Daq::new(&card(keys, slots));
+        daq.write("csr.csv", "junk");
+        let output = errors(&daq, &[]);
+        assert!(output.contains(expected), "{keys}: {output}");
+    }
+    let daq = Daq::new(&card(litepcie, 4));
+    daq.cli(&["check", "daq.toml"]).ok();
+}

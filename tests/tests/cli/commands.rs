@@ -104,14 +104,15 @@ fn list_prints_all_entries_with_summary() {
 fn new_every_template_is_valid() {
     let all = [sources(), kernels(), sinks()].concat();
     let mut asked: Vec<String> = all.into_iter().map(ToOwned::to_owned).collect();
+    asked.push("sim/select/select/file".to_owned());
     for source in sources() {
         for sink in sinks() {
             asked.push(format!("{source}/{sink}"));
-            asked.extend(kernels().iter().map(|kernel| match *kernel {
-                // These kernels need complex samples, which not every source has.
-                "correlate" | "beamform" => format!("{source}/channelize/{kernel}/{sink}"),
-                kernel => format!("{source}/{kernel}/{sink}"),
-            }));
+            asked.extend(
+                kernels()
+                    .iter()
+                    .map(|kernel| format!("{source}/{kernel}/{sink}")),
+            );
             asked.push(format!("{source}/convert/power-spectrum/{sink}"));
         }
     }

@@ -215,6 +215,28 @@ fn first_signal_drains_rings() {
     }
 }
 
+/// A sink that is slow but makes progress does not extend the drain time, and the first signal during a stop that daq began
+/// itself is logged.
+#[test]
+fn drain_time_limits_slow_sink_and_signal_is_logged() {
+    let text =
+        RECORDING.to_owned() + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"1 s\"\n";
+    let daq = Daq::new(&text);
+    let mut live = daq.spawn(&["--for", "100 ms", "--drain", "5 s"]);
+    live.wait_log("stopping: draining rings (at most 5 s)");
+    live.signal(rustix::process::Signal::TERM);
+    live.wait_log("SIGTERM: stopping");
+    let outcome = live.wait();
+    assert_eq!(outcome.code, 74, "{}", outcome.stderr);
+    assert_contains!(outcome.stderr => "increase `--drain`");
+    let (read, dropped) = (
+        outcome.count("readers.slow.read"),
+        outcome.count("sinks.slow.dropped"),
+    );
+    assert!(dropped > 0, "{read} frames were read");
+    assert_counts!(outcome, "readers.slow" => pending: 0);
+}
+
 #[test]
 fn second_signal_exits_immediately() {
     let text =

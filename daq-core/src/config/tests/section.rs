@@ -87,6 +87,8 @@ fn wrong_type_and_range_are_reported() {
   |         ^^
 "
     );
+    let error = ring("[ring.raw]\nslot = \"1 MiB\"\nslots = 1e3\n");
+    assert!(error.contains("= help: write 1000\n"), "{error}");
     for number in ["5000000000", "9223372036854775807"] {
         let error = ring(&format!("[ring.raw]\nslot = \"1 MiB\"\nslots = {number}\n"));
         let expected = format!("`slots` is {number}, but an integer from 0 to 4294967295");

@@ -72,3 +72,36 @@ fn ring_larger_than_gpu_memory_is_unavailable() {
             .is_empty()
     );
 }
+
+#[test]
+fn private_slots_of_free_running_engine_count_as_gpu_memory() {
+    let text = PIPELINE.replacen("slots = 4", "slots = 1000\nmemory = \"cuda:0\"", 1);
+    let mut plan = plan_of(&text, &host()).unwrap();
+    let ring = plan.ring("raw").unwrap();
+    let bytes = ring.region_bytes;
+    let source = plan
+        .sources
+        .iter_mut()
+        .find(|source| source.ring == "raw")
+        .unwrap();
+    source.engine = Some(PlannedEngine {
+        private_slot_bytes: Some(bytes),
+        doorbell_of: None,
+        faults: &[],
+    });
+    let missing = |memory: usize| {
+        let mut plan = plan.clone();
+        plan.unavailable.clear();
+        let topology = Topology {
+            gpus: vec![Gpu {
+                memory: Some(memory as u64),
+                ..Gpu::new(0, "Test GPU")
+            }],
+            ..host()
+        };
+        crate::plan::memory::compare(&mut plan, &topology);
+        plan.unavailable.len()
+    };
+    assert_eq!(missing(2 * bytes - 1), 1);
+    assert_eq!(missing(100 * bytes), 0);
+}

@@ -107,7 +107,7 @@ pub(super) fn files(
     for (section, file) in config.files() {
         if let Some(option) = elsewhere.filter(|_| section.kind() != "kernel") {
             let what = match file.purpose {
-                FileUse::Reads | FileUse::ReadsAny => "exists",
+                FileUse::Reads | FileUse::ReadsAny | FileUse::Runs => "exists",
                 FileUse::Writes | FileUse::WritesInto => "can be written to",
             };
             let path = file.path.display();

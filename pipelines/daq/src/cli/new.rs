@@ -147,16 +147,14 @@ pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> 
     if let Some(kind) = source {
         example(&mut text, &kind.example(), kind.source.name, "", &ring);
     }
-    for kernel in kernels {
+    let is_complex = source.is_some_and(|kind| is_complex(&kind.example()));
+    let mut names: Vec<String> = Vec::new();
+    for kernel in with_complex_input(registry, kernels, is_complex) {
         declare(&mut text, &ring);
-        let output = format!("{}-out", called(kernel.name));
-        example(
-            &mut text,
-            kernel.example,
-            called(kernel.name),
-            &ring,
-            &output,
-        );
+        let name = unused(called(kernel.name), &names);
+        let output = format!("{name}-out");
+        example(&mut text, kernel.example, &name, &ring, &output);
+        names.push(name);
         ring = output;
     }
     declare(&mut text, &ring);
@@ -165,6 +163,41 @@ pub(super) fn new(registry: &Registry, parts: &str) -> Result<String, NewError> 
     }
     text += "[http]\nlisten = \"127.0.0.1:9464\"   # /metrics, /status, /-/healthy, /-/ready\n";
     Ok(text)
+}
+
+/// Kernels that need complex samples, and the kernel whose output has them.
+const NEED_COMPLEX: [&str; 2] = ["correlate", "beamform"];
+const MAKES_COMPLEX: &str = "channelize";
+
+/// Returns whether the samples in `example` of a source are complex.
+fn is_complex(example: &str) -> bool {
+    let mut lines = example.lines().filter(|line| !line.starts_with('#'));
+    lines.any(|line| line.contains("complex = true"))
+}
+
+/// Returns `kernels`, with a `channelize` before the first kernel that needs complex samples but does not get them.
+fn with_complex_input(
+    registry: &Registry,
+    kernels: Vec<&'static KernelEntry>,
+    mut is_complex: bool,
+) -> Vec<&'static KernelEntry> {
+    let mut all = Vec::new();
+    for kernel in kernels {
+        if !is_complex && NEED_COMPLEX.contains(&kernel.name) {
+            all.extend(registry.find::<KernelEntry>(MAKES_COMPLEX));
+        }
+        is_complex |= kernel.name == MAKES_COMPLEX || NEED_COMPLEX.contains(&kernel.name);
+        all.push(kernel);
+    }
+    all
+}
+
+/// Returns `name`, with a number after it if `names` contains it.
+fn unused(name: &str, names: &[String]) -> String {
+    let is_free = |name: &String| !names.contains(name);
+    let numbered = (2_usize..).map(|number| format!("{name}-{number}"));
+    let mut all = std::iter::once(name.to_owned()).chain(numbered);
+    all.find(is_free).unwrap_or_default()
 }
 
 /// Returns the section name for the kernel `name`. It is the kernel's name, unless a sink can have the same name.

@@ -338,6 +338,38 @@ fn style(args: &Args) -> Style {
     }
 }
 
+/// The stop of a run, and what was logged about it.
+#[derive(Default)]
+struct Stop {
+    /// Time at which this thread requested the stop.
+    since: Option<Instant>,
+    is_logged: bool,
+    is_signal_logged: bool,
+}
+
+impl Stop {
+    /// Logs a signal, also one that arrives while the pipeline already stops, and a stop that takes long.
+    fn log(&mut self, signal: Option<&str>, drain: Span) {
+        if let Some(signal) = signal
+            && !std::mem::replace(&mut self.is_signal_logged, true)
+        {
+            self.is_logged = true;
+            tracing::info!(
+                "{signal}: stopping; draining rings and closing files (at most {drain}); {} exits at once",
+                match signal {
+                    "SIGHUP" => "the second SIGINT or SIGTERM",
+                    _ => "another SIGINT or SIGTERM",
+                }
+            );
+        }
+        if self.since.is_some_and(|since| since.elapsed() >= SLOW_STOP)
+            && !std::mem::replace(&mut self.is_logged, true)
+        {
+            tracing::info!("stopping: draining rings (at most {drain})");
+        }
+    }
+}
+
 /// Monitors the pipeline on the main thread while data flows.
 fn watch(
     args: &Args,
@@ -354,8 +386,7 @@ fn watch(
     });
     let health = pipeline.health();
     let mut live = Live::new(style(args));
-    let mut stopping = None;
-    let mut is_logged = false;
+    let mut stop = Stop::default();
     let mut is_state_lost = false;
     while !pipeline.is_finished() {
         std::thread::sleep(POLL_INTERVAL);
@@ -363,31 +394,13 @@ fn watch(
             .duration
             .is_some_and(|duration| start.elapsed() >= duration.0);
         let signal = signals.came();
-        if stopping.is_none()
-            && (signal.is_some()
-                || time_is_up
-                || finite
-                    .as_ref()
-                    .is_some_and(|finite| finite.has_ended(plan, &pipeline)))
-        {
-            stopping = Some(Instant::now());
+        let has_ended = |finite: &Finite| finite.has_ended(plan, &pipeline);
+        let is_over = || signal.is_some() || time_is_up || finite.as_ref().is_some_and(has_ended);
+        if stop.since.is_none() && is_over() {
+            stop.since = Some(Instant::now());
             pipeline.stop();
-            if let Some(signal) = signal {
-                is_logged = true;
-                tracing::info!(
-                    "{signal}: stopping; draining rings and closing files (at most {}); {} exits at once",
-                    args.drain,
-                    match signal {
-                        "SIGHUP" => "the second SIGINT or SIGTERM",
-                        _ => "another SIGINT or SIGTERM",
-                    }
-                );
-            }
         }
-        if stopping.is_some_and(|since| since.elapsed() >= SLOW_STOP) && !is_logged {
-            is_logged = true;
-            tracing::info!("stopping: draining rings (at most {})", args.drain);
-        }
+        stop.log(signal, args.drain);
         live.show(|| pipeline.report());
         // Reading the health here detects stalls even without HTTP requests.
         let health = health();

@@ -3,7 +3,7 @@
 use super::exit;
 use super::ls::{no_sockets, socket_directories};
 use clap::Args as ClapArgs;
-use daq_core::units::Span;
+use daq_core::units::{Span, deadline};
 use daq_pipelines::attach::client::{Client, ClientError};
 use daq_pipelines::attach::sockets;
 use daq_pipelines::console::print_error;
@@ -41,7 +41,7 @@ enum State {
 /// Waits, and returns the exit code.
 pub(super) fn wait_ready(args: &Args) -> u8 {
     let directories = socket_directories(args.state_dir.as_deref());
-    let end = Instant::now() + args.timeout.0;
+    let end = deadline(args.timeout.0);
     loop {
         let (mut lists, mut refused) = (Vec::new(), None);
         for path in sockets(&directories) {

@@ -3,6 +3,7 @@
 use super::Report;
 use super::flow::Flows;
 use super::section::Origin;
+use daq_core::units::deadline;
 use daq_drivers::packet::pcap::{Datagram, IpDatagrams, Skipped};
 use daq_drivers::sys::packet_socket::{IpVersion, PacketSocket, PacketSocketError};
 use daq_drivers::sys::recv::RecvBatch;
@@ -110,7 +111,7 @@ fn capture(
     // Fragments of IPv4 and IPv6 cannot be confused, because their addresses differ.
     let mut datagrams = IpDatagrams::default();
     let mut batch = RecvBatch::plain(BATCH, PACKET);
-    let end = Instant::now() + options.time;
+    let end = deadline(options.time);
     while let Some(left) = end
         .checked_duration_since(Instant::now())
         .filter(|left| !left.is_zero())
@@ -188,7 +189,7 @@ fn receive(options: &LiveOptions, mut notes: Vec<String>) -> Result<Report, Live
     let mut flows = Flows::default();
     let mut batch = RecvBatch::plain(BATCH, PACKET);
     batch.name_all(true);
-    let end = Instant::now() + options.time;
+    let end = deadline(options.time);
     while let Some(left) = end
         .checked_duration_since(Instant::now())
         .filter(|left| !left.is_zero())

@@ -96,3 +96,27 @@ fn beamform_accepts_only_shares_of_channels() {
     let why = more.supports_share(&whole, &half(&whole), Spread::Parts);
     assert!(why.is_err_and(|why| why.contains("beams = 1")));
 }
+
+/// The first problem must be the one whose fix also works if the input has other problems.
+#[test]
+fn problems_of_input_are_named_in_order_of_their_fixes() {
+    let message = |input: &Layout| complex_samples(input, "correlate", None).unwrap_err();
+    let real = Layout {
+        complex: false,
+        scalar: Scalar::Uint8,
+        ..voltages(Order::Planar)
+    };
+    let values = Layout {
+        axis: Axis::Fields(Vec::new()),
+        ..real.clone()
+    };
+    assert!(message(&values).message.contains("not samples over time"));
+    let problem = message(&real);
+    assert!(problem.message.contains("not complex samples"));
+    assert!(problem.help.unwrap().contains("channelize"));
+    let complex = Layout {
+        complex: true,
+        ..real
+    };
+    assert!(message(&complex).help.unwrap().contains("convert"));
+}

@@ -3,6 +3,7 @@
 use super::super::antennas::Extents;
 use super::super::half::rounded;
 use super::super::npy;
+use super::super::quantise::narrow;
 use super::Beamform;
 use daq_core::kernel::KernelError;
 use rustfft::num_complex::Complex;
@@ -41,10 +42,10 @@ impl Weights {
         let largest = numbers.iter().fold(0.0_f64, |largest, w| {
             largest.max(w.re.abs()).max(w.im.abs())
         });
-        if !largest.is_finite() {
-            return Err(KernelError::Refused(
-                "`weights`: the array contains an infinite number; correct the file".to_owned(),
-            ));
+        if !narrow(largest).is_finite() {
+            return Err(KernelError::Refused(format!(
+                "`weights`: the array contains {largest:?}, which is infinite as a float32 number; correct the file"
+            )));
         }
         let factor = if rounds && largest > 0.0 {
             largest

@@ -62,6 +62,10 @@ const SHAPES: [(&str, Option<&str>); 10] = [
 /// Maximum `beta` of a Kaiser window. Larger values overflow float64.
 const MAX_BETA: f64 = 600.0;
 
+/// Minimum `std` of a Gaussian window in points. With smaller values, all points of a window with an even number of
+/// points may be 0.
+const MIN_STD: f64 = 0.1;
+
 impl From<WindowShape> for Window {
     fn from(shape: WindowShape) -> Self {
         Self {
@@ -198,11 +202,13 @@ impl Keys {
             ("flattop", _) => WindowShape::Flattop,
             ("rectangular", _) | ("tukey", Some(0.0)) => WindowShape::Rectangular,
             ("kaiser", Some(beta)) if (0.0..=MAX_BETA).contains(&beta) => WindowShape::Kaiser(beta),
-            ("gaussian", Some(std)) if std > 0.0 && std.is_finite() => WindowShape::Gaussian(std),
+            ("gaussian", Some(std)) if std >= MIN_STD && std.is_finite() => {
+                WindowShape::Gaussian(std)
+            }
             ("tukey", Some(alpha)) if alpha > 0.0 && alpha <= 1.0 => WindowShape::Tukey(alpha),
             ("kaiser", given) => return Err(self.wrong("beta", given, "a number from 0 to 600")),
             ("gaussian", given) => {
-                return Err(self.wrong("std", given, "a number of points above 0"));
+                return Err(self.wrong("std", given, "a number of points, at least 0.1"));
             }
             ("tukey", given) => return Err(self.wrong("alpha", given, "a number from 0 to 1")),
             _ => WindowShape::Hann,

@@ -53,6 +53,7 @@ impl SourceSpec for Declared {
             faults: &[],
             alignment: 1,
             max_slot: usize::MAX,
+            min_slots: 1,
             max_slots: usize::MAX,
         })
     }
