@@ -553,7 +553,7 @@ fn truncated_recording_is_noted_with_the_length_of_its_last_frame() {
             &meta,
             &bytes(0, 3 * FRAME - missing),
         );
-        let notes = spec(&ENTRY, &sigmf_text(&path, "")).unwrap().notes();
+        let notes = spec(&ENTRY, &sigmf_text(&path, "")).unwrap().facts().notes;
         notes.join("\n")
     };
     assert_eq!(notes(0), "");
@@ -652,7 +652,7 @@ fn segments_of_directory_are_played_in_order() {
     );
     let problem = spec(&ENTRY, &sigmf_text(dir.path(), ""))
         .unwrap()
-        .geometry(256)
+        .frames(256)
         .unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("path"));
     assert_contains!(problem.to_string() => "\"other\", \"raw\"");
@@ -660,7 +660,7 @@ fn segments_of_directory_are_played_in_order() {
     assert_eq!(run(&mut fixture).concat_bytes(), &data[..256]);
     let problem = spec(&ENTRY, &sigmf_text(dir.path(), "name = \"rwa\""))
         .unwrap()
-        .geometry(256)
+        .frames(256)
         .unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("name"));
 }
@@ -693,8 +693,9 @@ fn third_party_recording_is_split_into_frames_without_rest() {
         let mut fixture = open(&sigmf_text(&path, ""), 3000, 4);
         let layout = spec(&ENTRY, &sigmf_text(&path, ""))
             .unwrap()
-            .layout(&fixture.geometry)
-            .unwrap();
+            .frames(3000)
+            .unwrap()
+            .layout;
         assert_eq!(
             (layout.channels, layout.complex, layout.sample_rate()),
             (2, true, Some(1e6))
@@ -735,15 +736,17 @@ fn example_is_valid_and_errors_are_reported() {
         .replace("NAME", "adc")
         .replace("OUTPUT", "raw");
     let example = spec(&ENTRY, &example).unwrap_or_else(|errors| panic!("{errors}"));
-    assert!(example.claims().is_empty() && example.supports_backpressure());
-    assert_eq!(example.geometry(1 << 20).unwrap().packets_per_frame, 128);
+    let facts = example.facts();
+    assert!(facts.claims.is_empty() && facts.supports_backpressure);
+    let frames = example.frames(1 << 20).unwrap();
+    assert_eq!(frames.geometry.packets_per_frame, 128);
     let why = new_fixture(&*example, 1 << 20, 9)
         .err()
         .unwrap()
         .to_string();
     assert_contains!(why => "recording.pcap", "path");
     let gone = spec(&ENTRY, &sigmf_text(Path::new("gone.sigmf-meta"), "")).unwrap();
-    let problem = gone.geometry(1 << 20).unwrap_err();
+    let problem = gone.frames(1 << 20).unwrap_err();
     assert_eq!(
         (problem.key.as_deref(), problem.help.is_some()),
         (Some("path"), true)
@@ -756,13 +759,14 @@ fn example_is_valid_and_errors_are_reported() {
     let path = store(dir.path(), "raw", &meta, &bytes(0, 256));
     let problem = spec(&ENTRY, &sigmf_text(&path, ""))
         .unwrap()
-        .geometry(100)
+        .frames(100)
         .unwrap_err();
     assert!(problem.to_string().contains("256 B"), "{problem}");
     assert_eq!(
         spec(&ENTRY, &sigmf_text(&path, ""))
             .unwrap()
-            .preferred_slot(),
+            .facts()
+            .preferred_slot,
         Some(256)
     );
 }

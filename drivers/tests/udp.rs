@@ -637,11 +637,12 @@ fn all_problems_of_a_section_are_reported_together() {
 #[test]
 fn udp_example_is_valid() {
     let spec = spec(&ENTRY, ENTRY.example).unwrap_or_else(|errors| panic!("{errors}"));
-    let geometry = spec.geometry(spec.preferred_slot().unwrap()).unwrap();
-    assert_eq!(geometry.frame_bytes, 1 << 20);
-    assert_eq!(spec.layout(&geometry).unwrap().points, 1 << 18);
-    assert!(!spec.supports_backpressure());
-    assert_eq!(spec.notes(), [""; 0]);
+    let facts = spec.facts();
+    let frames = spec.frames(facts.preferred_slot.unwrap()).unwrap();
+    assert_eq!(frames.geometry.frame_bytes, 1 << 20);
+    assert_eq!(frames.layout.points, 1 << 18);
+    assert!(!facts.supports_backpressure);
+    assert_eq!(facts.notes, [""; 0]);
     let schema = (ENTRY.schema)(&Registry::default()).to_value();
     assert!(
         schema["properties"]["format"].is_object() && schema["properties"]["listen"].is_object()
@@ -672,7 +673,7 @@ fn sources_of_different_threads_share_a_port() {
     };
     let threads = [0, 1, 259];
     let specs = threads.map(|thread| spec(&ENTRY, &text(thread)).unwrap());
-    let claims: Vec<_> = specs.iter().map(|spec| spec.claims()).collect();
+    let claims: Vec<_> = specs.iter().map(|spec| spec.facts().claims).collect();
     assert!(!claims[0][0].conflicts(&claims[1][0]));
     let mut fixtures: Vec<_> = (0..3)
         .map(|own| {

@@ -194,7 +194,8 @@ fn no_device(config: &Config, wiring: &Wiring, ring: &str) -> Option<String> {
             let source = &config.sources[*i];
             (!source
                 .spec
-                .engine()
+                .facts()
+                .engine
                 .is_some_and(|engine| engine.can_ring_doorbell))
             .then(|| {
                 format!(
@@ -269,11 +270,13 @@ pub(super) fn output_slots(
 }
 
 /// Warns of a reorder window that is too small for the receiving threads, and of a sequence number with too few bits.
+/// `key` and `help` belong to the second warning.
 pub(super) fn window(
     source: &Component<SourceKeys, dyn SourceSpec>,
     arrival: &Arrival,
     geometry: &Geometry,
     size: &WindowSize,
+    (key, help): (&str, &str),
     diagnostics: &mut Diagnostics,
 ) {
     let name = source.name();
@@ -290,7 +293,6 @@ pub(super) fn window(
         );
     }
     if let Some(loss) = arrival.invisible_loss(geometry) {
-        let (key, help) = source.spec.number_advice();
         diagnostics.push(
             Diagnostic::warning(format!("source `{name}`: {loss}"))
                 .at(source.section.place_of(key))
@@ -306,7 +308,7 @@ pub(super) fn full_frames(
     frame: usize,
     diagnostics: &mut Diagnostics,
 ) {
-    if !source.spec.detects_frame_size() {
+    if !source.spec.facts().detects_frame_size {
         return;
     }
     let (name, frame) = (source.name(), ByteSize(frame as u64));

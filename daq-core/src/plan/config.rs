@@ -419,7 +419,7 @@ impl Config {
     /// Returns the exclusive resources of sources and sinks, each with the component's section.
     pub fn claims(&self) -> impl Iterator<Item = (&Section, Vec<Claim>)> {
         let sources = self.sources.iter();
-        let sources = sources.map(|source| (&source.section, source.spec.claims()));
+        let sources = sources.map(|source| (&source.section, source.spec.facts().claims));
         let sinks = self.sinks.iter();
         sources.chain(sinks.map(|sink| (&sink.section, sink.spec.claims())))
     }
@@ -433,7 +433,7 @@ impl Config {
             files.into_iter().map(move |file| (section, file))
         }
         let sources = self.sources.iter();
-        let sources = sources.flat_map(|source| of(&source.section, source.spec.files()));
+        let sources = sources.flat_map(|source| of(&source.section, source.spec.facts().files));
         let kernels = self.kernels.iter();
         let kernels = kernels.flat_map(|kernel| of(&kernel.section, kernel.spec.files()));
         let sinks = self.sinks.iter();
@@ -477,7 +477,7 @@ impl Config {
         for known in &mut known_keys {
             // The driver returns the exact cores, with its defaults.
             if let Some(source) = known.index.and_then(|index| sources.get(index)) {
-                known.cores = source.spec.cores();
+                known.cores = source.spec.facts().cores;
             }
         }
         for source in &sources {

@@ -26,10 +26,11 @@ pub(super) fn decide(plan: &mut Plan, config: &Config, topology: &Topology) {
         let Some(source) = config.sources.iter().find(|source| source.name() == name) else {
             continue;
         };
-        let Some(mut needs) = source.spec.engine() else {
+        let facts = source.spec.facts();
+        let Some(mut needs) = facts.engine else {
             continue;
         };
-        let has_sequence = source.spec.frame_sequence().is_some();
+        let has_sequence = facts.frame_sequence.is_some();
         if needs.writer == Writer::Nic {
             let gpu = copy_to_gpu(plan, i).map(|copy| copy.route.device());
             let device = needs.device.as_deref();

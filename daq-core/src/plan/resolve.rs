@@ -15,6 +15,7 @@ use super::{
 use super::{dma, fill, mapping, memory, nics, totals};
 use crate::claim::Claim;
 use crate::config::{Diagnostic, Diagnostics, Section};
+use crate::entry::FrameFacts;
 use crate::gpu::Dispatch;
 use crate::kernel::Side;
 use crate::layout::Layout;
@@ -149,16 +150,17 @@ impl Resolver<'_> {
             let Some(ring) = self.section(name).filter(|ring| ring.is_whole) else {
                 continue;
             };
+            let mut facts = source.spec.facts();
             let slot = ring.keys.slot.map_or_else(
-                || source.spec.preferred_slot().unwrap_or(DEFAULT_SLOT),
+                || facts.preferred_slot.unwrap_or(DEFAULT_SLOT),
                 |slot| usize::try_from(slot.0).unwrap_or(usize::MAX),
             );
-            let resolved = source.spec.geometry(slot).and_then(|geometry| {
-                let layout = source.spec.layout(&geometry)?;
-                Ok((geometry, layout))
-            });
-            let (mut geometry, layout) = match resolved {
-                Ok(resolved) => resolved,
+            let FrameFacts {
+                mut geometry,
+                layout,
+                memory,
+            } = match source.spec.frames(slot) {
+                Ok(frames) => frames,
                 Err(problem) => {
                     diagnostics.push(source.section.problem(problem));
                     continue;
@@ -170,13 +172,14 @@ impl Resolver<'_> {
             {
                 continue;
             }
-            if let Some(needs) = source.spec.engine() {
-                check::engine(ring, &source.section, slot, &needs, diagnostics);
+            if let Some(needs) = &facts.engine {
+                check::engine(ring, &source.section, slot, needs, diagnostics);
             }
-            let mut notes = source.spec.notes();
-            if let Some(arrival) = source.spec.arrival() {
+            let mut notes = std::mem::take(&mut facts.notes);
+            if let Some(arrival) = &facts.arrival {
                 let size = arrival.window(&geometry, slots);
-                check::window(source, &arrival, &geometry, &size, diagnostics);
+                let advice = facts.number_advice;
+                check::window(source, arrival, &geometry, &size, advice, diagnostics);
                 let WindowSize { frames, reason, .. } = size;
                 geometry.window = frames;
                 notes.push(format!("window of {}: {reason}", counted(frames, "frame")));
@@ -187,25 +190,26 @@ impl Resolver<'_> {
                     counted(geometry.window, "frame")
                 ));
             }
-            if ring.keys.slot.is_some() && source.spec.detected_from().is_none() {
+            if ring.keys.slot.is_some() && facts.detected_from.is_none() {
                 notes.extend(unused_note(name, slot, geometry.frame_bytes));
             }
-            self.kept.insert(name.to_owned(), source.spec.kept());
-            let supports_backpressure = source.spec.supports_backpressure();
+            self.kept.insert(name.to_owned(), facts.kept.clone());
             let declared = Declared {
                 packets: rings::NO_PACKETS,
                 slot,
-                geometry: Some((&geometry, source.spec.as_ref())),
-                supports_backpressure,
+                geometry: Some((&geometry, &facts)),
+                supports_backpressure: facts.supports_backpressure,
                 layout: &layout,
                 producer: source.name(),
             };
             let Some((ring_name, path, reason)) = self.add_ring(name, declared, diagnostics) else {
                 continue;
             };
-            self.plan.threads += source.spec.threads();
-            let memory = source.spec.memory(&geometry);
-            let engine = source.spec.engine().map(|needs| PlannedEngine {
+            if facts.origins.is_empty() {
+                facts.origins = facts.claims.iter().map(Claim::to_string).collect();
+            }
+            self.plan.threads += facts.threads;
+            let engine = facts.engine.map(|needs| PlannedEngine {
                 private_slot_bytes: None,
                 doorbell_of: None,
                 faults: needs.faults,
@@ -214,20 +218,20 @@ impl Resolver<'_> {
                 memory,
                 name: source.name().to_owned(),
                 driver: source.driver.clone(),
-                inputs: source.spec.origins(),
+                inputs: facts.origins,
                 ring: ring_name,
                 path,
                 reason,
                 geometry,
-                detected_from: source.spec.detected_from(),
-                supports_backpressure,
-                threads: source.spec.threads(),
-                cores: source.spec.cores(),
+                detected_from: facts.detected_from,
+                supports_backpressure: facts.supports_backpressure,
+                threads: facts.threads,
+                cores: facts.cores,
                 wait: source.keys.wait,
                 engine,
                 nic: None,
-                counts: source.spec.counts(),
-                parts: source.spec.parts(),
+                counts: facts.counts,
+                parts: facts.parts,
                 notes,
             });
         }

@@ -18,7 +18,8 @@ use crate::assert_fields;
 use crate::claim::Claim;
 use crate::config::{Diagnostics, Document, Problem};
 use crate::entry::{
-    EngineRequirements, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry, SourceSpec,
+    EngineRequirements, FrameFacts, KernelEntry, Registry, SinkEntry, SourceContext, SourceEntry,
+    SourceFacts, SourceSpec,
 };
 use crate::gpu::driver::PeerLink;
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
@@ -67,27 +68,25 @@ struct Carded {
 }
 
 impl SourceSpec for Carded {
-    fn geometry(&self, _: usize) -> Result<Geometry, Problem> {
-        Ok(Geometry::new(4, 1024))
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        layout_of(geometry)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
+    fn facts(&self) -> SourceFacts {
         let writer = self.nic.as_ref().map_or(Writer::Fpga, |_| Writer::Nic);
-        Some(EngineRequirements {
-            device: self.nic.clone(),
-            preference: self.path,
-            cpu_reads_memory: self.cpu_reads_memory,
-            can_ring_doorbell: self.nic.is_none(),
-            ..requirements(writer)
-        })
+        SourceFacts {
+            supports_backpressure: true,
+            engine: Some(EngineRequirements {
+                device: self.nic.clone(),
+                preference: self.path,
+                cpu_reads_memory: self.cpu_reads_memory,
+                can_ring_doorbell: self.nic.is_none(),
+                ..requirements(writer)
+            }),
+            ..SourceFacts::default()
+        }
+    }
+
+    fn frames(&self, _: usize) -> Result<FrameFacts, Problem> {
+        let geometry = Geometry::new(4, 1024);
+        let layout = layout_of(&geometry)?;
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
@@ -110,14 +109,18 @@ struct FakeSource {
 }
 
 impl SourceSpec for FakeSource {
-    fn claims(&self) -> Vec<Claim> {
-        self.port
-            .map(|port| Claim::UdpPort(([0, 0, 0, 0], port).into()))
-            .into_iter()
-            .collect()
+    fn facts(&self) -> SourceFacts {
+        let port = self.port.iter();
+        SourceFacts {
+            claims: port
+                .map(|port| Claim::UdpPort(([0, 0, 0, 0], *port).into()))
+                .collect(),
+            cores: self.cores.clone(),
+            ..SourceFacts::default()
+        }
     }
 
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
         let packet = usize::try_from(self.packet.0).unwrap();
         if packet * 4 > slot_bytes {
             return Err(Problem::at(
@@ -125,30 +128,20 @@ impl SourceSpec for FakeSource {
                 format!("4 packets of {} do not fit the slot", self.packet),
             ));
         }
-        Ok(Geometry {
+        let geometry = Geometry {
             window: 8,
             ..Geometry::new(4, packet)
-        })
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let layout = layout_of(geometry)?;
+        };
+        let layout = layout_of(&geometry)?;
         let channels = self.channels.unwrap_or(layout.channels);
         let planar = self.channels.map(|_| crate::layout::Order::Planar);
-        Ok(Layout {
+        let layout = Layout {
             channels,
             points: layout.points * layout.channels as usize / channels as usize,
             order: planar.unwrap_or(layout.order),
             ..layout
-        })
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        false
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.cores.clone()
+        };
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {

@@ -267,7 +267,7 @@ fn sequence_format_not_sent_by_emulated_device_is_rejected() {
         )
         .unwrap();
         source
-            .geometry(4096)
+            .frames(4096)
             .map(|_| ())
             .map_err(|problem| problem.to_string())
     };

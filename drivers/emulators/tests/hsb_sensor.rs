@@ -353,8 +353,8 @@ fn late(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
 }
 
 fn context(spec: &dyn SourceSpec) -> SourceContext {
-    let slot = spec.preferred_slot().unwrap();
-    daq_testkit::source::context(spec.geometry(slot).unwrap())
+    let slot = spec.facts().preferred_slot.unwrap();
+    daq_testkit::source::context(spec.frames(slot).unwrap().geometry)
 }
 
 /// Runs in a separate network namespace, so that no other device announces itself.

@@ -41,15 +41,14 @@ pub use engines::{ENGINES, EngineEntry, FpgaEngine};
 
 use crate::packet::frames::{CHANGE_SLOT, sample_layout};
 use config::DeviceKey;
-use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
 use daq_core::dma::{CompletionOrder, EngineError, FrameSequence};
 use daq_core::entry::{
-    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+    EngineRequirements, FrameFacts, Registry, SourceContext, SourceEntry, SourceFacts, SourceSpec,
 };
 use daq_core::gpu::Writer;
-use daq_core::layout::{Layout, Samples};
+use daq_core::layout::Samples;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -223,33 +222,81 @@ impl<E: FpgaEngine> FpgaSource<E> {
         };
         self.registry.find(name)
     }
+
+    fn frame_sequence(&self) -> Option<FrameSequence> {
+        let sequence = self.config.sequence.as_ref()?;
+        config::frame_sequence(sequence, self.config.max_gap).ok()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.config.emulated.is_some() && !matches!(self.config.device, DeviceKey::Emulated(_)) {
+            notes.push(
+                "the table `emulated` is ignored: it is only for `device = \"emulated:NAME\"`"
+                    .to_owned(),
+            );
+        }
+        if self.config.samples.is_none() {
+            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
+        }
+        let supports_backpressure = E::supports_backpressure(&self.keys);
+        if supports_backpressure && self.config.sequence.is_none() {
+            notes.push(
+                "frames that the design drops under backpressure are detected only if frames carry sequence numbers (`sequence`)"
+                    .to_owned(),
+            );
+        }
+        notes.extend(
+            self.frame_sequence()
+                .and_then(|numbers| numbers.hidden_gap()),
+        );
+        if !supports_backpressure {
+            notes.push(format!(
+                "`{}` does not support backpressure: frames that the engine overwrites before they are copied are counted as `overrun`",
+                E::INFO.name
+            ));
+        }
+        notes
+    }
 }
 
 impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
-    fn claims(&self) -> Vec<Claim> {
-        match &self.config.device {
-            // Each source emulates its own device.
-            DeviceKey::Emulated(_) => Vec::new(),
-            device => vec![Claim::Device(device.to_string())],
-        }
-    }
-
-    fn files(&self) -> Vec<NamedFile> {
-        E::files(&self.config, &self.keys)
-    }
-
-    fn origins(&self) -> Vec<String> {
+    fn facts(&self) -> SourceFacts {
         let FpgaConfig {
             device, channel, ..
         } = &self.config;
-        vec![format!("{} of {device}, channel {channel}", E::INFO.name)]
+        let name = E::INFO.name;
+        SourceFacts {
+            claims: match device {
+                // Each source emulates its own device.
+                DeviceKey::Emulated(_) => Vec::new(),
+                device => vec![Claim::Device(device.to_string())],
+            },
+            origins: vec![format!("{name} of {device}, channel {channel}")],
+            files: E::files(&self.config, &self.keys),
+            preferred_slot: Some(E::INFO.limits.preferred),
+            supports_backpressure: E::supports_backpressure(&self.keys),
+            engine: Some(EngineRequirements {
+                device: device.pci().map(str::to_owned),
+                host_only: self.host_only().map(str::to_owned),
+                can_ring_doorbell: E::can_ring_doorbell(&self.keys),
+                min_slots: E::min_slots(&self.keys),
+                ..EngineRequirements::new(&E::INFO, Writer::Fpga, self.config.path)
+            }),
+            frame_sequence: self.frame_sequence(),
+            cores: self.config.cores.clone(),
+            notes: self.notes(),
+            silence_hint: Box::new(move || {
+                format!(
+                    "the engine `{name}` completes no transfers: check the trigger and clock of the design and the PCIe link of the \
+                     card (`daq doctor`, `dmesg`)"
+                )
+            }),
+            ..SourceFacts::default()
+        }
     }
 
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(E::INFO.limits.preferred)
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
         let limits = &E::INFO.limits;
         let (slot, name) = (ByteSize(slot_bytes as u64), E::INFO.name);
         if slot_bytes > limits.max_slot {
@@ -285,74 +332,8 @@ impl<E: FpgaEngine> SourceSpec for FpgaSource<E> {
         if let Some(emulated) = self.emulated_device() {
             (emulated.check_sequence)(&self.config, slot_bytes)?;
         }
-        Ok(Geometry::new(1, slot_bytes))
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        E::supports_backpressure(&self.keys)
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        Some(EngineRequirements {
-            device: self.config.device.pci().map(str::to_owned),
-            host_only: self.host_only().map(str::to_owned),
-            can_ring_doorbell: E::can_ring_doorbell(&self.keys),
-            min_slots: E::min_slots(&self.keys),
-            ..EngineRequirements::new(&E::INFO, Writer::Fpga, self.config.path)
-        })
-    }
-
-    fn frame_sequence(&self) -> Option<FrameSequence> {
-        let sequence = self.config.sequence.as_ref()?;
-        config::frame_sequence(sequence, self.config.max_gap).ok()
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.cores.clone()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
-        if self.config.emulated.is_some() && !matches!(self.config.device, DeviceKey::Emulated(_)) {
-            notes.push(
-                "the table `emulated` is ignored: it is only for `device = \"emulated:NAME\"`"
-                    .to_owned(),
-            );
-        }
-        if self.config.samples.is_none() {
-            notes.push("the sample type is not declared, so int8 is assumed".to_owned());
-        }
-        if self.supports_backpressure() && self.config.sequence.is_none() {
-            notes.push(
-                "frames that the design drops under backpressure are detected only if frames carry sequence numbers (`sequence`)"
-                    .to_owned(),
-            );
-        }
-        notes.extend(
-            self.frame_sequence()
-                .and_then(|numbers| numbers.hidden_gap()),
-        );
-        if !self.supports_backpressure() {
-            notes.push(format!(
-                "`{}` does not support backpressure: frames that the engine overwrites before they are copied are counted as `overrun`",
-                E::INFO.name
-            ));
-        }
-        notes
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        let name = E::INFO.name;
-        Box::new(move || {
-            format!(
-                "the engine `{name}` completes no transfers: check the trigger and clock of the design and the PCIe link of the \
-                 card (`daq doctor`, `dmesg`)"
-            )
-        })
+        let layout = sample_layout(&self.samples, slot_bytes, CHANGE_SLOT)?;
+        Ok(FrameFacts::new(Geometry::new(1, slot_bytes), layout))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

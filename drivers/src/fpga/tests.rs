@@ -254,49 +254,52 @@ fn read(keys: &str) -> Result<Box<dyn SourceSpec>, String> {
 #[test]
 fn plan_gets_engine_requirements() {
     let spec = read("device = \"3b:00.0\"\nengine = \"xdma\"\npath = \"staged\"").unwrap();
-    let needs = spec.engine().unwrap();
+    let facts = spec.facts();
+    let needs = facts.engine.unwrap();
     assert_eq!(needs.device.as_deref(), Some("0000:3b:00.0"));
     assert_fields!(needs =>
         preference: P2pPreference::Staged, can_ring_doorbell: true, host_only: None
     );
-    assert!(spec.supports_backpressure());
-    assert_eq!(spec.claims(), [Claim::Device("0000:3b:00.0".into())]);
-    assert_eq!(spec.frame_sequence(), None);
+    assert!(facts.supports_backpressure);
+    assert_eq!(facts.claims, [Claim::Device("0000:3b:00.0".into())]);
+    assert_eq!(facts.frame_sequence, None);
 
     let keys = "device = \"vfio-user:card.sock\"\nengine = \"xdma\"\ncredits = false";
     let spec = read(keys).unwrap();
-    let needs = spec.engine().unwrap();
-    assert!(needs.device.is_none() && !needs.can_ring_doorbell && !spec.supports_backpressure());
+    let facts = spec.facts();
+    let needs = facts.engine.unwrap();
+    assert!(needs.device.is_none() && !needs.can_ring_doorbell && !facts.supports_backpressure);
     assert!(needs.host_only.unwrap().contains("another process"));
-    assert!(spec.notes().iter().any(|note| note.contains("overrun")));
+    assert!(facts.notes.iter().any(|note| note.contains("overrun")));
 
     let spec = read(
         "device = \"emulated:xdma\"\nsequence = { offset = 8, bytes = 4, endian = \"little\", step = 2 }\n\
          emulated = { packet = 16 }\nsamples = { type = \"int16\" }",
     )
     .unwrap();
-    assert_eq!(spec.claims(), []);
-    let sequence = spec.frame_sequence().unwrap();
+    let facts = spec.facts();
+    assert_eq!(facts.claims, []);
+    let sequence = facts.frame_sequence.unwrap();
     assert_eq!(
         (sequence.extent(), sequence.bits, sequence.step),
         (8..12, 32, 2)
     );
     assert_eq!(sequence.max_gap, 1 << 16);
-    let geometry = spec.geometry(4096).unwrap();
-    assert_fields!(geometry => packets_per_frame: 1, frame_bytes: 4096);
-    assert_eq!(spec.layout(&geometry).unwrap().points, 2048);
+    let frames = spec.frames(4096).unwrap();
+    assert_fields!(frames.geometry => packets_per_frame: 1, frame_bytes: 4096);
+    assert_eq!(frames.layout.points, 2048);
     for (slot, key) in [(0, "engine"), (96, "engine"), (1 << 28, "engine")] {
-        let problem = spec.geometry(slot).unwrap_err();
+        let problem = spec.frames(slot).unwrap_err();
         assert_eq!(problem.key.as_deref(), Some(key));
     }
     let far = read("device = \"emulated:xdma\"\nsequence = { offset = 60, bytes = 8 }").unwrap();
-    let problem = far.geometry(64).unwrap_err();
+    let problem = far.frames(64).unwrap_err();
     assert_eq!(problem.key.as_deref(), Some("sequence.offset"));
 }
 
 #[test]
 fn engine_is_declared_or_detected() {
-    let engine = |keys: &str| read(keys).map(|spec| spec.origins().remove(0));
+    let engine = |keys: &str| read(keys).map(|spec| spec.facts().origins.remove(0));
     assert_eq!(
         engine("device = \"emulated:xdma\"").unwrap(),
         "xdma of emulated:xdma, channel 0"

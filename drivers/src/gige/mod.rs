@@ -66,9 +66,8 @@ use crate::socket::{RECEIVE_BUFFER, SourceSocket};
 use crate::sys::socket::{Options, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{FrameFacts, Registry, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::layout::{Axis, Layout, Order};
-use daq_core::ledger::CountSet;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -133,22 +132,36 @@ fn parse(
 }
 
 impl SourceSpec for Gige {
-    fn claims(&self) -> Vec<Claim> {
+    fn facts(&self) -> SourceFacts {
         let listen = self.config.listen;
+        let camera = format!("camera {}", self.config.camera);
         let port = (listen.port() != 0).then_some(Claim::UdpPort(listen.into()));
-        let camera = Claim::Device(format!("camera {}", self.config.camera));
-        port.into_iter().chain([camera]).collect()
+        let missing = self.config.start.is_none();
+        let note = "no `start` register is set, so the camera must start by itself";
+        SourceFacts {
+            claims: port
+                .into_iter()
+                .chain([Claim::Device(camera.clone())])
+                .collect(),
+            origins: vec![camera.clone()],
+            preferred_slot: Some(self.frame_bytes),
+            detected_from: Some("the camera's packet size"),
+            counts: vec![CameraCounts::SET],
+            cores: self.config.core.into_iter().collect(),
+            notes: missing.then(|| note.to_owned()).into_iter().collect(),
+            silence_hint: Box::new(move || {
+                format!(
+                    "{camera}: check that the camera has power and a link, that `start` is the register of AcquisitionStart, and \
+                     that no trigger mode waits for a trigger. If leaders and trailers arrive (`control`) but no payload, the packets are \
+                     too large for the network: raise the MTU on the path, or set a smaller `packet_size`; {}",
+                    silence::hint(&[listen.into()], &[], None, false)
+                )
+            }),
+            ..SourceFacts::default()
+        }
     }
 
-    fn origins(&self) -> Vec<String> {
-        vec![format!("camera {}", self.config.camera)]
-    }
-
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(self.frame_bytes)
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
         if self.frame_bytes > slot_bytes {
             let (frame, slot) = (
                 ByteSize(self.frame_bytes as u64),
@@ -159,25 +172,18 @@ impl SourceSpec for Gige {
             return Err(Problem::at("width", message).help(help));
         }
         let min = self.config.packet_size.map_or(MIN_PACKET_SIZE, usize::from);
-        Ok(Geometry {
+        let geometry = Geometry {
             window: self.config.window(),
             max_gap: MAX_GAP,
             resync_after: keys::default_resync_after(),
             ..placer::geometry(self.frame_bytes, min, true)
-        })
-    }
-
-    fn detected_from(&self) -> Option<&'static str> {
-        Some("the camera's packet size")
-    }
-
-    fn layout(&self, _geometry: &Geometry) -> Result<Layout, Problem> {
+        };
         let Image {
             width,
             height,
             format,
         } = self.image;
-        Ok(Layout {
+        let layout = Layout {
             scalar: format.scalar,
             complex: false,
             channels: format.channels,
@@ -191,40 +197,10 @@ impl SourceSpec for Gige {
             }),
             frame_rate: None,
             is_contiguous: true,
-        })
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        false
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![CameraCounts::SET]
-    }
-
-    fn memory(&self, _geometry: &Geometry) -> usize {
-        filler::MEMORY
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.core.into_iter().collect()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let missing = self.config.start.is_none();
-        let note = "no `start` register is set, so the camera must start by itself";
-        missing.then(|| note.to_owned()).into_iter().collect()
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        let (camera, listen) = (self.config.camera.to_string(), self.config.listen);
-        Box::new(move || {
-            format!(
-                "camera {camera}: check that the camera has power and a link, that `start` is the register of AcquisitionStart, and \
-                 that no trigger mode waits for a trigger. If leaders and trailers arrive (`control`) but no payload, the packets are \
-                 too large for the network: raise the MTU on the path, or set a smaller `packet_size`; {}",
-                silence::hint(&[listen.into()], &[], None, false)
-            )
+        };
+        Ok(FrameFacts {
+            memory: filler::MEMORY,
+            ..FrameFacts::new(geometry, layout)
         })
     }
 

@@ -104,10 +104,9 @@ use crate::sys::socket::{Options, UdpSocket};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{
-    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+    FrameFacts, Registry, SilenceHint, SourceContext, SourceEntry, SourceFacts, SourceSpec,
 };
-use daq_core::layout::{Layout, Samples};
-use daq_core::ledger::CountSet;
+use daq_core::layout::Samples;
 use daq_core::reorder::{Geometry, Numbering};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
@@ -351,9 +350,7 @@ impl Hsb {
             reservation,
         })
     }
-}
 
-impl SourceSpec for Hsb {
     fn claims(&self) -> Vec<Claim> {
         let mut claims: Vec<_> = self.config.listen.map(Claim::UdpPort).into_iter().collect();
         if self.config.control {
@@ -367,24 +364,61 @@ impl SourceSpec for Hsb {
         claims
     }
 
-    fn origins(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<_> = self.config.packet_keys.note().into_iter().collect();
+        if !self.config.control {
+            notes.push("another program arms and disarms the sensor".to_owned());
+        }
+        notes.extend(self.config.socket_keys.note());
+        if let Some(nic) = self.nic() {
+            self.note_queue_pair(nic, &mut notes);
+        }
+        notes
+    }
+
+    /// Returns a function that lists possible causes if no data arrives.
+    fn silence_hint(&self) -> SilenceHint {
+        let sensor = self.sensor();
+        let socket = self.config.listen.map(|listen| {
+            let is_filtered = self.config.socket_keys.from.is_some();
+            move || silence::hint(&[listen], &[], None, is_filtered)
+        });
+        Box::new(move || {
+            let link = socket
+                .as_ref()
+                .map_or_else(String::new, |hint| format!("; {}", hint()));
+            format!(
+                "{sensor}: check that the bridge has power and a network link, and that its sensor streams{link}"
+            )
+        })
+    }
+}
+
+impl SourceSpec for Hsb {
+    fn facts(&self) -> SourceFacts {
         let by = match (self.nic(), self.config.listen) {
             (Some(nic), _) => format!(", queue pair of {nic}"),
             (None, Some(listen)) => format!(", UDP {listen}"),
             (None, None) => String::new(),
         };
-        vec![self.sensor() + &by]
+        let frame = self.config.frame.bytes();
+        SourceFacts {
+            claims: self.claims(),
+            origins: vec![self.sensor() + &by],
+            preferred_slot: frame.map(|frame| match self.config.mode {
+                Mode::Socket => frame,
+                Mode::QueuePair => pages::Pages::page_bytes(frame),
+            }),
+            engine: self.nic().map(|_| self.engine_needs()),
+            counts: vec![SensorCounts::SET],
+            cores: self.config.core.into_iter().collect(),
+            notes: self.notes(),
+            silence_hint: self.silence_hint(),
+            ..SourceFacts::default()
+        }
     }
 
-    fn preferred_slot(&self) -> Option<usize> {
-        let frame = self.config.frame.bytes()?;
-        Some(match self.config.mode {
-            Mode::Socket => frame,
-            Mode::QueuePair => pages::Pages::page_bytes(frame),
-        })
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
         let pages = self.config.pages(0);
         if pages.frame > slot_bytes {
             let (frame, slot) = (self.config.frame, ByteSize(slot_bytes as u64));
@@ -401,7 +435,7 @@ impl SourceSpec for Hsb {
             return Err(Problem::at("frame", message).help(help));
         }
         let packets_per_frame = u32::try_from(pages.packets()).unwrap_or(u32::MAX);
-        Ok(Geometry {
+        let geometry = Geometry {
             first_bytes: pages.packet.min(pages.frame),
             frame_bytes: pages.frame,
             numbering: Numbering {
@@ -414,75 +448,24 @@ impl SourceSpec for Hsb {
             resync_after: self.config.packet_keys.resync_after,
             close_after: self.config.packet_keys.close_after.0,
             ..Geometry::new(packets_per_frame, pages.packet)
-        })
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+        };
         let help = "correct `type`, `complex` or `channels`, or `frame`";
-        sample_layout(&self.samples, geometry.frame_bytes, help)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        false
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        self.nic().map(|_| self.engine_needs())
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![SensorCounts::SET]
-    }
-
-    fn memory(&self, _geometry: &Geometry) -> usize {
-        match self.config.mode {
+        let layout = sample_layout(&self.samples, geometry.frame_bytes, help)?;
+        let resync_after = self.config.packet_keys.resync_after;
+        let memory = match self.config.mode {
             Mode::Socket => {
-                let (pages, restarts_with_old) = (self.config.pages(0), !self.has_own_key());
-                filler::MEMORY
-                    + placer::kept_bytes(
-                        &pages,
-                        self.config.packet_keys.resync_after,
-                        restarts_with_old,
-                    )
+                filler::MEMORY + placer::kept_bytes(&pages, resync_after, !self.has_own_key())
             }
             Mode::QueuePair => 0,
-        }
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.core.into_iter().collect()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes: Vec<_> = self.config.packet_keys.note().into_iter().collect();
-        if !self.config.control {
-            notes.push("another program arms and disarms the sensor".to_owned());
-        }
-        notes.extend(self.config.socket_keys.note());
-        if let Some(nic) = self.nic() {
-            self.note_queue_pair(nic, &mut notes);
-        }
-        notes
+        };
+        Ok(FrameFacts {
+            memory,
+            ..FrameFacts::new(geometry, layout)
+        })
     }
 
     fn unavailable(&self) -> Option<String> {
         self.mtu_problem(&self.interface()?)
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        let sensor = self.sensor();
-        let socket = self.config.listen.map(|listen| {
-            let is_filtered = self.config.socket_keys.from.is_some();
-            move || silence::hint(&[listen], &[], None, is_filtered)
-        });
-        Box::new(move || {
-            let link = socket
-                .as_ref()
-                .map_or_else(String::new, |hint| format!("; {}", hint()));
-            format!(
-                "{sensor}: check that the bridge has power and a network link, and that its sensor streams{link}"
-            )
-        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

@@ -18,8 +18,8 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
 const PAIR: &str = "mode = \"queue-pair\"\ndevice = \"127.0.0.1:9\"\n";
 
 fn context(spec: &dyn SourceSpec) -> SourceContext {
-    let slot = spec.preferred_slot().unwrap();
-    daq_testkit::source::context(spec.geometry(slot).unwrap())
+    let slot = spec.facts().preferred_slot.unwrap();
+    daq_testkit::source::context(spec.frames(slot).unwrap().geometry)
 }
 
 #[test]
@@ -89,50 +89,52 @@ fn last_packet_shorter_than_the_marker_is_rejected() {
 #[test]
 fn queue_pair_declares_its_engine_needs() {
     let card = spec(&format!("{PAIR}nics = [\"mlx5_1:2@3\"]\npath = \"staged\"")).unwrap();
-    let needs = card.engine().unwrap();
+    let facts = card.facts();
+    let needs = facts.engine.unwrap();
     assert_eq!(needs.device.as_deref(), Some("mlx5_1"));
     assert_fields!(needs => writer: Writer::Nic, preference: P2pPreference::Staged);
     assert_eq!((needs.alignment, needs.max_slots), (128, 4096));
-    assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !card.supports_backpressure());
+    assert!(needs.host_only.is_none() && !needs.can_ring_doorbell && !facts.supports_backpressure);
     assert_eq!(needs.faults, queue_pair::INFO.faults);
-    assert!(
-        card.counts()[0].counts.len() == 5 && card.memory(&card.geometry(2 << 20).unwrap()) == 0
-    );
+    assert!(facts.counts[0].counts.len() == 5 && card.frames(2 << 20).unwrap().memory == 0);
     // The slot contains a frame, rounded up to a multiple of 128, and its metadata.
-    assert_eq!(card.preferred_slot(), Some((1 << 20) + 128));
-    let geometry = card.geometry((1 << 20) + 128).unwrap();
+    assert_eq!(facts.preferred_slot, Some((1 << 20) + 128));
+    let geometry = card.frames((1 << 20) + 128).unwrap().geometry;
     assert_fields!(geometry => frame_bytes: 1 << 20, packets_per_frame: 745);
-    let error = card.geometry(1 << 20).err().unwrap();
+    let error = card.frames(1 << 20).err().unwrap();
     assert!(format!("{error:?}").contains("metadata"));
     assert_eq!(
-        card.claims(),
+        facts.claims,
         [Claim::Device("hsb 127.0.0.1:9 sensor 0".to_owned())]
     );
-    let origins = card.origins();
+    let origins = facts.origins;
     assert!(
         origins[0].ends_with("queue pair of mlx5_1:2@3"),
         "{origins:?}"
     );
-    let notes = card.notes().join("\n");
+    let notes = facts.notes.join("\n");
     assert_contains!(notes => "cannot wait", "not yet tested on a ConnectX");
 
     let auto = spec(&format!("{PAIR}nics = [\"mlx5_1\"]")).unwrap();
-    let why = auto.engine().unwrap().host_only.unwrap();
+    let why = auto.facts().engine.unwrap().host_only.unwrap();
     assert!(why.contains("path = \"direct\""), "{why}");
     let direct = spec(&format!("{PAIR}nics = [\"mlx5_1\"]\npath = \"direct\"")).unwrap();
-    let needs = direct.engine().unwrap();
+    let facts = direct.facts();
+    let needs = facts.engine.unwrap();
     assert!(needs.host_only.is_none() && needs.preference == P2pPreference::Direct);
-    let notes = direct.notes().join("\n");
+    let notes = facts.notes.join("\n");
     assert!(notes.contains("counts as missing"), "{notes}");
 
     let software = spec(&format!("{PAIR}nics = [\"emulated\"]")).unwrap();
-    let needs = software.engine().unwrap();
+    let facts = software.facts();
+    let needs = facts.engine.unwrap();
     assert!(needs.device.is_none() && needs.host_only.is_some());
-    assert!(software.notes().join("\n").contains("emulated NIC"));
+    assert!(facts.notes.join("\n").contains("emulated NIC"));
 
     let socket = spec("listen = \"127.0.0.1:4791\"").unwrap();
-    assert!(socket.engine().is_none() && socket.counts()[0].counts.len() == 5);
-    assert_eq!(socket.preferred_slot(), Some(1 << 20));
+    let facts = socket.facts();
+    assert!(facts.engine.is_none() && facts.counts[0].counts.len() == 5);
+    assert_eq!(facts.preferred_slot, Some(1 << 20));
 }
 
 #[test]

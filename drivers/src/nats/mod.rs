@@ -33,16 +33,14 @@ mod engine;
 
 use crate::packet::frames::{CHANGE_SLOT, frame_per_slot, sample_layout};
 use crate::packet::keep::name_problems;
-use daq_core::check::NamedFile;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, List, Problem, Section};
 use daq_core::counts;
 use daq_core::entry::{
-    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+    EngineRequirements, FrameFacts, Registry, SourceContext, SourceEntry, SourceFacts, SourceSpec,
 };
 use daq_core::gpu::Writer;
 use daq_core::layout::{Layout, Samples};
-use daq_core::ledger::CountSet;
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
@@ -235,11 +233,7 @@ fn parse(
     Some(Box::new(NatsSource { config, samples }))
 }
 
-impl SourceSpec for NatsSource {
-    fn files(&self) -> Vec<NamedFile> {
-        server::files(&self.config.login, self.config.tls.as_ref())
-    }
-
+impl NatsSource {
     /// Two sources with the same position would each receive a part of the frames.
     fn claims(&self) -> Vec<Claim> {
         let NatsConfig {
@@ -255,77 +249,54 @@ impl SourceSpec for NatsSource {
             .collect()
     }
 
-    fn origins(&self) -> Vec<String> {
-        let servers = self.config.server_names();
-        vec![format!(
-            "stream {} of the NATS server {servers}",
-            self.config.stream
-        )]
-    }
-
-    fn kept(&self) -> Vec<String> {
-        self.config.keep.clone()
-    }
-
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(PREFERRED)
-    }
-
-    /// Each frame contains the sizes of its packets.
-    fn detected_from(&self) -> Option<&'static str> {
-        (self.config.packets_per_frame > 1).then_some("the frames")
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        frame_per_slot(self.config.packets_per_frame, slot_bytes)
-    }
-
     fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)
     }
+}
 
-    fn supports_backpressure(&self) -> bool {
-        true
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        Some(EngineRequirements {
-            host_only: Some("the CPU writes the frames of a NATS server".to_owned()),
-            ..EngineRequirements::new(&engine::INFO, Writer::Nic, P2pPreference::Auto)
-        })
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![NatsCounts::SET]
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = server::notes(
-            &self.config.servers,
-            &self.config.login,
-            self.config.tls.as_ref(),
-        );
-        if self.config.samples.is_none() {
+impl SourceSpec for NatsSource {
+    fn facts(&self) -> SourceFacts {
+        let config = &self.config;
+        let (stream, servers) = (config.stream.clone(), config.server_names());
+        let mut notes = server::notes(&config.servers, &config.login, config.tls.as_ref());
+        if config.samples.is_none() {
             notes.push("the sample type is not declared, so int8 is assumed".to_owned());
         }
         notes.push(format!(
             "a frame is acknowledged after it is in the ring; up to {} frames are received before",
-            self.config.window
+            config.window
         ));
-        notes
+        SourceFacts {
+            claims: self.claims(),
+            origins: vec![format!("stream {stream} of the NATS server {servers}")],
+            files: server::files(&config.login, config.tls.as_ref()),
+            preferred_slot: Some(PREFERRED),
+            // Each frame contains the sizes of its packets.
+            detected_from: (config.packets_per_frame > 1).then_some("the frames"),
+            kept: config.keep.clone(),
+            supports_backpressure: true,
+            engine: Some(EngineRequirements {
+                host_only: Some("the CPU writes the frames of a NATS server".to_owned()),
+                ..EngineRequirements::new(&engine::INFO, Writer::Nic, P2pPreference::Auto)
+            }),
+            counts: vec![NatsCounts::SET],
+            notes,
+            silence_hint: Box::new(move || {
+                format!(
+                    "check that a sink publishes to the stream {stream} of {servers}: `nats stream info {stream}` shows its messages"
+                )
+            }),
+            ..SourceFacts::default()
+        }
+    }
+
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let geometry = frame_per_slot(self.config.packets_per_frame, slot_bytes)?;
+        Ok(FrameFacts::new(geometry, self.layout(&geometry)?))
     }
 
     fn unavailable(&self) -> Option<String> {
         (!daq_nats::HAS_CLIENT).then(|| NatsError::no_client().why)
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        let (stream, servers) = (self.config.stream.clone(), self.config.server_names());
-        Box::new(move || {
-            format!(
-                "check that a sink publishes to the stream {stream} of {servers}: `nats stream info {stream}` shows its messages"
-            )
-        })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

@@ -228,7 +228,7 @@ pub trait PacketFormat: Debug + Send + Sync {
     }
 
     /// Returns the names of the format's counters, which are counters of its source
-    /// ([`SourceSpec::counts`](daq_core::entry::SourceSpec::counts)).
+    /// ([`SourceFacts::counts`](daq_core::entry::SourceFacts::counts)).
     fn counts(&self) -> Vec<&'static CountSet> {
         Vec::new()
     }

@@ -3,9 +3,8 @@
 use super::keys::PacketKeys;
 use super::{Format, Origins, PacketLayout, Selector};
 use daq_core::config::Problem;
-use daq_core::entry::SourceContext;
+use daq_core::entry::{FrameFacts, SourceContext, SourceFacts};
 use daq_core::layout::{Layout, Order, Samples};
-use daq_core::ledger::CountSet;
 use daq_core::reorder::{Arrival, Geometry};
 use daq_core::units::ByteSize;
 
@@ -34,59 +33,6 @@ pub(crate) struct Frames {
     batch: usize,
 }
 
-/// Implements the methods of [`SourceSpec`](daq_core::entry::SourceSpec) about frames with the field `frames`. The arguments are
-/// the declarations of the source's own counters, in addition to those of the format.
-macro_rules! frame_methods {
-    ($($counts:expr),*) => {
-        fn preferred_slot(&self) -> Option<usize> {
-            Some(self.frames.preferred_slot())
-        }
-
-        fn geometry(
-            &self,
-            slot_bytes: usize,
-        ) -> Result<daq_core::reorder::Geometry, daq_core::config::Problem> {
-            self.frames.geometry(slot_bytes)
-        }
-
-        fn kept(&self) -> Vec<String> {
-            self.frames.kept()
-        }
-
-        fn arrival(&self) -> Option<daq_core::reorder::Arrival> {
-            Some(self.frames.arrival())
-        }
-
-        fn number_advice(&self) -> (&'static str, &'static str) {
-            self.frames.number_advice()
-        }
-
-        fn parts(&self) -> Vec<String> {
-            self.frames.parts()
-        }
-
-        fn detected_from(&self) -> Option<&'static str> {
-            self.frames.detected_from()
-        }
-
-        fn detects_frame_size(&self) -> bool {
-            self.frames.detects_frame_size()
-        }
-
-        fn layout(
-            &self,
-            geometry: &daq_core::reorder::Geometry,
-        ) -> Result<daq_core::layout::Layout, daq_core::config::Problem> {
-            self.frames.layout(geometry)
-        }
-
-        fn counts(&self) -> Vec<&'static daq_core::ledger::CountSet> {
-            [&[$($counts),*][..], &self.frames.counts()].concat()
-        }
-    };
-}
-pub(crate) use frame_methods;
-
 impl Frames {
     /// Returns the frames of packets in `format` that `threads` threads receive, each at most `batch` packets at once. The keys of
     /// the source name the addresses `origins`.
@@ -109,42 +55,46 @@ impl Frames {
         }
     }
 
-    /// Returns how packets arrive.
-    pub(crate) fn arrival(&self) -> Arrival {
-        Arrival {
-            declared: self.keys.window,
+    /// Returns the facts about a source of these frames that follow from the packets. A source adds its own facts.
+    pub(crate) fn facts(&self) -> SourceFacts {
+        let (format, unknown) = (&self.format, self.format.unknown_sizes());
+        SourceFacts {
+            preferred_slot: Some(self.preferred_slot()),
+            detected_from: self.detected_from(),
+            detects_frame_size: self.detects_frame_size(),
+            kept: format.kept(),
+            arrival: Some(Arrival {
+                declared: self.keys.window,
+                threads: self.threads,
+                batch: self.batch,
+                is_detected: unknown.is_some(),
+            }),
+            number_advice: format.number_advice(),
+            counts: format.counts(),
+            parts: match format.parts() {
+                1 => Vec::new(),
+                _ => format.part_names(),
+            },
             threads: self.threads,
-            batch: self.batch,
-            is_detected: self.format.unknown_sizes().is_some(),
+            notes: self.notes(),
+            ..SourceFacts::default()
         }
+    }
+
+    /// Returns the frames in slots of `slot` bytes. The memory is that of one thread, while the format is detected.
+    pub(crate) fn in_slots(&self, slot: usize) -> Result<FrameFacts, Problem> {
+        let geometry = self.geometry(slot)?;
+        let layout = self.layout(&geometry)?;
+        let detector = self.start_detection(&geometry).detector();
+        Ok(FrameFacts {
+            memory: detector.map_or(0, |detector| detector.hold_bytes()),
+            ..FrameFacts::new(geometry, layout)
+        })
     }
 
     /// Returns which datagrams belong to the source, if several sources can receive from one port.
     pub(crate) fn selector(&self) -> Option<Selector> {
         self.format.selector()
-    }
-
-    /// Returns the key and the help of a warning that the number of packets repeats too soon.
-    pub(crate) fn number_advice(&self) -> (&'static str, &'static str) {
-        self.format.number_advice()
-    }
-
-    /// Returns the names of the parts of frames; empty if frames have one part.
-    pub(crate) fn parts(&self) -> Vec<String> {
-        match self.format.parts() {
-            1 => Vec::new(),
-            _ => self.format.part_names(),
-        }
-    }
-
-    /// Returns the names of the fields that frames keep.
-    pub(crate) fn kept(&self) -> Vec<String> {
-        self.format.kept()
-    }
-
-    /// Returns the counters of the format.
-    pub(crate) fn counts(&self) -> Vec<&'static CountSet> {
-        self.format.counts()
     }
 
     /// Returns the format for the receiving threads of the source of `context`.
@@ -160,12 +110,6 @@ impl Frames {
         detecting.unwrap_or_else(|| self.format.clone())
     }
 
-    /// Returns the number of bytes that each thread needs to store packets while the format is detected.
-    pub(crate) fn hold_bytes(&self, geometry: &Geometry) -> usize {
-        let detector = self.start_detection(geometry).detector();
-        detector.map_or(0, |detector| detector.hold_bytes())
-    }
-
     /// Returns the preferred number of payload bytes in a slot.
     pub(crate) fn preferred_slot(&self) -> usize {
         let unit = self.format.packet_layout().unit_bytes * self.format.parts() as usize;
@@ -177,7 +121,7 @@ impl Frames {
     }
 
     /// Returns notes for `daq plan`.
-    pub(crate) fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         self.detection_note()
             .into_iter()
             .chain(self.keys.note())
@@ -205,7 +149,7 @@ impl Frames {
     }
 
     /// Returns whether the frame size is also detected at run time.
-    pub(crate) fn detects_frame_size(&self) -> bool {
+    fn detects_frame_size(&self) -> bool {
         let unknown = self.format.unknown_sizes();
         unknown.is_some_and(|known| known.frame.is_none())
     }
@@ -323,7 +267,7 @@ impl Frames {
     }
 
     /// Returns the sample layout of frames with `geometry`.
-    pub(crate) fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
         // Packets may end inside a packed number. Only whole frames contain whole numbers.
         let number = self.samples.scalar.bytes().unwrap_or(1);
         let packet = geometry.packet_bytes;

@@ -16,10 +16,10 @@ mod inlet;
 
 use crate::packet::frames::sample_layout;
 use daq_core::config::Problem;
-use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::{Layout, Samples};
+use daq_core::entry::{FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec};
+use daq_core::layout::Samples;
 use daq_core::reorder::Geometry;
-use daq_core::source::{Inlet, Producers, SourceError};
+use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use filler::ProcessFiller;
 use inlet::Connections;
@@ -99,16 +99,21 @@ impl ProcessSource {
 }
 
 impl SourceSpec for ProcessSource {
-    fn origins(&self) -> Vec<String> {
-        vec!["a process that attaches".to_owned()]
-    }
-
-    fn preferred_slot(&self) -> Option<usize> {
+    fn facts(&self) -> SourceFacts {
         let frame = self.config.frame.unwrap_or(DEFAULT_FRAME);
-        usize::try_from(frame.0).ok()
+        SourceFacts {
+            origins: vec!["a process that attaches".to_owned()],
+            preferred_slot: usize::try_from(frame.0).ok(),
+            supports_backpressure: self.config.backpressure,
+            silence_hint: Box::new(|| {
+                "check that the producing process runs; the log contains its connections".to_owned()
+            }),
+            inlet: Some(self.connections.clone()),
+            ..SourceFacts::default()
+        }
     }
 
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
         let frame = match self.config.frame {
             Some(frame) => usize::try_from(frame.0).unwrap_or(usize::MAX),
             None => slot_bytes,
@@ -120,29 +125,13 @@ impl SourceSpec for ProcessSource {
             )
             .help("increase `slot` of the ring, or remove it"));
         }
-        Ok(Geometry {
+        let help = "choose a `frame` that holds whole samples of all channels";
+        let layout = sample_layout(&self.config.samples, frame, help)?;
+        let geometry = Geometry {
             window: WINDOW,
             ..Geometry::new(1, frame)
-        })
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        let help = "choose a `frame` that holds whole samples of all channels";
-        sample_layout(&self.config.samples, geometry.frame_bytes, help)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.config.backpressure
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        Box::new(|| {
-            "check that the producing process runs; the log contains its connections".to_owned()
-        })
-    }
-
-    fn inlet(&self) -> Option<Arc<dyn Inlet>> {
-        Some(self.connections.clone())
+        };
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

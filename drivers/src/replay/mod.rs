@@ -37,14 +37,12 @@ mod timetable;
 use config::ReplayConfig;
 
 use crate::packet::Origins;
-use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::frames::Frames;
 use crate::packet::section;
 use capture::CapturePlayer;
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::entry::{Registry, SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::Layout;
-use daq_core::reorder::Geometry;
+use daq_core::entry::{FrameFacts, Registry, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::source::{Producers, SourceError};
 use player::RecordingPlayer;
 use recording::Recording;
@@ -152,31 +150,20 @@ fn files(config: &ReplayConfig, purpose: FileUse) -> Vec<NamedFile> {
 }
 
 impl SourceSpec for CaptureReplay {
-    fn origins(&self) -> Vec<String> {
-        origins(&self.config)
+    fn facts(&self) -> SourceFacts {
+        let capture = self.config.path.0.first();
+        SourceFacts {
+            origins: origins(&self.config),
+            files: files(&self.config, FileUse::Reads),
+            supports_backpressure: self.config.backpressure,
+            inspect_advice: capture
+                .map(|capture| format!("run `daq inspect {}`", capture.display())),
+            ..self.frames.facts()
+        }
     }
 
-    fn files(&self) -> Vec<NamedFile> {
-        files(&self.config, FileUse::Reads)
-    }
-
-    frame_methods!();
-
-    fn memory(&self, geometry: &Geometry) -> usize {
-        self.frames.hold_bytes(geometry)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.config.backpressure
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.frames.notes()
-    }
-
-    fn inspect_advice(&self) -> Option<String> {
-        let capture = self.config.path.0.first()?.display();
-        Some(format!("run `daq inspect {capture}`"))
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        self.frames.in_slots(slot_bytes)
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
@@ -197,38 +184,29 @@ impl RecordingReplay {
 
 /// A recording is in order, so its packets need no window.
 impl SourceSpec for RecordingReplay {
-    fn origins(&self) -> Vec<String> {
-        origins(&self.config)
+    fn facts(&self) -> SourceFacts {
+        let facts = SourceFacts {
+            origins: origins(&self.config),
+            files: files(&self.config, FileUse::ReadsAny),
+            supports_backpressure: self.config.backpressure,
+            ..SourceFacts::default()
+        };
+        // `frames` returns the problem of a recording that cannot be read.
+        let Ok(recording) = self.recording() else {
+            return facts;
+        };
+        SourceFacts {
+            preferred_slot: Some(recording.preferred_slot()),
+            kept: recording.kept().to_vec(),
+            notes: recording.notes(self.config.speed),
+            ..facts
+        }
     }
 
-    fn files(&self) -> Vec<NamedFile> {
-        files(&self.config, FileUse::ReadsAny)
-    }
-
-    fn preferred_slot(&self) -> Option<usize> {
-        self.recording().ok().map(Recording::preferred_slot)
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.recording()?.geometry(slot_bytes)
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.recording()?.layout(geometry)
-    }
-
-    fn kept(&self) -> Vec<String> {
-        let recording = self.recording();
-        recording.map_or_else(|_| Vec::new(), |recording| recording.kept().to_vec())
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.config.backpressure
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let recording = self.recording().ok();
-        recording.map_or_else(Vec::new, |recording| recording.notes(self.config.speed))
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let recording = self.recording()?;
+        let geometry = recording.geometry(slot_bytes)?;
+        Ok(FrameFacts::new(geometry, recording.layout(&geometry)?))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

@@ -38,9 +38,7 @@ pub use schedule::State;
 
 use crate::packet::frames::sample_layout;
 use daq_core::config::Problem;
-use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
-use daq_core::layout::Layout;
-use daq_core::reorder::Geometry;
+use daq_core::entry::{FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::source::{Producers, SourceError};
 
 /// The registry entry of the source.
@@ -76,25 +74,20 @@ tones   = [{ frequency = "125 kHz", amplitude = 0.5 }]
 "#;
 
 impl SourceSpec for SimConfig {
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(self.preferred_slot())
+    fn facts(&self) -> SourceFacts {
+        SourceFacts {
+            preferred_slot: Some(self.preferred_slot()),
+            supports_backpressure: self.backpressure(),
+            notes: self.signal_config().notes(),
+            ..SourceFacts::default()
+        }
     }
 
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        self.geometry(slot_bytes)
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let geometry = self.geometry(slot_bytes)?;
         let help = "choose a slot that holds whole samples of all channels";
-        sample_layout(&self.samples, geometry.frame_bytes, help)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.backpressure()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.signal_config().notes()
+        let layout = sample_layout(&self.samples, geometry.frame_bytes, help)?;
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

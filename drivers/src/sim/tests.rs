@@ -8,6 +8,7 @@ use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::Registry;
 use daq_core::frame::{Clock, FrameMeta};
 use daq_core::ledger::SourceReport;
+use daq_core::reorder::Geometry;
 use daq_core::source::Polled;
 use daq_testkit::source::{SourceFixture, new_fixture, parse};
 use daq_testkit::{assert_contains, assert_fields};

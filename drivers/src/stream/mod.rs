@@ -36,12 +36,10 @@ use daq_core::config::List;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::counts;
 use daq_core::entry::{
-    EngineRequirements, Registry, SilenceHint, SourceContext, SourceEntry, SourceSpec,
+    EngineRequirements, FrameFacts, Registry, SourceContext, SourceEntry, SourceFacts, SourceSpec,
 };
 use daq_core::gpu::Writer;
-use daq_core::layout::{Layout, Samples};
-use daq_core::ledger::CountSet;
-use daq_core::reorder::Geometry;
+use daq_core::layout::Samples;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
 use daq_core::units::{ByteSize, counted};
@@ -328,65 +326,10 @@ fn parse(
     Some(Box::new(StreamSource { config, samples }))
 }
 
-impl SourceSpec for StreamSource {
-    fn claims(&self) -> Vec<Claim> {
-        vec![Claim::TcpPort(self.config.listen)]
-    }
-
-    fn files(&self) -> Vec<NamedFile> {
-        let file = self.config.token_file.iter();
-        file.map(|file| NamedFile::new("token_file", file, FileUse::Reads))
-            .collect()
-    }
-
-    fn origins(&self) -> Vec<String> {
-        let listen = self.config.listen;
-        vec![format!(
-            "senders that connect to {listen}, received by {}",
-            self.config.rails().names()
-        )]
-    }
-
-    fn kept(&self) -> Vec<String> {
-        self.config.keep.clone()
-    }
-
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(match self.config.service() {
-            Service::Ud => MAX_DATAGRAM / 2,
-            Service::Rc | Service::Uc => PREFERRED,
-        })
-    }
-
-    /// Each frame contains the sizes of its packets.
-    fn detected_from(&self) -> Option<&'static str> {
-        (self.config.packets_per_frame > 1).then_some("the frames")
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        let geometry = frame_per_slot(self.config.packets_per_frame, slot_bytes)?;
-        if self.config.service() == Service::Ud && slot_bytes > MAX_DATAGRAM {
-            let slot = ByteSize(slot_bytes as u64);
-            let message = format!("a frame of {slot} does not fit into a datagram");
-            return Err(Problem::at("service", message).help(
-                "lower `slot` of the ring: a frame and its record (at least 128 bytes) must fit into one datagram of 4 \
-                 KiB",
-            ));
-        }
-        Ok(geometry)
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        self.config.service() != Service::Uc
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
+impl StreamSource {
+    fn engine(&self) -> EngineRequirements {
         let requirements = EngineRequirements::new(&receiver::INFO, Writer::Nic, self.config.path);
-        Some(if self.config.transport == Transport::Tcp {
+        if self.config.transport == Transport::Tcp {
             EngineRequirements {
                 action: "Linux copies frames from TCP connections",
                 host_only: Some("Linux receives TCP data only into host memory".to_owned()),
@@ -399,15 +342,7 @@ impl SourceSpec for StreamSource {
                 host_only: self.config.is_emulated_nic().then(|| why.to_owned()),
                 ..requirements
             }
-        })
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![StreamCounts::SET]
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.cores.clone()
+        }
     }
 
     fn notes(&self) -> Vec<String> {
@@ -445,17 +380,58 @@ impl SourceSpec for StreamSource {
         }
         notes
     }
+}
 
-    fn silence_hint(&self) -> SilenceHint {
-        let listen = self.config.listen;
-        Box::new(move || {
-            format!(
-                "a sink `stream` must connect to {listen}: check that daq runs on the sending host, that `to` of its \
-                 sink is correct, and that no firewall blocks TCP port {} (`links` and `links_ended` of this source \
-                 count the connections)",
-                listen.port()
-            )
-        })
+impl SourceSpec for StreamSource {
+    fn facts(&self) -> SourceFacts {
+        let config = &self.config;
+        let listen = config.listen;
+        let token_file = config.token_file.iter();
+        SourceFacts {
+            claims: vec![Claim::TcpPort(listen)],
+            origins: vec![format!(
+                "senders that connect to {listen}, received by {}",
+                config.rails().names()
+            )],
+            files: token_file
+                .map(|file| NamedFile::new("token_file", file, FileUse::Reads))
+                .collect(),
+            preferred_slot: Some(match config.service() {
+                Service::Ud => MAX_DATAGRAM / 2,
+                Service::Rc | Service::Uc => PREFERRED,
+            }),
+            // Each frame contains the sizes of its packets.
+            detected_from: (config.packets_per_frame > 1).then_some("the frames"),
+            kept: config.keep.clone(),
+            supports_backpressure: config.service() != Service::Uc,
+            engine: Some(self.engine()),
+            counts: vec![StreamCounts::SET],
+            cores: config.cores.clone(),
+            notes: self.notes(),
+            silence_hint: Box::new(move || {
+                format!(
+                    "a sink `stream` must connect to {listen}: check that daq runs on the sending host, that `to` of its \
+                     sink is correct, and that no firewall blocks TCP port {} (`links` and `links_ended` of this source \
+                     count the connections)",
+                    listen.port()
+                )
+            }),
+            ..SourceFacts::default()
+        }
+    }
+
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let geometry = frame_per_slot(self.config.packets_per_frame, slot_bytes)?;
+        if self.config.service() == Service::Ud && slot_bytes > MAX_DATAGRAM {
+            let slot = ByteSize(slot_bytes as u64);
+            let message = format!("a frame of {slot} does not fit into a datagram");
+            return Err(Problem::at("service", message).help(
+                "lower `slot` of the ring: a frame and its record (at least 128 bytes) must fit into one datagram of 4 \
+                 KiB",
+            ));
+        }
+        let layout = sample_layout(&self.samples, geometry.frame_bytes, CHANGE_SLOT)?;
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

@@ -5,7 +5,7 @@ fn spec(text: &str) -> Result<Box<dyn SourceSpec>, String> {
 }
 
 fn context(spec: &dyn SourceSpec) -> SourceContext {
-    daq_testkit::source::context(spec.geometry(4096).unwrap())
+    daq_testkit::source::context(spec.frames(4096).unwrap().geometry)
 }
 
 const LISTEN: &str = "transport = \"rdma\"\nlisten = \"127.0.0.1:0\"\n";
@@ -71,7 +71,8 @@ fn plan_gets_requirements_of_nics() {
         "{LISTEN}nics = [\"mlx5_1:2@3\"]\npackets_per_frame = 3"
     ))
     .unwrap();
-    let needs = card.engine().unwrap();
+    let facts = card.facts();
+    let needs = facts.engine.unwrap();
     assert_eq!(
         (needs.device.as_deref(), needs.writer),
         (Some("mlx5_1"), Writer::Nic)
@@ -79,25 +80,26 @@ fn plan_gets_requirements_of_nics() {
     assert!(
         needs.host_only.is_none()
             && needs.faults.contains(&"bad-record")
-            && card.supports_backpressure()
+            && facts.supports_backpressure
     );
-    let geometry = card.geometry(100).unwrap();
+    let geometry = card.frames(100).unwrap().geometry;
     assert_eq!((geometry.packets_per_frame, geometry.frame_bytes), (3, 100));
-    assert!(card.geometry(2).is_err());
-    let claims = card.claims();
-    assert_eq!(claims, [Claim::TcpPort("127.0.0.1:0".parse().unwrap())]);
+    assert!(card.frames(2).is_err());
+    assert_eq!(
+        facts.claims,
+        [Claim::TcpPort("127.0.0.1:0".parse().unwrap())]
+    );
 
     let software = spec(&format!("{LISTEN}nics = [\"emulated\"]\nservice = \"uc\"")).unwrap();
-    let needs = software.engine().unwrap();
-    assert!(
-        needs.device.is_none() && needs.host_only.is_some() && !software.supports_backpressure()
-    );
+    let facts = software.facts();
+    let needs = facts.engine.unwrap();
+    assert!(needs.device.is_none() && needs.host_only.is_some() && !facts.supports_backpressure);
     let datagrams = spec(&format!(
         "{LISTEN}nics = [\"emulated\"]\nmode = \"send\"\nservice = \"ud\""
     ))
     .unwrap();
-    let slot = datagrams.preferred_slot().unwrap();
-    assert!(datagrams.geometry(slot).is_ok() && datagrams.geometry(1 << 20).is_err());
+    let slot = datagrams.facts().preferred_slot.unwrap();
+    assert!(datagrams.frames(slot).is_ok() && datagrams.frames(1 << 20).is_err());
 }
 
 #[test]
@@ -118,12 +120,14 @@ fn engine_is_built_from_nics_and_listen_address() {
 fn tcp_needs_no_nic_and_rejects_keys_of_rdma() {
     const TCP: &str = "transport = \"tcp\"\nlisten = \"127.0.0.1:0\"\n";
     let tcp = spec(&format!("{TCP}connections = 3")).unwrap();
-    let needs = tcp.engine().unwrap();
-    assert!(needs.device.is_none() && tcp.supports_backpressure());
+    let facts = tcp.facts();
+    let needs = facts.engine.unwrap();
+    assert!(needs.device.is_none() && facts.supports_backpressure);
     assert!(needs.host_only.is_some_and(|why| why.contains("TCP")));
-    assert!(tcp.origins()[0].ends_with("received by tcp"));
+    assert!(facts.origins[0].ends_with("received by tcp"));
     assert!(
-        tcp.notes()
+        facts
+            .notes
             .iter()
             .any(|note| note.contains("3 TCP connections"))
     );
@@ -150,7 +154,7 @@ fn tcp_needs_no_nic_and_rejects_keys_of_rdma() {
         .unwrap_or_default();
     assert!(error.contains("set `queue_pairs`"), "{error}");
     let auto = spec(LISTEN).unwrap();
-    assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
+    assert_eq!(auto.facts().engine.unwrap().device.as_deref(), Some("auto"));
     let unknown = LISTEN.replace("rdma", "udp");
     let error = spec(&unknown).err().unwrap_or_default();
     assert!(error.contains("`transport` cannot be \"udp\""), "{error}");
@@ -174,7 +178,7 @@ fn missing_nic_is_named() {
 #[test]
 fn auto_uses_planned_nic() {
     let auto = spec(&format!("{LISTEN}nics = \"auto\"")).unwrap();
-    assert_eq!(auto.engine().unwrap().device.as_deref(), Some("auto"));
+    assert_eq!(auto.facts().engine.unwrap().device.as_deref(), Some("auto"));
     let mut context = context(&*auto);
     context.nic = Some("nosuch0".to_owned());
     let error = auto.build(&context).err().unwrap().to_string();

@@ -27,7 +27,7 @@ mod timestamps;
 
 use config::UdpConfig;
 
-use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::frames::Frames;
 use crate::packet::section;
 use crate::packet::{Origins, Selector};
 use crate::sender::SenderWatch;
@@ -35,8 +35,8 @@ use crate::silence;
 use crate::socket::{RECEIVE_BUFFER, SourceSocket};
 use crate::sys::socket::{Interface, Options, SocketError, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::reorder::Geometry;
+use daq_core::config::Problem;
+use daq_core::entry::{FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::source::{Filler, Producers, SourceError};
 use filler::Receiver;
 use group::SocketGroup;
@@ -103,7 +103,7 @@ impl Udp {
             reuse_port,
             coalesce: true,
             // The sockets of several threads accept packets once all of them are open.
-            closed: self.threads() > 1,
+            closed: self.config.threads() > 1,
             timestamps: self.config.timestamps.request(),
             groups: self.config.groups.clone(),
             interface: self.config.interface.as_deref().map(Interface::from),
@@ -162,9 +162,8 @@ impl Udp {
         }
         Ok((sockets, None))
     }
-}
 
-impl SourceSpec for Udp {
+    /// Returns the ports, or the streams of ports that are shared with other sources.
     fn claims(&self) -> Vec<Claim> {
         let listen = self.config.listen.0.iter().copied();
         match self.selector() {
@@ -175,6 +174,7 @@ impl SourceSpec for Udp {
         }
     }
 
+    /// Returns the addresses and multicast groups for the plan.
     fn origins(&self) -> Vec<String> {
         let on = self.config.interface.as_ref();
         let on = on.map_or(String::new(), |interface| format!(" on {interface}"));
@@ -191,63 +191,7 @@ impl SourceSpec for Udp {
             .collect()
     }
 
-    frame_methods!();
-
-    fn supports_backpressure(&self) -> bool {
-        false
-    }
-
-    fn threads(&self) -> usize {
-        self.config.threads()
-    }
-
-    fn memory(&self, geometry: &Geometry) -> usize {
-        let payload = match self.detected_from() {
-            Some(_) => usize::MAX,
-            None => geometry.packet_bytes,
-        };
-        let each = filler::memory(payload, self.threads());
-        self.threads() * (each + self.frames.hold_bytes(geometry))
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.cores.clone()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = self.frames.notes();
-        notes.extend(self.config.socket_keys.note());
-        if self.threads() > 1 {
-            let threads = self.threads();
-            notes.push(format!(
-                "{threads} threads fill one reorder window, so the payload is copied once more than with one thread"
-            ));
-        }
-        notes
-    }
-
-    fn unavailable(&self) -> Option<String> {
-        if self.config.timestamps != TimestampSource::Hardware {
-            return None;
-        }
-        let fault = self.timestamp_fault()?;
-        Some(format!(
-            "{fault}; or set timestamps = \"auto\" to use the receive time of Linux"
-        ))
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
-        let config = self.config.clone();
-        Box::new(move || {
-            silence::hint(
-                &config.listen.0,
-                &config.groups,
-                config.interface.as_deref(),
-                config.socket_keys.from.is_some(),
-            )
-        })
-    }
-
+    /// Returns the command that shows the packets. `None` if Linux chooses the port.
     fn inspect_advice(&self) -> Option<String> {
         let port = self.config.listen.0.first()?.port();
         if port == 0 {
@@ -263,6 +207,58 @@ impl SourceSpec for Udp {
             "stop daq and run `daq inspect --port {port}{groups}`, or run it now as root and add `--interface NAME`"
         ))
     }
+}
+
+impl SourceSpec for Udp {
+    fn facts(&self) -> SourceFacts {
+        let mut facts = self.frames.facts();
+        facts.notes.extend(self.config.socket_keys.note());
+        if facts.threads > 1 {
+            facts.notes.push(format!(
+                "{} threads fill one reorder window, so the payload is copied once more than with one thread",
+                facts.threads
+            ));
+        }
+        let config = self.config.clone();
+        SourceFacts {
+            claims: self.claims(),
+            origins: self.origins(),
+            cores: self.config.cores.clone(),
+            silence_hint: Box::new(move || {
+                silence::hint(
+                    &config.listen.0,
+                    &config.groups,
+                    config.interface.as_deref(),
+                    config.socket_keys.from.is_some(),
+                )
+            }),
+            inspect_advice: self.inspect_advice(),
+            ..facts
+        }
+    }
+
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let frames = self.frames.in_slots(slot_bytes)?;
+        let payload = match self.frames.detected_from() {
+            Some(_) => usize::MAX,
+            None => frames.geometry.packet_bytes,
+        };
+        let threads = self.config.threads();
+        Ok(FrameFacts {
+            memory: threads * (filler::memory(payload, threads) + frames.memory),
+            ..frames
+        })
+    }
+
+    fn unavailable(&self) -> Option<String> {
+        if self.config.timestamps != TimestampSource::Hardware {
+            return None;
+        }
+        let fault = self.timestamp_fault()?;
+        Some(format!(
+            "{fault}; or set timestamps = \"auto\" to use the receive time of Linux"
+        ))
+    }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {
         if let Some(fault) = self.timestamp_fault() {
@@ -271,7 +267,7 @@ impl SourceSpec for Udp {
                 context.name
             );
         }
-        let exclusive = self.threads() == 1;
+        let exclusive = self.config.threads() == 1;
         let format = self.frames.start(context);
         let mut receivers = Vec::new();
         let mut is_logged = false;

@@ -52,15 +52,15 @@ mod program;
 use config::XdpConfig;
 
 use crate::packet::Origins;
-use crate::packet::frames::{Frames, frame_methods};
+use crate::packet::frames::Frames;
 use crate::packet::section;
 use crate::sender::SenderWatch;
 use crate::silence;
 use crate::sys::interface::Interface as Card;
 use crate::sys::socket::{Interface, Options, SocketError, Timestamps, UdpSocket};
 use daq_core::claim::Claim;
-use daq_core::entry::{SilenceHint, SourceContext, SourceEntry, SourceSpec};
-use daq_core::reorder::Geometry;
+use daq_core::config::Problem;
+use daq_core::entry::{FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::source::{Filler, Producers, SourceError};
 use daq_core::units::ByteSize;
 use filler::{Parts, Receiver, Stack};
@@ -155,17 +155,12 @@ impl Xdp {
 }
 
 impl SourceSpec for Xdp {
-    fn claims(&self) -> Vec<Claim> {
-        let ports = self.config.listen.0.iter().copied().map(Claim::UdpPort);
-        let interface = Claim::Device(self.config.interface.clone());
-        ports.chain([interface]).collect()
-    }
-
-    fn origins(&self) -> Vec<String> {
+    fn facts(&self) -> SourceFacts {
         let XdpConfig {
             interface, listen, ..
         } = &self.config;
-        let listen = listen.0.iter().map(|address| {
+        let ports = listen.0.iter().copied().map(Claim::UdpPort);
+        let origins = listen.0.iter().map(|address| {
             let kind = if address.ip().is_multicast() {
                 ", multicast"
             } else {
@@ -173,59 +168,34 @@ impl SourceSpec for Xdp {
             };
             format!("UDP {address} on {interface}{kind}, bypassing the Linux network stack")
         });
-        listen.collect()
-    }
-
-    frame_methods!();
-
-    fn supports_backpressure(&self) -> bool {
-        false
-    }
-
-    fn threads(&self) -> usize {
-        self.config.queues.0.len()
-    }
-
-    fn memory(&self, geometry: &Geometry) -> usize {
-        let chunks = self.config.chunk_bytes() * self.config.packets as usize;
-        let packet = link::planned_max_packet(&self.config);
-        let held = self.frames.hold_bytes(geometry);
-        (0..self.threads())
-            .map(|i| {
-                held + chunks
-                    + RING_BYTES * self.config.packets as usize
-                    + filler::memory(packet, i == 0)
-            })
-            .sum()
-    }
-
-    fn cores(&self) -> Vec<usize> {
-        self.config.cores.clone()
-    }
-
-    fn notes(&self) -> Vec<String> {
-        let mut notes = self.frames.notes();
-        notes.extend(self.config.socket_keys.note());
-        notes
-    }
-
-    fn silence_hint(&self) -> SilenceHint {
+        let port = listen.0.first().map_or(0, SocketAddr::port);
+        let mut facts = self.frames.facts();
+        facts.notes.extend(self.config.socket_keys.note());
         let config = self.config.clone();
-        Box::new(move || {
-            let is_filtered = config.socket_keys.from.is_some();
-            silence::hint(&config.listen.0, &[], Some(&config.interface), is_filtered)
-        })
+        SourceFacts {
+            claims: ports.chain([Claim::Device(interface.clone())]).collect(),
+            origins: origins.collect(),
+            cores: self.config.cores.clone(),
+            silence_hint: Box::new(move || {
+                let is_filtered = config.socket_keys.from.is_some();
+                silence::hint(&config.listen.0, &[], Some(&config.interface), is_filtered)
+            }),
+            inspect_advice: (port != 0).then(|| {
+                format!("stop daq and run `daq inspect --interface {interface} --port {port}`")
+            }),
+            ..facts
+        }
     }
 
-    fn inspect_advice(&self) -> Option<String> {
-        let port = self.config.listen.0.first()?.port();
-        if port == 0 {
-            return None;
-        }
-        let interface = &self.config.interface;
-        Some(format!(
-            "stop daq and run `daq inspect --interface {interface} --port {port}`"
-        ))
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let frames = self.frames.in_slots(slot_bytes)?;
+        let packets = self.config.packets as usize;
+        let chunks = self.config.chunk_bytes() * packets;
+        let packet = link::planned_max_packet(&self.config);
+        let memory = (0..self.config.queues.0.len())
+            .map(|i| frames.memory + chunks + RING_BYTES * packets + filler::memory(packet, i == 0))
+            .sum();
+        Ok(FrameFacts { memory, ..frames })
     }
 
     fn build(&self, context: &SourceContext) -> Result<Producers, SourceError> {

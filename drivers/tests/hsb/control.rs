@@ -213,7 +213,8 @@ fn sensor_is_claimed_once() {
     let parsed = |more: &str| {
         spec(&ENTRY, &text("127.0.0.1:4791".parse().unwrap(), more))
             .unwrap()
-            .claims()
+            .facts()
+            .claims
     };
     let conflict = |one: &str, other: &str| {
         let (one, other) = (parsed(one), parsed(other));

@@ -86,7 +86,9 @@ impl Parts<'_> {
         let others = self.config.sources.iter();
         let others = others.filter(|source| source.name() != planned.name);
         SourceContext {
-            beside: others.flat_map(|source| source.spec.claims()).collect(),
+            beside: others
+                .flat_map(|source| source.spec.facts().claims)
+                .collect(),
             name: planned.name.clone(),
             directory: self.options.directory.clone(),
             geometry: planned.geometry,
@@ -312,6 +314,7 @@ impl Pipeline {
                 .find(|planned| planned.name == name)?;
             // The names of additional threads are the source's name and a number.
             let threads = (0..planned.threads.max(1)).map(|i| thread_name(name, i));
+            let facts = source.spec.facts();
             let heartbeat = |name: String| {
                 self.heartbeats
                     .iter()
@@ -322,8 +325,8 @@ impl Pipeline {
                 name: name.to_owned(),
                 silent_after: source.keys.silent_after.map(|span| span.0),
                 supports_backpressure: planned.supports_backpressure,
-                hint: source.spec.silence_hint(),
-                inspect: source.spec.inspect_advice(),
+                hint: facts.silence_hint,
+                inspect: facts.inspect_advice,
                 rejections: self.ledgers.rejections(name),
                 heartbeats: threads.filter_map(heartbeat).collect(),
             })
@@ -583,6 +586,7 @@ impl Pipeline {
                 source,
             };
             let spec = spec_of(config, &planned.name);
+            let facts = spec.facts();
             let built = spec
                 .build(&parts.source_context(planned, &self.ledgers))
                 .map_err(fail)?;
@@ -598,7 +602,7 @@ impl Pipeline {
                 name: planned.name.clone(),
                 engine: device,
                 producer: parts.producer(&planned.ring),
-                numbers: spec.frame_sequence(),
+                numbers: facts.frame_sequence,
                 ledger: self.ledgers.source(&planned.name),
                 counters: self.ledgers.engine(&planned.name),
                 wait: planned.wait,
@@ -606,7 +610,7 @@ impl Pipeline {
                 control: self.control.clone(),
                 bell,
                 backends: config.staging.backends.clone(),
-                writer: spec.engine().map_or(Writer::Fpga, |needs| needs.writer),
+                writer: facts.engine.map_or(Writer::Fpga, |needs| needs.writer),
             });
             let runner = runner.map_err(|error| fail(SourceError::new(name, error.to_string())))?;
             parts.engines.insert(planned.name.clone(), runner);

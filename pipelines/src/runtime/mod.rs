@@ -264,7 +264,7 @@ impl Pipeline {
             let offered = OfferedSource {
                 ring: planned.ring.clone(),
                 frame_bytes: planned.geometry.frame_bytes,
-                inlet: source.spec.inlet()?,
+                inlet: source.spec.facts().inlet?,
             };
             Some((planned.name.clone(), offered))
         });

@@ -106,9 +106,11 @@ pub fn new_fixture_beside(
     slots: usize,
     beside: Vec<Claim>,
 ) -> Result<SourceFixture, SourceError> {
-    let mut geometry = spec
-        .geometry(slot)
-        .map_err(|problem| SourceError::new("geometry", problem.to_string()))?;
+    let facts = spec.facts();
+    let frames = spec.frames(slot);
+    let mut geometry = frames
+        .map_err(|problem| SourceError::new("frames", problem.to_string()))?
+        .geometry;
     geometry.window = geometry.window.min(slots - 1);
     let context = SourceContext {
         beside,
@@ -120,7 +122,7 @@ pub fn new_fixture_beside(
     };
     let options = RingOptions {
         packets_per_frame: geometry.packets_per_frame,
-        supports_backpressure: spec.supports_backpressure(),
+        supports_backpressure: facts.supports_backpressure,
         fill: Fill::byte(0xee),
         ..RingOptions::new("raw", slots, slot)
     };
@@ -139,7 +141,7 @@ pub fn new_fixture_beside(
         ..
     } = RingFixture::in_region(region, options);
     let ledger = SourceLedger {
-        parts: PartLedgers::on(&CounterFile::in_memory(), "adc", &spec.parts()).unwrap(),
+        parts: PartLedgers::on(&CounterFile::in_memory(), "adc", &facts.parts).unwrap(),
         ..SourceLedger::default()
     };
     let windows = ReorderWindow::new(producer, geometry, fillers.len(), &ledger);

@@ -2,7 +2,7 @@
 
 use super::Resolver;
 use crate::config::Diagnostics;
-use crate::entry::SourceSpec;
+use crate::entry::SourceFacts;
 use crate::frame::PacketSizes;
 use crate::kernel::Side;
 use crate::layout::Layout;
@@ -40,7 +40,7 @@ impl Resolver<'_> {
     pub(super) fn declared_ring(&self, ring: &RingSection, declared: &Declared<'_>) -> PlannedRing {
         let name = ring.section.name();
         let geometry = declared.geometry;
-        let exact = geometry.filter(|(_, source)| source.detected_from().is_none());
+        let exact = geometry.filter(|(_, source)| source.detected_from.is_none());
         PlannedRing {
             name: name.to_owned(),
             placement: Placement::Host,
@@ -64,7 +64,7 @@ impl Resolver<'_> {
             share: None,
             attach: ring.keys.attach.unwrap_or_default().0,
             layout: declared.layout.clone(),
-            is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size()),
+            is_layout_maximum: geometry.is_some_and(|(_, source)| source.detects_frame_size),
             producer: declared.producer.to_owned(),
             readers: Vec::new(),
             region_bytes: 0,
@@ -380,8 +380,8 @@ pub(super) const NO_PACKETS: (u32, PacketSizes) = (
 pub(super) struct Declared<'a> {
     /// Number of payload bytes per slot.
     pub(super) slot: usize,
-    /// The packets of the frames, and the source; `None` if a kernel fills the ring.
-    pub(super) geometry: Option<(&'a Geometry, &'a dyn SourceSpec)>,
+    /// The packets of the frames, and the facts about the source; `None` if a kernel fills the ring.
+    pub(super) geometry: Option<(&'a Geometry, &'a SourceFacts)>,
     /// Maximum number of packets and packet sizes of the output of a kernel that keeps the packets of its input.
     pub(super) packets: (u32, PacketSizes),
     /// Whether the producer waits for free slots.

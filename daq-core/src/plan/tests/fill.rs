@@ -12,18 +12,17 @@ struct Typed {
 }
 
 impl SourceSpec for Typed {
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        Ok(Geometry::new(1, slot_bytes))
+    fn facts(&self) -> SourceFacts {
+        SourceFacts {
+            supports_backpressure: true,
+            ..SourceFacts::default()
+        }
     }
 
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        self.samples
-            .layout(geometry.frame_bytes)
-            .map_err(|_| Problem::section("odd bytes"))
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let layout = self.samples.layout(slot_bytes);
+        let layout = layout.map_err(|_| Problem::section("odd bytes"))?;
+        Ok(FrameFacts::new(Geometry::new(1, slot_bytes), layout))
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {

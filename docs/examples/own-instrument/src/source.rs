@@ -1,9 +1,9 @@
 //! A source: packets with a ramp of 16-bit numbers.
 
 use daq_core::config::Problem;
-use daq_core::entry::{SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec};
 use daq_core::frame::Timestamp;
-use daq_core::layout::{Layout, Samples, Scalar};
+use daq_core::layout::{Samples, Scalar};
 use daq_core::reorder::{Geometry, PacketId, ReorderWindow};
 use daq_core::source::{Filler, Polled, Producers, SourceError};
 use schemars::JsonSchema;
@@ -34,25 +34,23 @@ struct RampKeys {
 }
 
 impl SourceSpec for RampKeys {
-    fn preferred_slot(&self) -> Option<usize> {
-        Some(8 * PACKET)
-    }
-
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        match u32::try_from(slot_bytes / PACKET) {
-            Ok(packets @ 1..) => Ok(Geometry::new(packets, PACKET)),
-            _ => Err(Problem::at("ring", "`slot` of the ring must be at least 512 B")),
+    fn facts(&self) -> SourceFacts {
+        SourceFacts {
+            preferred_slot: Some(8 * PACKET),
+            supports_backpressure: true,
+            ..SourceFacts::default()
         }
     }
 
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let Ok(packets @ 1..) = u32::try_from(slot_bytes / PACKET) else {
+            return Err(Problem::at("ring", "`slot` of the ring must be at least 512 B"));
+        };
+        let geometry = Geometry::new(packets, PACKET);
         let samples = Samples { scalar: Scalar::Int16, ..Samples::default() };
         let layout = samples.layout(geometry.frame_bytes);
-        layout.map_err(|_| Problem::at("ring", "frames must have whole samples"))
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
+        let layout = layout.map_err(|_| Problem::at("ring", "frames must have whole samples"))?;
+        Ok(FrameFacts::new(geometry, layout))
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {

@@ -233,7 +233,7 @@ impl Loaded {
             around.profiles = tune::known(&topology, sources.state().as_deref());
         }
         let writes = |source: &Component<_, dyn SourceSpec>| {
-            let needs = source.spec.engine();
+            let needs = source.spec.facts().engine;
             needs.is_some_and(|needs| needs.device.is_some())
         };
         if hardware == Hardware::Probe && config.sources.iter().any(writes) {

@@ -189,11 +189,12 @@ fn rows(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
             let name = source.name();
             let mut planned = plan.sources.iter();
             let planned = planned.find(|planned| planned.name == name)?;
-            let needs = source.spec.engine();
+            let facts = source.spec.facts();
+            let needs = facts.engine;
             let preference = needs
                 .as_ref()
                 .map_or(P2pPreference::Auto, |needs| needs.preference);
-            let claims = source.spec.claims().into_iter();
+            let claims = facts.claims.into_iter();
             let mut claimed = claims.filter_map(|claim| match claim {
                 Claim::Device(device) => Some(device),
                 _ => None,

@@ -98,11 +98,9 @@ pub(super) fn check(section: &str) -> Result<(), String> {
     let Some(source) = source else {
         return Err(UNSUPPORTED.to_owned());
     };
-    let slot = source.preferred_slot().unwrap_or(DEFAULT_SLOT);
-    let layout = source
-        .geometry(slot)
-        .and_then(|geometry| source.layout(&geometry));
-    layout.map(|_| ()).map_err(|problem| problem.message)
+    let slot = source.facts().preferred_slot.unwrap_or(DEFAULT_SLOT);
+    let frames = source.frames(slot);
+    frames.map(|_| ()).map_err(|problem| problem.message)
 }
 
 /// Returns the source that `section` describes.

@@ -2,9 +2,11 @@
 
 use super::*;
 use daq_core::config::{Diagnostics, Document, Problem};
-use daq_core::entry::{EngineRequirements, SourceContext, SourceEntry, SourceSpec};
+use daq_core::entry::{
+    EngineRequirements, FrameFacts, SourceContext, SourceEntry, SourceFacts, SourceSpec,
+};
 use daq_core::gpu::Writer;
-use daq_core::layout::{Layout, Samples};
+use daq_core::layout::Samples;
 use daq_core::plan::{PlanContext, resolve};
 use daq_core::reorder::Geometry;
 use daq_core::source::{Producers, SourceError};
@@ -23,39 +25,32 @@ struct Declared {
 }
 
 impl SourceSpec for Declared {
-    fn claims(&self) -> Vec<Claim> {
-        self.device.iter().cloned().map(Claim::Device).collect()
+    fn facts(&self) -> SourceFacts {
+        SourceFacts {
+            claims: self.device.iter().cloned().map(Claim::Device).collect(),
+            supports_backpressure: true,
+            engine: self.engine.then(|| EngineRequirements {
+                device: self.device.clone(),
+                writer: Writer::Fpga,
+                preference: self.path,
+                action: "the device writes",
+                host_only: None,
+                cpu_reads_memory: false,
+                can_ring_doorbell: false,
+                faults: &[],
+                alignment: 1,
+                max_slot: usize::MAX,
+                min_slots: 1,
+                max_slots: usize::MAX,
+            }),
+            ..SourceFacts::default()
+        }
     }
 
-    fn geometry(&self, slot_bytes: usize) -> Result<Geometry, Problem> {
-        Ok(Geometry::new(1, slot_bytes))
-    }
-
-    fn layout(&self, geometry: &Geometry) -> Result<Layout, Problem> {
-        Samples::default()
-            .layout(geometry.frame_bytes)
-            .map_err(|_| Problem::section("odd bytes"))
-    }
-
-    fn supports_backpressure(&self) -> bool {
-        true
-    }
-
-    fn engine(&self) -> Option<EngineRequirements> {
-        self.engine.then(|| EngineRequirements {
-            device: self.device.clone(),
-            writer: Writer::Fpga,
-            preference: self.path,
-            action: "the device writes",
-            host_only: None,
-            cpu_reads_memory: false,
-            can_ring_doorbell: false,
-            faults: &[],
-            alignment: 1,
-            max_slot: usize::MAX,
-            min_slots: 1,
-            max_slots: usize::MAX,
-        })
+    fn frames(&self, slot_bytes: usize) -> Result<FrameFacts, Problem> {
+        let layout = Samples::default().layout(slot_bytes);
+        let layout = layout.map_err(|_| Problem::section("odd bytes"))?;
+        Ok(FrameFacts::new(Geometry::new(1, slot_bytes), layout))
     }
 
     fn build(&self, _: &SourceContext) -> Result<Producers, SourceError> {
