@@ -1,5 +1,8 @@
 //! Sinks, which write frames to files or send them to other hosts.
 
+use crate::check::NamedFile;
+use crate::claim::Claim;
+use crate::config::Problem;
 use crate::frame::PacketSizes;
 use crate::layout::Layout;
 use crate::ledger::{CountSet, Counts, SinkLedger};
@@ -11,9 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The ring placements (host or GPU memory) that a sink can read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placements {
     /// Host memory only. For a ring on a GPU, the plan inserts a staging ring in host memory before the sink.
+    #[default]
     Host,
     /// Any placement.
     Any,
@@ -103,7 +107,7 @@ pub struct SinkContext {
     pub directory: PathBuf,
     /// The memory of the ring, for sinks whose devices read it directly.
     pub memory: Arc<Region>,
-    /// The network card that the plan selected for `auto` ([`SinkSpec::nic`]).
+    /// The network card that the plan selected for `auto` ([`SinkFacts::nic`]).
     pub nic: Option<String>,
     /// Whether the sink receives copies of the frames. If so, the ring neither waits for the sink nor keeps slots
     /// occupied while the sink reads.
@@ -114,7 +118,7 @@ pub struct SinkContext {
     pub wait: Wait,
     /// The counters of every sink. The sink updates `frames`, `bytes`, `files` and `lost`.
     pub ledger: SinkLedger,
-    /// The counters that [`SinkSpec::counts`] declared.
+    /// The counters that [`SinkFacts::counts`] declares.
     pub counts: Counts,
 }
 
@@ -147,65 +151,65 @@ pub trait Sink: Send {
     fn finish(&mut self) -> Result<(), SinkError>;
 }
 
+/// What a sink states about itself. A sink sets the fields that differ from the default:
+/// `SinkFacts { accepts: Placements::Any, ..SinkFacts::default() }`.
+#[derive(Debug, Default)]
+pub struct SinkFacts {
+    /// The resources that only this sink may use. Relative paths are unchanged.
+    pub claims: Vec<Claim>,
+    /// The directories that the sink writes into.
+    pub files: Vec<NamedFile>,
+    /// The counters that only this kind of sink has, each with a metric. They appear in reports.
+    pub counts: Vec<&'static CountSet>,
+    /// The ring placements that the sink can read.
+    pub accepts: Placements,
+    /// The RDMA network card that the sink uses, such as `mlx5_0`. The plan replaces `auto` by a card
+    /// ([`SinkContext::nic`]).
+    pub nic: Option<String>,
+    /// Warnings about the keys of a sink that can accept the frames of its ring.
+    pub warnings: Vec<Problem>,
+    /// The number of frames that the sink can have in flight, which is its default for `burst` if frames wait for the sink;
+    /// `None` for the usual default.
+    pub burst: Option<usize>,
+}
+
+/// The frames of the ring that a sink reads.
+#[derive(Clone, Copy, Debug)]
+pub struct RingFrames<'a> {
+    /// The layout of the frames.
+    pub layout: &'a Layout,
+    /// Size of a slot in payload bytes.
+    pub slot_bytes: usize,
+    /// Maximum number of packets per frame; 0 if frames do not consist of packets.
+    pub packets_per_frame: u32,
+    /// Names of the fields that frames keep.
+    pub kept: &'a [String],
+}
+
+/// What a sink needs for the frames of its ring.
+#[derive(Clone, Debug, Default)]
+pub struct SinkNeeds {
+    /// The number of bytes that the sink allocates, for the plan's memory total.
+    pub memory: usize,
+    /// External requirements, which the plan shows.
+    pub note: Option<String>,
+}
+
 /// The checked configuration of a sink.
 pub trait SinkSpec: Send + Sync {
     /// Returns every problem of the keys that the types of their values do not exclude.
-    fn problems(&self) -> Vec<crate::config::Problem> {
+    fn problems(&self) -> Vec<Problem> {
         Vec::new()
     }
 
-    /// Returns the resources that only this sink may use. Relative paths are returned unchanged.
-    fn claims(&self) -> Vec<crate::claim::Claim> {
-        Vec::new()
+    /// Returns what follows from the keys alone. Equal keys have equal facts on each machine.
+    fn facts(&self) -> SinkFacts {
+        SinkFacts::default()
     }
 
-    /// Returns the directories that the sink writes into.
-    fn files(&self) -> Vec<crate::check::NamedFile> {
-        Vec::new()
-    }
-
-    /// Returns the counters that only this kind of sink has, each with a metric. They appear in reports.
-    fn counts(&self) -> Vec<&'static CountSet> {
-        Vec::new()
-    }
-
-    /// Returns the ring placements that the sink can read.
-    fn accepts(&self) -> Placements {
-        Placements::Host
-    }
-
-    /// Returns the RDMA network card that the sink uses, such as `mlx5_0`. The plan replaces `auto` by a card
-    /// ([`SinkContext::nic`]).
-    fn nic(&self) -> Option<String> {
-        None
-    }
-
-    /// Checks that the sink can accept frames of `layout`.
-    fn check(&self, _layout: &Layout) -> Result<(), crate::config::Problem> {
-        Ok(())
-    }
-
-    /// Returns warnings about the keys of a sink that passes its [`check`](Self::check).
-    fn warnings(&self) -> Vec<crate::config::Problem> {
-        Vec::new()
-    }
-
-    /// Returns external requirements for frames of up to `slot_bytes` bytes and `packets_per_frame` packets, which the
-    /// plan shows.
-    fn needs(&self, _slot_bytes: usize, _packets_per_frame: u32) -> Option<String> {
-        None
-    }
-
-    /// Returns the number of frames that the sink can have in flight, which is its default for `burst` if frames wait for
-    /// the sink; `None` for the usual default.
-    fn burst(&self) -> Option<usize> {
-        None
-    }
-
-    /// Returns the number of bytes that the sink allocates for frames of up to `slot_bytes` bytes with the kept fields `kept`, for
-    /// the plan's memory total.
-    fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
-        0
+    /// Returns what the sink needs for `frames`, or why it cannot accept them.
+    fn needs(&self, _frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        Ok(SinkNeeds::default())
     }
 
     /// Returns the reason why this program or this machine cannot run the sink, as far as this can be determined without

@@ -3,7 +3,7 @@
 use daq_core::entry::SinkEntry;
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::Lease;
-use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkFacts, SinkSpec};
 use daq_core::units::Span;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -38,11 +38,14 @@ pub(crate) struct NullKeys {
 }
 
 impl SinkSpec for NullKeys {
-    fn accepts(&self) -> Placements {
-        if self.touch {
-            Placements::Host
-        } else {
-            Placements::Any
+    fn facts(&self) -> SinkFacts {
+        SinkFacts {
+            accepts: if self.touch {
+                Placements::Host
+            } else {
+                Placements::Any
+            },
+            ..SinkFacts::default()
         }
     }
 

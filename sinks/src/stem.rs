@@ -5,7 +5,7 @@ use crate::lock::StemLock;
 use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
-use daq_core::sink::{SinkContext, SinkError};
+use daq_core::sink::{SinkContext, SinkError, SinkFacts};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
@@ -45,13 +45,13 @@ impl Stem {
         Some((Self { path, name }, keys))
     }
 
-    /// Returns the resource claims for the stem's files.
-    pub(crate) fn claims(&self) -> Vec<Claim> {
-        vec![Claim::Stem(self.path.join(&self.name))]
-    }
-
-    pub(crate) fn files(&self) -> Vec<NamedFile> {
-        vec![NamedFile::new("path", &self.path, FileUse::WritesInto)]
+    /// Returns the facts about a sink that writes the stem's files.
+    pub(crate) fn facts(&self) -> SinkFacts {
+        SinkFacts {
+            claims: vec![Claim::Stem(self.path.join(&self.name))],
+            files: vec![NamedFile::new("path", &self.path, FileUse::WritesInto)],
+            ..SinkFacts::default()
+        }
     }
 
     /// Creates the directory and locks the stem in this directory.

@@ -22,10 +22,11 @@ use daq_core::check::{FileUse, NamedFile};
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::layout::Layout;
 use daq_core::ledger::{CountSet, SinkLedger};
 use daq_core::ring::Lease;
-use daq_core::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{
+    Placements, RingFrames, Sink, SinkContext, SinkError, SinkFacts, SinkNeeds, SinkSpec,
+};
 use daq_core::units::{ByteSize, Span};
 use daq_rdma::connect::Connection;
 use daq_rdma::connect::access::{Secret, TokenKeys};
@@ -327,56 +328,40 @@ fn parse(
 }
 
 impl SinkSpec for StreamKeys {
-    /// A receiver accepts only one sender, so the sink claims the receiver.
-    fn claims(&self) -> Vec<Claim> {
-        vec![Claim::Device(format!("receiver {}", self.to))]
-    }
-
-    fn files(&self) -> Vec<NamedFile> {
+    fn facts(&self) -> SinkFacts {
         let file = self.token_file.iter();
-        file.map(|file| NamedFile::new("token_file", file, FileUse::Reads))
-            .collect()
-    }
-
-    fn accepts(&self) -> Placements {
-        match (self.transport, self.path) {
-            (Transport::Tcp, _) | (_, PathKey::Staged) => Placements::Host,
-            (_, PathKey::Direct) => Placements::Any,
-            (_, PathKey::Auto) => Placements::Measured,
+        SinkFacts {
+            // A receiver accepts only one sender.
+            claims: vec![Claim::Device(format!("receiver {}", self.to))],
+            files: file
+                .map(|file| NamedFile::new("token_file", file, FileUse::Reads))
+                .collect(),
+            counts: COUNTS.to_vec(),
+            accepts: match (self.transport, self.path) {
+                (Transport::Tcp, _) | (_, PathKey::Staged) => Placements::Host,
+                (_, PathKey::Direct) => Placements::Any,
+                (_, PathKey::Auto) => Placements::Measured,
+            },
+            nic: self.rails().nics().device(),
+            burst: Some(self.rails().count() * self.depth as usize),
+            ..SinkFacts::default()
         }
     }
 
-    fn nic(&self) -> Option<String> {
-        self.rails().nics().device()
-    }
-
-    fn needs(&self, slot_bytes: usize, packets_per_frame: u32) -> Option<String> {
-        let slot = ByteSize(slot_bytes as u64);
-        Some(format!(
-            "the source stream at {} needs slots of {slot} and packets_per_frame = {}",
-            self.to,
-            packets_per_frame.max(1)
-        ))
-    }
-
-    fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        let bytes = layout.frame_bytes();
-        match self.mode().too_long(self.service(), bytes) {
-            Some((message, help)) => Err(Problem::at("service", message).help(help)),
-            None => Ok(()),
+    fn needs(&self, frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        let bytes = frames.layout.frame_bytes();
+        if let Some((message, help)) = self.mode().too_long(self.service(), bytes) {
+            return Err(Problem::at("service", message).help(help));
         }
-    }
-
-    fn burst(&self) -> Option<usize> {
-        Some(self.rails().count() * self.depth as usize)
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        COUNTS.to_vec()
-    }
-
-    fn memory(&self, _slot_bytes: usize, _kept: &[String]) -> usize {
-        self.rails().count() * self.depth as usize * Record::bytes(0, 0)
+        Ok(SinkNeeds {
+            memory: self.rails().count() * self.depth as usize * Record::bytes(0, 0),
+            note: Some(format!(
+                "the source stream at {} needs slots of {} and packets_per_frame = {}",
+                self.to,
+                ByteSize(frames.slot_bytes as u64),
+                frames.packets_per_frame.max(1)
+            )),
+        })
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

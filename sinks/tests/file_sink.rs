@@ -1,6 +1,6 @@
 //! Writes frames with the `file` sink, and checks that the files contain the frames that were sent.
 
-use crate::support::{Feed, SCALARS, Sent, context, layout, spec};
+use crate::support::{Feed, SCALARS, Sent, check, context, layout, spec};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Axis, Image, Layout, Order, Scalar};
 use daq_core::sigmf::Meta;
@@ -97,7 +97,7 @@ fn file_layouts_round_trip() {
                     "path = \"out\"\ndescription = \"d\"\nhardware = \"h\"",
                 )
                 .unwrap();
-                spec.check(&layout).unwrap();
+                check(&*spec, &layout).unwrap();
                 let context = context(dir.path(), "disk", layout.clone(), 0, 0);
                 let ledger = context.ledger.clone();
                 let mut sink = spec.build(context).unwrap();
@@ -322,22 +322,30 @@ fn file_keys_invalid_are_rejected() {
     }
     let error = spec("file", "\"../x\"", "path = \"out\"").err().unwrap();
     assert_contains!(error => "\"../x\" cannot be the start of a file name", "daq.toml:1");
-    let claims = spec("file", "disk", "path = \"out\"").unwrap().claims();
-    let others = spec("file", "disk2", "path = \"out\"").unwrap().claims();
+    let claims = spec("file", "disk", "path = \"out\"")
+        .unwrap()
+        .facts()
+        .claims;
+    let others = spec("file", "disk2", "path = \"out\"")
+        .unwrap()
+        .facts()
+        .claims;
     assert!(
         !claims[0].conflicts(&others[0]),
         "two stems may share a directory"
     );
     let same = spec("file", "disk2", "path = \"out\"\nname = \"disk\"")
         .unwrap()
-        .claims();
+        .facts()
+        .claims;
     assert!(
         claims[0].conflicts(&same[0]),
         "two sinks must not use the same stem"
     );
     let below = spec("zarr", "disk", "path = \"out/disk\"")
         .unwrap()
-        .claims();
+        .facts()
+        .claims;
     assert!(
         !claims[0].conflicts(&below[0]),
         "a directory may have the same name as a stem beside it"
@@ -346,12 +354,8 @@ fn file_keys_invalid_are_rejected() {
         points: 0,
         ..layout(Scalar::Int8, false, 1, 1)
     };
-    assert!(
-        spec("file", "disk", "path = \"out\"")
-            .unwrap()
-            .check(&layout)
-            .is_err()
-    );
+    let disk = spec("file", "disk", "path = \"out\"").unwrap();
+    assert!(check(&*disk, &layout).is_err());
 }
 
 const POINTS: usize = 24;

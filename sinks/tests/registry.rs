@@ -1,6 +1,6 @@
 //! Checks that the example of every registry entry is valid and shows all keys, and that `null` counts frames.
 
-use crate::support::{Feed, Sent, context, layout, registry, spec};
+use crate::support::{Feed, Sent, check, context, layout, registry, spec};
 use daq_core::config::{Diagnostics, Document};
 use daq_core::frame::FrameMeta;
 use daq_core::layout::Scalar;
@@ -71,8 +71,8 @@ fn sink_examples_are_valid_and_show_every_key() {
                 diagnostics.render(document.sources(), false)
             );
             let spec = spec.unwrap();
-            assert!(spec.accepts().contains(Placement::Host));
-            for set in spec.counts() {
+            assert!(spec.facts().accepts.contains(Placement::Host));
+            for set in spec.facts().counts {
                 let first = set.counts[0].name;
                 let is_listed = COUNTS.iter().any(|known| known.counts[0].name == first);
                 assert!(
@@ -124,7 +124,7 @@ fn sinks_accept_types_or_name_the_fix() {
         let spec = spec(name, "n", keys).unwrap();
         let mut found = 0;
         for scalar in Scalar::ALL {
-            match spec.check(&layout(scalar, false, 1, 64)) {
+            match check(&*spec, &layout(scalar, false, 1, 64)) {
                 Ok(()) => found += 1,
                 Err(problem) => {
                     let text = problem.to_string();
@@ -148,7 +148,7 @@ fn null_counts_received_frames() {
         let ledger = context.ledger.clone();
         let spec = spec("null", "n", keys).unwrap();
         assert_eq!(
-            spec.accepts().contains(Placement::Cuda(0)),
+            spec.facts().accepts.contains(Placement::Cuda(0)),
             !keys.contains("touch")
         );
         let mut sink = spec.build(context).unwrap();

@@ -111,7 +111,8 @@ to = \"host:1\"\nnics = [\"a\", \"b\"]\nservice = \"uc\"",
 fn stream_over_tcp_needs_no_nic_and_rejects_keys_of_rdma() {
     const TCP: &str = "transport = \"tcp\"\nto = \"127.0.0.1:1\"\n";
     let tcp = spec("stream", "n", &format!("{TCP}connections = 2")).unwrap();
-    assert_eq!((tcp.accepts(), tcp.nic()), (Placements::Host, None));
+    let facts = tcp.facts();
+    assert_eq!((facts.accepts, facts.nic), (Placements::Host, None));
     for (keys, fix) in [
         ("nics = [\"a\"]", "remove `nics`"),
         ("queue_pairs = 2", "set `connections`"),
@@ -135,7 +136,7 @@ fn stream_over_tcp_needs_no_nic_and_rejects_keys_of_rdma() {
     }
     let auto = "transport = \"rdma\"\nto = \"127.0.0.1:1\"";
     let auto = spec("stream", "n", auto).unwrap();
-    assert_eq!(auto.nic().as_deref(), Some("auto"));
+    assert_eq!(auto.facts().nic.as_deref(), Some("auto"));
 }
 
 #[test]
@@ -146,8 +147,9 @@ fn stream_gpu_memory_is_read_if_requested_or_measured() {
         ("direct", Placements::Any),
     ] {
         let spec = spec("stream", "n", &format!("{WHERE}\npath = \"{path}\"")).unwrap();
-        assert_eq!(spec.accepts(), accepted, "{path}");
-        assert_eq!(spec.claims()[0].to_string(), "device receiver 127.0.0.1:1");
+        let facts = spec.facts();
+        assert_eq!(facts.accepts, accepted, "{path}");
+        assert_eq!(facts.claims[0].to_string(), "device receiver 127.0.0.1:1");
     }
 }
 
@@ -171,7 +173,7 @@ to = \"127.0.0.1:1\"\nnics = [\"no such card\"]",
     for keys in [WHERE, "transport = \"tcp\"\nto = \"127.0.0.1:1\""] {
         let spec = spec("stream", "n", keys).unwrap();
         let context = SinkContext {
-            counts: Counts::in_memory(&spec.counts()),
+            counts: Counts::in_memory(&spec.facts().counts),
             ..make()
         };
         let (ledger, counts) = (context.ledger.clone(), context.counts.clone());

@@ -2,7 +2,8 @@
 
 pub use daq_testkit::sink::*;
 
-use daq_core::sink::SinkSpec;
+use daq_core::layout::Layout;
+use daq_core::sink::{RingFrames, SinkSpec};
 
 /// Reads the section `[sink.NAME]` of `driver` with `keys`. Returns errors as text.
 pub fn spec(driver: &str, name: &str, keys: &str) -> Result<Box<dyn SinkSpec>, String> {
@@ -116,4 +117,16 @@ impl PacketBuilder for TestBuilder {
     fn end(&self, next: u64) -> Vec<Vec<u8>> {
         vec![format!("end {next}").into_bytes()]
     }
+}
+
+/// Checks that `spec` accepts frames of `layout`.
+#[allow(dead_code, reason = "each test binary uses a part of it")]
+pub fn check(spec: &dyn SinkSpec, layout: &Layout) -> Result<(), Problem> {
+    let frames = RingFrames {
+        layout,
+        slot_bytes: layout.frame_bytes(),
+        packets_per_frame: 0,
+        kept: &[],
+    };
+    spec.needs(frames).map(drop)
 }

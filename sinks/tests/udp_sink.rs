@@ -1,6 +1,6 @@
 //! Tests the packets and the ledger of the sink `udp` with sockets of this process.
 
-use crate::support::{AROUND, Feed, Sent, context, layout, spec};
+use crate::support::{AROUND, Feed, Sent, check, context, layout, spec};
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
 use daq_core::layout::{Layout, Order, Scalar};
 use daq_core::ledger::{Counts, SinkLedger, SinkReport};
@@ -38,11 +38,11 @@ fn build(keys: &str, layout: &Layout) -> Result<(Box<dyn Sink>, Ledgers), SinkEr
     let packets = u32::try_from(layout.frame_bytes().div_ceil(100)).unwrap();
     let spec = spec("udp", "tx", keys).unwrap();
     let context = SinkContext {
-        counts: Counts::in_memory(&spec.counts()),
+        counts: Counts::in_memory(&spec.facts().counts),
         ..context("/tmp".as_ref(), "tx", layout.clone(), packets, 100)
     };
     let ledger = (context.ledger.clone(), context.counts.clone());
-    spec.check(layout).map_err(|problem| SinkError::Failed {
+    check(&*spec, layout).map_err(|problem| SinkError::Failed {
         what: problem.key.unwrap_or_default(),
         why: problem.message,
     })?;

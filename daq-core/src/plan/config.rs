@@ -421,7 +421,7 @@ impl Config {
         let sources = self.sources.iter();
         let sources = sources.map(|source| (&source.section, source.spec.facts().claims));
         let sinks = self.sinks.iter();
-        sources.chain(sinks.map(|sink| (&sink.section, sink.spec.claims())))
+        sources.chain(sinks.map(|sink| (&sink.section, sink.spec.facts().claims)))
     }
 
     /// Returns the files and directories that components name, each with the component's section.
@@ -437,7 +437,7 @@ impl Config {
         let kernels = self.kernels.iter();
         let kernels = kernels.flat_map(|kernel| of(&kernel.section, kernel.spec.files()));
         let sinks = self.sinks.iter();
-        let sinks = sinks.flat_map(|sink| of(&sink.section, sink.spec.files()));
+        let sinks = sinks.flat_map(|sink| of(&sink.section, sink.spec.facts().files));
         sources.chain(kernels).chain(sinks)
     }
 

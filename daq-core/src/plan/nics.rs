@@ -2,7 +2,6 @@
 
 use super::{Config, Plan, PlannedRing};
 use crate::region::Placement;
-use crate::sink::SinkSpec;
 use crate::staging::Profile;
 use crate::topology::nic::{AUTO, EMULATED, is_emulated_nic};
 use crate::topology::pci::canonical;
@@ -16,7 +15,7 @@ pub(super) fn assign_to_sinks(plan: &mut Plan, config: &Config, topology: &Topol
         let sink = &plan.sinks[i];
         let mut sinks = config.sinks.iter();
         let declared = sinks.find(|declared| declared.name() == sink.name);
-        let Some(device) = declared.and_then(|declared| declared.spec.nic()) else {
+        let Some(device) = declared.and_then(|declared| declared.spec.facts().nic) else {
             continue;
         };
         let gpu = match plan.ring(&sink.input).map(|ring| ring.placement) {
@@ -58,10 +57,10 @@ pub(super) fn card(
     }
 }
 
-/// Returns the reason why the NIC of `sink` reads `ring` directly. If the NIC reads host memory instead, the error is
+/// Returns the reason why the NIC `declared` of a sink reads `ring` directly. If the NIC reads host memory instead, the error is
 /// the reason, as the end of a sentence.
 pub(super) fn reads(
-    sink: &dyn SinkSpec,
+    declared: Option<String>,
     ring: &PlannedRing,
     topology: &Topology,
     profiles: &BTreeMap<u32, Profile>,
@@ -69,7 +68,7 @@ pub(super) fn reads(
     let Placement::Cuda(gpu) = ring.placement else {
         return Err(String::new());
     };
-    let declared = sink.nic().unwrap_or_else(|| EMULATED.to_owned());
+    let declared = declared.unwrap_or_else(|| EMULATED.to_owned());
     let card = match card(&declared, Some(gpu), topology) {
         Ok(Some(nearest)) => nearest,
         Ok(None) | Err(_) => declared,

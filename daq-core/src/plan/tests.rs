@@ -24,7 +24,7 @@ use crate::entry::{
 use crate::gpu::driver::PeerLink;
 use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
 use crate::layout::Samples;
-use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkSpec};
+use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkFacts, SinkSpec};
 use crate::source::{Producers, SourceError};
 use crate::topology::{Gpu, P2pPreference, Topology};
 use crate::units::ByteSize;
@@ -212,23 +212,18 @@ struct FakeSink {
 }
 
 impl SinkSpec for FakeSink {
-    fn accepts(&self) -> Placements {
-        if self.measured {
-            Placements::Measured
-        } else {
-            Placements::Host
+    fn facts(&self) -> SinkFacts {
+        let paths = self.path.iter();
+        SinkFacts {
+            claims: paths.map(|path| Claim::Path(path.into())).collect(),
+            accepts: if self.measured {
+                Placements::Measured
+            } else {
+                Placements::Host
+            },
+            nic: self.nic.clone(),
+            ..SinkFacts::default()
         }
-    }
-
-    fn claims(&self) -> Vec<Claim> {
-        self.path
-            .iter()
-            .map(|path| Claim::Path(path.into()))
-            .collect()
-    }
-
-    fn nic(&self) -> Option<String> {
-        self.nic.clone()
     }
 
     fn build(&self, _: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

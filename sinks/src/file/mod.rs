@@ -32,12 +32,9 @@ use crate::file::segment::{Options, SegmentError, SegmentWriter, recover};
 use crate::layout::check_layout;
 use crate::sigmf::MetaBuilder;
 use crate::stem::{Stem, StemKeys};
-use daq_core::check::NamedFile;
-use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::layout::Layout;
-use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{RingFrames, Sink, SinkContext, SinkError, SinkFacts, SinkNeeds, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -179,20 +176,16 @@ struct File {
 }
 
 impl SinkSpec for File {
-    fn claims(&self) -> Vec<Claim> {
-        self.stem.claims()
+    fn facts(&self) -> SinkFacts {
+        self.stem.facts()
     }
 
-    fn files(&self) -> Vec<NamedFile> {
-        self.stem.files()
-    }
-
-    fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout, "file", recording::number)
-    }
-
-    fn memory(&self, _slot_bytes: usize, kept: &[String]) -> usize {
-        SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory(kept)
+    fn needs(&self, frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        check_layout(frames.layout, "file", recording::number)?;
+        Ok(SinkNeeds {
+            memory: SegmentWriter::memory(&self.keys.options()) + MetaBuilder::memory(frames.kept),
+            note: None,
+        })
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

@@ -25,12 +25,10 @@ mod publish;
 
 use crate::peer::{ConnectionCounts, StallCounts};
 use counts::NatsCounts;
-use daq_core::check::NamedFile;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::layout::Layout;
 use daq_core::ledger::CountSet;
-use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{RingFrames, Sink, SinkContext, SinkError, SinkFacts, SinkNeeds, SinkSpec};
 use daq_core::units::ByteSize;
 use daq_nats::NatsError;
 use daq_nats::keys::{self as server, Connection};
@@ -126,46 +124,38 @@ impl NatsKeys {
 }
 
 impl SinkSpec for NatsKeys {
-    fn files(&self) -> Vec<NamedFile> {
-        server::files(&self.login, self.tls.as_ref())
+    fn facts(&self) -> SinkFacts {
+        SinkFacts {
+            files: server::files(&self.login, self.tls.as_ref()),
+            counts: COUNTS.to_vec(),
+            ..SinkFacts::default()
+        }
     }
 
-    fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        let frame = layout.frame_bytes() as u64;
-        match self.max_bytes {
-            Some(max) if max.0 < frame => Err(Problem::at(
-                "max_bytes",
-                format!(
-                    "`max_bytes` is {max}, but a frame has {} and its headers, so the stream would not keep a whole frame",
-                    ByteSize(frame)
-                ),
-            )
-            .help("raise `max_bytes` to the frames that the stream must keep")),
-            _ => Ok(()),
+    fn needs(&self, frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        let frame = ByteSize(frames.layout.frame_bytes() as u64);
+        if let Some(max) = self.max_bytes.filter(|max| max.0 < frame.0) {
+            let message = format!(
+                "`max_bytes` is {max}, but a frame has {frame} and its headers, so the stream would not keep a whole frame"
+            );
+            return Err(Problem::at("max_bytes", message)
+                .help("raise `max_bytes` to the frames that the stream must keep"));
         }
+        let (slot, window) = (frames.slot_bytes, self.frames(frames.slot_bytes));
+        let mut notes = vec![format!(
+            "a NATS server with JetStream at {}; up to {window} frames of {} wait for its acknowledgements",
+            self.server_names(),
+            ByteSize(slot as u64)
+        )];
+        notes.extend(server::notes(&self.servers, &self.login, self.tls.as_ref()));
+        Ok(SinkNeeds {
+            memory: window * slot,
+            note: Some(notes.join("; ")),
+        })
     }
 
     fn unavailable(&self) -> Option<String> {
         (!daq_nats::HAS_CLIENT).then(|| NatsError::no_client().why)
-    }
-
-    fn needs(&self, slot_bytes: usize, _: u32) -> Option<String> {
-        let mut needs = vec![format!(
-            "a NATS server with JetStream at {}; up to {} frames of {} wait for its acknowledgements",
-            self.server_names(),
-            self.frames(slot_bytes),
-            ByteSize(slot_bytes as u64)
-        )];
-        needs.extend(server::notes(&self.servers, &self.login, self.tls.as_ref()));
-        Some(needs.join("; "))
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        COUNTS.to_vec()
-    }
-
-    fn memory(&self, slot_bytes: usize, _: &[String]) -> usize {
-        self.frames(slot_bytes) * slot_bytes
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

@@ -36,7 +36,7 @@ use daq_core::entry::{Registry, SinkEntry};
 use daq_core::layout::{Layout, Scalar};
 use daq_core::ledger::CountSet;
 use daq_core::outgoing::{OutgoingFormat, OutgoingFrames, PacketBuilder};
-use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{RingFrames, Sink, SinkContext, SinkError, SinkFacts, SinkNeeds, SinkSpec};
 use daq_core::units::{BitRate, ByteSize, Span};
 use daq_net::interface::Interface;
 use daq_net::send::{Options, Sender};
@@ -280,34 +280,30 @@ impl Udp {
 }
 
 impl SinkSpec for Udp {
-    /// Packets of two sinks to one receiver would mix.
-    fn claims(&self) -> Vec<Claim> {
+    fn facts(&self) -> SinkFacts {
         let receivers = self.keys.receivers();
-        receivers
-            .map(|to| Claim::Device(format!("receiver {to}")))
-            .collect()
+        SinkFacts {
+            // Packets of two sinks to one receiver would mix.
+            claims: receivers
+                .map(|to| Claim::Device(format!("receiver {to}")))
+                .collect(),
+            counts: COUNTS.to_vec(),
+            warnings: self.format.warnings(),
+            ..SinkFacts::default()
+        }
     }
 
-    fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout, "udp", Scalar::bytes)?;
-        self.stream(layout, layout.frame_bytes()).map(drop)
-    }
-
-    fn warnings(&self) -> Vec<Problem> {
-        self.format.warnings()
-    }
-
-    fn counts(&self) -> Vec<&'static CountSet> {
-        COUNTS.to_vec()
-    }
-
-    fn memory(&self, slot_bytes: usize, _kept: &[String]) -> usize {
-        transmit::HEADER_BYTES
-            + if self.keys.split == Split::Channels {
-                slot_bytes
-            } else {
-                0
-            }
+    fn needs(&self, frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        check_layout(frames.layout, "udp", Scalar::bytes)?;
+        self.stream(frames.layout, frames.layout.frame_bytes())?;
+        let split = match self.keys.split {
+            Split::Channels => frames.slot_bytes,
+            _ => 0,
+        };
+        Ok(SinkNeeds {
+            memory: transmit::HEADER_BYTES + split,
+            note: None,
+        })
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

@@ -58,12 +58,9 @@ use crate::layout::check_layout;
 use crate::stem::{Stem, StemKeys};
 use batch::Batch;
 use columns::{chunk_rows, columns};
-use daq_core::check::NamedFile;
-use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{Registry, SinkEntry};
-use daq_core::layout::Layout;
-use daq_core::sink::{Sink, SinkContext, SinkError, SinkSpec};
+use daq_core::sink::{RingFrames, Sink, SinkContext, SinkError, SinkFacts, SinkNeeds, SinkSpec};
 use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -160,28 +157,19 @@ struct Zarr {
 }
 
 impl SinkSpec for Zarr {
-    fn claims(&self) -> Vec<Claim> {
-        self.stem.claims()
+    fn facts(&self) -> SinkFacts {
+        self.stem.facts()
     }
 
-    fn files(&self) -> Vec<NamedFile> {
-        self.stem.files()
-    }
-
-    fn check(&self, layout: &Layout) -> Result<(), Problem> {
-        check_layout(layout, "zarr", columns::number)
-    }
-
-    fn memory(&self, slot_bytes: usize, kept: &[String]) -> usize {
+    fn needs(&self, frames: RingFrames<'_>) -> Result<SinkNeeds, Problem> {
+        check_layout(frames.layout, "zarr", columns::number)?;
+        let chunk = self.keys.chunk.bytes().unwrap_or(usize::MAX >> 2);
         // The arrays other than `frames` have chunks of at least 4096 rows, with about 40 bytes per row and 8 for each kept field.
-        2 * (self
-            .keys
-            .chunk
-            .bytes()
-            .unwrap_or(usize::MAX >> 2)
-            .max(slot_bytes)
-            + (256 << 10)
-            + kept.len() * (32 << 10))
+        let others = (256 << 10) + frames.kept.len() * (32 << 10);
+        Ok(SinkNeeds {
+            memory: 2 * (chunk.max(frames.slot_bytes) + others),
+            note: None,
+        })
     }
 
     fn build(&self, context: SinkContext) -> Result<Box<dyn Sink>, SinkError> {

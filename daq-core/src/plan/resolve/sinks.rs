@@ -5,14 +5,14 @@ use super::rings::host_name;
 use crate::claim::Claim;
 use crate::config::Diagnostics;
 use crate::plan::{Component, PlannedSink, SinkKeys, nics};
-use crate::sink::{Placements, SinkSpec};
+use crate::sink::{Placements, RingFrames, SinkSpec};
 
 impl Resolver<'_> {
     pub(super) fn sinks(&mut self, diagnostics: &mut Diagnostics) {
         let config = self.config;
         let mut order: Vec<_> = config.sinks.iter().enumerate().collect();
         // Sinks that choose by measurement come last, because their choice depends on the copies that others need.
-        order.sort_by_key(|(_, sink)| sink.spec.accepts() == Placements::Measured);
+        order.sort_by_key(|(_, sink)| sink.spec.facts().accepts == Placements::Measured);
         let mut planned = Vec::with_capacity(order.len());
         for (i, sink) in order {
             if let Some(sink) = self.sink(sink, diagnostics) {
@@ -29,22 +29,16 @@ impl Resolver<'_> {
         diagnostics: &mut Diagnostics,
     ) -> Option<PlannedSink> {
         let input = &sink.keys.input;
-        let Some(layout) = self.layouts.get(input) else {
+        if !self.layouts.contains_key(input) {
             self.report_unfilled(&sink.section, input, diagnostics);
             return None;
-        };
-        if let Err(problem) = sink.spec.check(layout) {
-            diagnostics.push(sink.section.problem(problem));
-            return None;
         }
-        for problem in sink.spec.warnings() {
-            diagnostics.push(sink.section.warning(problem));
-        }
+        let facts = sink.spec.facts();
         let is_copied = self.plan.ring(&host_name(input)).is_some();
-        let chosen = match (sink.spec.accepts(), self.plan.ring(input)) {
+        let chosen = match (facts.accepts, self.plan.ring(input)) {
             // If the frames are copied to host memory for another reader, the sink reads that copy.
             (Placements::Measured, Some(ring)) if !is_copied => {
-                nics::reads(&*sink.spec, ring, self.topology, &self.context.profiles).map(Some)
+                nics::reads(facts.nic, ring, self.topology, &self.context.profiles).map(Some)
             }
             // The sink reads the joined frames of a spread ring.
             (_, None) | (Placements::Host | Placements::Measured, _) => Err(String::new()),
@@ -59,27 +53,37 @@ impl Resolver<'_> {
         };
         self.read_by(&reads, sink.name());
         let ring = self.plan.ring(&reads);
-        let (slot, packets_per_frame) =
-            ring.map_or((0, 0), |ring| (ring.slot_bytes, ring.packets_per_frame));
-        let memory = sink.spec.memory(slot, ring.map_or(&[], |ring| &ring.kept));
+        let frames = RingFrames {
+            layout: &self.layouts[input],
+            slot_bytes: ring.map_or(0, |ring| ring.slot_bytes),
+            packets_per_frame: ring.map_or(0, |ring| ring.packets_per_frame),
+            kept: ring.map_or(&[], |ring| &ring.kept),
+        };
+        let needs = match sink.spec.needs(frames) {
+            Ok(needs) => needs,
+            Err(problem) => {
+                diagnostics.push(sink.section.problem(problem));
+                return None;
+            }
+        };
+        for problem in facts.warnings {
+            diagnostics.push(sink.section.warning(problem));
+        }
         self.plan.threads += 1;
         Some(PlannedSink {
             name: sink.name().to_owned(),
             driver: sink.driver.clone(),
-            to: sink.spec.claims().iter().map(Claim::to_string).collect(),
+            to: facts.claims.iter().map(Claim::to_string).collect(),
             input: reads,
-            notes: note
-                .into_iter()
-                .chain(sink.spec.needs(slot, packets_per_frame))
-                .collect(),
+            notes: note.into_iter().chain(needs.note).collect(),
             guarantee: sink.keys.reader.guarantee,
             incomplete: sink.keys.reader.incomplete,
-            burst: sink.keys.reader.burst(sink.spec.burst()),
+            burst: sink.keys.reader.burst(facts.burst),
             core: sink.keys.reader.core,
             wait: sink.keys.reader.wait,
-            memory,
+            memory: needs.memory,
             nic: None,
-            counts: sink.spec.counts(),
+            counts: facts.counts,
         })
     }
 }

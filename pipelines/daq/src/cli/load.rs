@@ -226,7 +226,7 @@ impl Loaded {
             Hardware::Recorded(topology) => topology.clone(),
         };
         let is_measured =
-            |sink: &Component<_, dyn SinkSpec>| sink.spec.accepts() == Placements::Measured;
+            |sink: &Component<_, dyn SinkSpec>| sink.spec.facts().accepts == Placements::Measured;
         if matches!(hardware, Hardware::Detect | Hardware::Probe)
             && config.sinks.iter().any(is_measured)
         {

@@ -241,7 +241,7 @@ fn readers(config: &Config, plan: &Plan, topology: &Topology) -> Vec<Row> {
     let sinks = config.sinks.iter();
     sinks
         .filter_map(|sink| {
-            let declared = sink.spec.nic()?;
+            let declared = sink.spec.facts().nic?;
             let name = sink.name();
             let planned = plan.sinks.iter().find(|planned| planned.name == name)?;
             let ring = plan.ring(&sink.keys.input)?;
