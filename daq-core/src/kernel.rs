@@ -1,7 +1,7 @@
 //! Kernels, which are compute steps from one ring to another.
 
 use crate::check::{CheckContext, CheckReport, NamedFile};
-use crate::frame::PacketSizes;
+use crate::config::Problem;
 use crate::gpu::Dispatch;
 use crate::gpu::bar_mapping::BarMappingError;
 use crate::gpu::driver;
@@ -313,71 +313,90 @@ pub trait Kernel: Send {
     ) -> Result<Submitted, KernelError>;
 }
 
-/// Returns the maximum number of output frames per input frame of a kernel with `frames_per_output` input frames per output.
-///
-/// If the mean number is not an integer, it alternates between the two neighbouring integers. Rounding errors of the division are
-/// ignored.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "the cast saturates, and the number is not negative"
-)]
-fn max_outputs(frames_per_output: f64) -> usize {
-    let mean = 1.0 / frames_per_output;
-    let nearest = mean.round();
-    let is_integer = (mean - nearest).abs() <= 1e-9 * nearest;
-    let max = if is_integer { nearest } else { mean.ceil() };
-    (max as usize).max(1)
+/// What a kernel states about itself. A kernel sets the fields that differ from the default:
+/// `KernelFacts { persistent: Ok(()), ..KernelFacts::default() }`.
+#[derive(Clone, Debug)]
+pub struct KernelFacts {
+    /// The files that the kernel reads.
+    pub files: Vec<NamedFile>,
+    /// Whether each GPU can process a part of the frames of a stream: the results do not depend on other frames, and each
+    /// GPU produces frames regularly. The error is the reason why not, as a clause.
+    pub spread_frames: Result<(), String>,
+    /// Whether the kernel can be persistent ([`Dispatch::Persistent`]). The error is the reason why not, as a clause.
+    pub persistent: Result<(), String>,
+}
+
+impl Default for KernelFacts {
+    /// Returns the facts about a kernel that reads no files, processes each frame alone and is launched for each burst.
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            spread_frames: Ok(()),
+            persistent: Err("built-in kernels support only dispatch = \"launch\"".to_owned()),
+        }
+    }
+}
+
+/// What a kernel states about input frames of one layout.
+#[derive(Clone, Copy, Debug)]
+pub struct InputFacts {
+    /// Whether the kernel has an implementation for the CPU.
+    pub runs_on_cpu: bool,
+    /// Whether the kernel has an implementation for GPUs that can process such frames. The plan uses this to place the kernel.
+    pub runs_on_gpu: bool,
+    /// The maximum number of output frames that one input frame can produce, for the minimum number of slots of the output
+    /// ring. [`Kernel::outputs`] never returns more for one frame.
+    pub max_outputs: usize,
+    /// Whether the output consists of the same packets in the same order, so that it shows which of them are missing.
+    pub keeps_packets: bool,
+    /// The number of bytes that the kernel allocates on the CPU in addition to its rings, for the plan's memory total.
+    pub memory: usize,
+    /// The number of bytes of GPU memory that the kernel allocates on a GPU in addition to its rings.
+    pub device_memory: usize,
+}
+
+impl Default for InputFacts {
+    /// Returns the facts about a kernel that runs on the CPU and produces one frame per input frame.
+    fn default() -> Self {
+        Self {
+            runs_on_cpu: true,
+            runs_on_gpu: false,
+            max_outputs: 1,
+            keeps_packets: false,
+            memory: 0,
+            device_memory: 0,
+        }
+    }
+}
+
+impl InputFacts {
+    /// Whether the kernel has an implementation for `side` that can process the frames.
+    pub const fn runs_on(&self, side: Side) -> bool {
+        match side {
+            Side::Cpu => self.runs_on_cpu,
+            Side::Cuda(_) => self.runs_on_gpu,
+        }
+    }
 }
 
 /// The checked configuration of a kernel.
 pub trait KernelSpec: Send + Sync {
     /// Returns every problem of the keys that the types of their values do not exclude.
-    fn problems(&self) -> Vec<crate::config::Problem> {
+    fn problems(&self) -> Vec<Problem> {
         Vec::new()
+    }
+
+    /// Returns what follows from the keys alone. Equal keys have equal facts on each machine.
+    fn facts(&self) -> KernelFacts {
+        KernelFacts::default()
     }
 
     /// Returns the layout of the output for `input`, or why the kernel does not accept `input`.
-    fn layout(&self, input: &Layout) -> Result<Layout, crate::config::Problem>;
+    fn layout(&self, input: &Layout) -> Result<Layout, Problem>;
 
-    /// Returns the files that the kernel reads.
-    fn files(&self) -> Vec<NamedFile> {
-        Vec::new()
-    }
-
-    /// Checks the kernel's code as far as this is possible without a GPU. Problems of [`files`](Self::files) are not
-    /// repeated.
-    fn check_files(&self, _examination: &CheckContext<'_>) -> CheckReport {
-        CheckReport::default()
-    }
-
-    /// Returns the number of input frames per output frame if this number is fixed, for the data rates in the plan.
-    fn frames_per_output(&self, _input: &Layout) -> f64 {
-        1.0
-    }
-
-    /// Returns the maximum number of output frames that one input frame can produce, for the minimum number of slots of the output
-    /// ring. [`Kernel::outputs`] never returns more for one frame. The default follows from `frames_per_output`.
-    fn max_outputs(&self, input: &Layout) -> usize {
-        max_outputs(self.frames_per_output(input))
-    }
-
-    /// Returns the sizes of the packets of an output frame, for input frames whose packets have these sizes. `None` if the output
-    /// does not consist of the same packets in the same order, so that it cannot show which of them are missing.
-    fn output_packets(&self, _input: &Layout, _sizes: PacketSizes) -> Option<PacketSizes> {
-        None
-    }
-
-    /// Whether the kernel has an implementation for `side` that accepts `input`. The plan uses this to place the
-    /// kernel.
-    fn has(&self, _input: &Layout, side: Side) -> bool {
-        side == Side::Cpu
-    }
-
-    /// Checks that each GPU can process a part of the frames of a stream: the results do not depend on other frames, and each
-    /// GPU produces frames regularly. The error is the reason why not, as a clause.
-    fn supports_spread_frames(&self) -> Result<(), String> {
-        Ok(())
+    /// Returns what follows from the keys for frames of `input`. If `layout` rejects `input`, the kernel need not run on a GPU.
+    fn input_facts(&self, _input: &Layout) -> InputFacts {
+        InputFacts::default()
     }
 
     /// Checks that the output for a share of each frame is the same share of the output for the whole frame, as far as the
@@ -387,44 +406,12 @@ pub trait KernelSpec: Send + Sync {
         Ok(())
     }
 
-    /// Checks that the kernel can be persistent ([`Dispatch::Persistent`]). The error is the reason why not, as a
-    /// clause.
-    fn supports_persistent(&self) -> Result<(), String> {
-        Err("built-in kernels support only dispatch = \"launch\"".to_owned())
+    /// Checks the kernel's code as far as this is possible without a GPU. Problems of [`KernelFacts::files`] are not
+    /// repeated.
+    fn check_files(&self, _examination: &CheckContext<'_>) -> CheckReport {
+        CheckReport::default()
     }
 
-    /// Returns the number of bytes that the kernel allocates in addition to its rings, for the plan's memory total.
-    fn memory(&self, _input: &Layout) -> usize {
-        0
-    }
-
-    /// Returns the number of bytes of GPU memory that the kernel allocates in addition to its rings.
-    fn device_memory(&self, input: &Layout) -> usize {
-        self.memory(input)
-    }
-
-    /// Builds the kernel. Called only if `layout` accepts the input and `has` returns true for the side.
+    /// Builds the kernel. Called only if `layout` accepts the input and the kernel runs on the side.
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn maximum_of_outputs_is_the_next_integer() {
-        for (frames_per_output, max) in [
-            (1.0, 1),
-            (100.0, 1),
-            (0.01, 100),
-            (2.0 / 3.0, 2),
-            (0.4, 3),
-            // Rounding errors of the mean are no further output, and none is lost.
-            (16.0 / (93.0 * 16.0), 93),
-            (1.0 / 92.999_999_999_999_99, 93),
-            (1.0 / 49.0, 49),
-        ] {
-            assert_eq!(max_outputs(frames_per_output), max, "{frames_per_output}");
-        }
-    }
 }

@@ -143,7 +143,7 @@ pub(super) fn dispatches(config: &Config, wiring: &Wiring, diagnostics: &mut Dia
             }
             continue;
         }
-        if let Err(why) = kernel.spec.supports_persistent() {
+        if let Err(why) = kernel.spec.facts().persistent {
             let message = format!("kernel `{name}` cannot be persistent: {why}");
             diagnostics.push(at(&kernel.section, "dispatch", message).help(
                 "remove `dispatch`, or use your own kernel, which can be persistent: file = \"my.cu\" instead of `use`",

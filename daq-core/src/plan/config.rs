@@ -435,7 +435,7 @@ impl Config {
         let sources = self.sources.iter();
         let sources = sources.flat_map(|source| of(&source.section, source.spec.facts().files));
         let kernels = self.kernels.iter();
-        let kernels = kernels.flat_map(|kernel| of(&kernel.section, kernel.spec.files()));
+        let kernels = kernels.flat_map(|kernel| of(&kernel.section, kernel.spec.facts().files));
         let sinks = self.sinks.iter();
         let sinks = sinks.flat_map(|sink| of(&sink.section, sink.spec.facts().files));
         sources.chain(kernels).chain(sinks)

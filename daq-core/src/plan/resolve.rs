@@ -331,7 +331,7 @@ impl Resolver<'_> {
         {
             return false;
         }
-        let max = kernel.spec.max_outputs(&self.layouts[input]);
+        let max = kernel.spec.input_facts(&self.layouts[input]).max_outputs;
         if !check::output_slots(ring, kernel.name(), max, diagnostics) {
             return false;
         }
@@ -368,8 +368,8 @@ impl Resolver<'_> {
             );
         }
         // Without hardware detection it is unknown whether the host has a GPU.
-        let is_certain =
-            self.topology.is_real || !kernel.spec.has(&self.layouts[input], Side::Cuda(0));
+        let facts = kernel.spec.input_facts(&self.layouts[input]);
+        let is_certain = self.topology.is_real || !facts.runs_on_gpu;
         if kernel.keys.dispatch == Some(Dispatch::Launch) && side == Side::Cpu && is_certain {
             let message = format!(
                 "`dispatch` has no effect on kernel `{}`, because it runs on the CPU",
@@ -383,7 +383,7 @@ impl Resolver<'_> {
         }
         let dispatch = kernel.keys.dispatch.unwrap_or_default();
         let is_persistent = dispatch == Dispatch::Persistent;
-        if is_persistent && side == Side::Cpu && kernel.spec.supports_persistent().is_ok() {
+        if is_persistent && side == Side::Cpu && kernel.spec.facts().persistent.is_ok() {
             let message = format!(
                 "kernel `{}` cannot be persistent, because it runs on the CPU",
                 kernel.name()
@@ -414,9 +414,10 @@ impl Resolver<'_> {
         let kernel = &self.config.kernels[i];
         let dispatch = kernel.keys.dispatch.unwrap_or_default();
         let is_persistent = dispatch == Dispatch::Persistent;
+        let facts = kernel.spec.input_facts(input);
         let memory = match side {
-            Side::Cpu => kernel.spec.memory(input),
-            Side::Cuda(_) => kernel.spec.device_memory(input),
+            Side::Cpu => facts.memory,
+            Side::Cuda(_) => facts.device_memory,
         };
         PlannedKernel {
             name: kernel.name().to_owned(),
@@ -448,14 +449,13 @@ impl Resolver<'_> {
         }
         let kernel = &self.config.kernels[i];
         let input = &kernel.keys.input;
-        let layout = &self.layouts[input];
-        let has = |side| kernel.spec.has(layout, side);
+        let facts = kernel.spec.input_facts(&self.layouts[input]);
         if let Some(Placement::Cuda(ordinal)) = self.plan.ring(input).map(|ring| ring.placement)
-            && has(Side::Cuda(ordinal))
+            && facts.runs_on_gpu
         {
             return Some(Side::Cuda(ordinal));
         }
-        if has(Side::Cpu) {
+        if facts.runs_on_cpu {
             return Some(Side::Cpu);
         }
         let ordinal = match self.topology.gpus.first() {

@@ -22,7 +22,7 @@ use crate::entry::{
     SourceFacts, SourceSpec,
 };
 use crate::gpu::driver::PeerLink;
-use crate::kernel::{Kernel, KernelContext, KernelError, KernelSpec};
+use crate::kernel::{InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec};
 use crate::layout::Samples;
 use crate::sink::{Placements, Sink, SinkContext, SinkError, SinkFacts, SinkSpec};
 use crate::source::{Producers, SourceError};
@@ -161,11 +161,11 @@ struct FakeKernel {
     #[serde(default)]
     has_history: bool,
     #[serde(default = "one")]
-    frames_per_output: f64,
+    max_outputs: usize,
 }
 
-fn one() -> f64 {
-    1.0
+fn one() -> usize {
+    1
 }
 
 impl KernelSpec for FakeKernel {
@@ -178,23 +178,26 @@ impl KernelSpec for FakeKernel {
         })
     }
 
-    fn supports_spread_frames(&self) -> Result<(), String> {
-        if self.has_history {
-            return Err("it needs the frame before".to_owned());
+    fn facts(&self) -> KernelFacts {
+        let before = "it needs the frame before".to_owned();
+        KernelFacts {
+            spread_frames: if self.has_history {
+                Err(before)
+            } else {
+                Ok(())
+            },
+            ..KernelFacts::default()
         }
-        Ok(())
     }
 
-    fn frames_per_output(&self, _: &Layout) -> f64 {
-        self.frames_per_output
-    }
-
-    fn has(&self, _: &Layout, side: Side) -> bool {
-        side == Side::Cpu || self.gpu
-    }
-
-    fn memory(&self, _: &Layout) -> usize {
-        1000
+    fn input_facts(&self, _: &Layout) -> InputFacts {
+        InputFacts {
+            runs_on_gpu: self.gpu,
+            max_outputs: self.max_outputs,
+            memory: 1000,
+            device_memory: 1000,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {
@@ -695,17 +698,11 @@ fn frame_larger_than_slot_is_rejected() {
 
 #[test]
 fn ring_too_small_for_kernel_outputs_is_rejected() {
-    let error = error_of((
-        "use = \"quarter\"",
-        "use = \"quarter\"\nframes_per_output = 0.01",
-    ));
+    let error = error_of(("use = \"quarter\"", "use = \"quarter\"\nmax_outputs = 100"));
     assert_contains!(error => "64 slots are too few, because kernel `quarter` produces up to 100", "set slots = 200 or more");
     assert!(
         plan_of(
-            &PIPELINE.replace(
-                "use = \"quarter\"",
-                "use = \"quarter\"\nframes_per_output = 0.02"
-            ),
+            &PIPELINE.replace("use = \"quarter\"", "use = \"quarter\"\nmax_outputs = 50"),
             &host()
         )
         .is_ok()

@@ -51,7 +51,9 @@ use super::{check_contents, device, refused, require};
 use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{
+    InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec, Side,
+};
 use daq_core::layout::Spread;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::units::Frequency;
@@ -286,16 +288,19 @@ impl KernelSpec for Beamform {
         Ok(self.output(input, &self.extents(input)?))
     }
 
-    fn files(&self) -> Vec<NamedFile> {
+    fn facts(&self) -> KernelFacts {
         let named = [("weights", &self.weights), ("delays", &self.delays)];
         let file = |(key, path): (&str, &Option<PathBuf>)| {
             Some(NamedFile::new(key, path.as_ref()?, FileUse::Reads))
         };
-        named.into_iter().filter_map(file).collect()
+        KernelFacts {
+            files: named.into_iter().filter_map(file).collect(),
+            ..KernelFacts::default()
+        }
     }
 
     fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
-        check_contents(&self.files(), context, |input| {
+        check_contents(&self.facts().files, context, |input| {
             let extents = self.extents(input).map_err(refused)?;
             weights::Weights::read(
                 self,
@@ -324,24 +329,19 @@ impl KernelSpec for Beamform {
         Ok(())
     }
 
-    fn memory(&self, input: &Layout) -> usize {
-        self.extents(input).map_or(0, |extents| {
-            self.beams * extents.antennas * extents.channels * 8 + cpu::memory(&extents)
-        })
-    }
-
-    fn device_memory(&self, input: &Layout) -> usize {
-        self.extents(input)
-            .map_or(0, |extents| cuda::memory(self, input, &extents))
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        let fits = |extents: Extents| {
-            device::can_count(input)
-                && device::can_count(&self.output(input, &extents))
-                && cuda::fits(self, &extents)
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let Ok(extents) = self.extents(input) else {
+            return InputFacts::default();
         };
-        side == Side::Cpu || self.extents(input).is_ok_and(fits)
+        let weights = self.beams * extents.antennas * extents.channels * 8;
+        InputFacts {
+            runs_on_gpu: device::can_count(input)
+                && device::can_count(&self.output(input, &extents))
+                && cuda::fits(self, &extents),
+            memory: weights + cpu::memory(&extents),
+            device_memory: cuda::memory(self, input, &extents),
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

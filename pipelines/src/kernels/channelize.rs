@@ -61,7 +61,9 @@ use super::{
 use daq_core::check::{CheckContext, CheckReport, FileUse, NamedFile};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{
+    InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec, Side,
+};
 use daq_core::layout::Spread;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
@@ -313,10 +315,6 @@ impl Channelize {
 }
 
 impl KernelSpec for Channelize {
-    fn supports_spread_frames(&self) -> Result<(), String> {
-        Err("the filter needs the last samples of the frame before".to_owned())
-    }
-
     fn supports_share(&self, whole: &Layout, share: &Layout, _: Spread) -> Result<(), String> {
         if share.points < whole.points {
             return Err("the filter needs the samples before those of the share".to_owned());
@@ -332,45 +330,44 @@ impl KernelSpec for Channelize {
         Ok(self.output(input, &self.shape(input)?))
     }
 
-    fn files(&self) -> Vec<NamedFile> {
+    fn facts(&self) -> KernelFacts {
         let file = |path| NamedFile::new("coefficients", path, FileUse::Reads);
-        self.coefficients.iter().map(file).collect()
+        let before = "the filter needs the last samples of the frame before";
+        KernelFacts {
+            files: self.coefficients.iter().map(file).collect(),
+            spread_frames: Err(before.to_owned()),
+            ..KernelFacts::default()
+        }
     }
 
     fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
-        check_contents(&self.files(), context, |input| {
+        check_contents(&self.facts().files, context, |input| {
             let shape = self.shape(input).map_err(refused)?;
             prototype::coefficients(self, &shape, context.directory)?;
             Ok(())
         })
     }
 
-    fn memory(&self, input: &Layout) -> usize {
-        self.shape(input).map_or(0, |shape| {
-            (shape.history() + shape.points) * shape.inputs * 8
-                + shape.size * shape.taps * 4
-                + transform::bytes(shape.size)
-        })
-    }
-
-    fn device_memory(&self, input: &Layout) -> usize {
-        self.shape(input)
-            .map_or(0, |shape| cuda::memory(input, &shape))
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        let fits = |shape: Shape| {
-            let output = self.output(input, &shape);
-            GPU_CHANNELS.contains(&shape.channels)
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let Ok(shape) = self.shape(input) else {
+            return InputFacts::default();
+        };
+        let device_memory = cuda::memory(input, &shape);
+        InputFacts {
+            runs_on_gpu: GPU_CHANNELS.contains(&shape.channels)
                 && shape.channels.is_power_of_two()
                 && shape.points >= shape.size
                 && (input.complex || shape.hop.is_multiple_of(2))
                 && matches!(input.scalar, Scalar::Int8 | Scalar::Int16 | Scalar::Float32)
                 && device::can_count(input)
-                && device::can_count(&output)
-                && cuda::memory(input, &shape) < device::MAX_BYTES
-        };
-        side == Side::Cpu || self.shape(input).is_ok_and(fits)
+                && device::can_count(&self.output(input, &shape))
+                && device_memory < device::MAX_BYTES,
+            memory: (shape.history() + shape.points) * shape.inputs * 8
+                + shape.size * shape.taps * 4
+                + transform::bytes(shape.size),
+            device_memory,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

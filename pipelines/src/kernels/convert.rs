@@ -30,7 +30,7 @@ use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::frame::PacketSizes;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{InputFacts, Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -206,9 +206,13 @@ impl Convert {
 /// Returns the sizes of the packets in the output; `None` if the order of the numbers changes, or if packets do not end at whole
 /// bytes of the output.
 fn converted_packets(input: &Layout, output: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {
-    let is_reordered = input.order != output.order && input.channels > 1;
     let sizes = sizes.scaled(input.scalar.bits(), output.scalar.bits());
-    sizes.filter(|_| !is_reordered)
+    sizes.filter(|_| !is_reordered(input, output.order))
+}
+
+/// Returns whether numbers in the order `output` have other positions than in `input`.
+fn is_reordered(input: &Layout, output: Order) -> bool {
+    input.order != output && input.channels > 1
 }
 
 impl KernelSpec for Convert {
@@ -226,21 +230,14 @@ impl KernelSpec for Convert {
         })
     }
 
-    fn memory(&self, input: &Layout) -> usize {
-        cpu::memory(input, self.order.unwrap_or(input.order))
-    }
-
-    fn device_memory(&self, _: &Layout) -> usize {
-        0
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        side == Side::Cpu || device::can_count(input)
-    }
-
-    fn output_packets(&self, input: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {
-        let output = self.layout(input).ok()?;
-        converted_packets(input, &output, sizes)
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let order = self.order.unwrap_or(input.order);
+        InputFacts {
+            runs_on_gpu: device::can_count(input),
+            keeps_packets: !is_reordered(input, order),
+            memory: cpu::memory(input, order),
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

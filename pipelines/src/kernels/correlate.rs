@@ -48,7 +48,7 @@ use super::quantise::check_scale;
 use super::{device, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{InputFacts, Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::Spread;
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use daq_core::units::Frequency;
@@ -242,16 +242,6 @@ impl KernelSpec for Correlate {
         Ok(self.output(input, &self.shape(input)?))
     }
 
-    fn frames_per_output(&self, input: &Layout) -> f64 {
-        self.shape(input)
-            .map_or(1.0, |shape| shape.each as f64 / shape.items as f64)
-    }
-
-    fn max_outputs(&self, input: &Layout) -> usize {
-        self.shape(input)
-            .map_or(1, |shape| max_outputs(shape.items as u128, shape.each))
-    }
-
     fn supports_share(&self, whole: &Layout, share: &Layout, by: Spread) -> Result<(), String> {
         let extents = |layout| self.shape(layout).map(|shape| shape.extents);
         let (all, some) = (extents(whole), extents(share));
@@ -262,22 +252,19 @@ impl KernelSpec for Correlate {
         all.check_share(&some, (whole, self.axes), by)
     }
 
-    fn memory(&self, input: &Layout) -> usize {
-        self.shape(input).map_or(0, |shape| cpu::memory(&shape))
-    }
-
-    fn device_memory(&self, input: &Layout) -> usize {
-        self.shape(input)
-            .map_or(0, |shape| cuda::memory(input, &shape))
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        let fits = |shape: Shape| {
-            device::can_count(input)
-                && device::can_count(&self.output(input, &shape))
-                && shape.length <= MAX_INT8_TIMES
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let Ok(shape) = self.shape(input) else {
+            return InputFacts::default();
         };
-        side == Side::Cpu || self.shape(input).is_ok_and(fits)
+        InputFacts {
+            runs_on_gpu: device::can_count(input)
+                && device::can_count(&self.output(input, &shape))
+                && shape.length <= MAX_INT8_TIMES,
+            max_outputs: max_outputs(shape.items as u128, shape.each),
+            memory: cpu::memory(&shape),
+            device_memory: cuda::memory(input, &shape),
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

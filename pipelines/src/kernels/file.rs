@@ -36,7 +36,9 @@ use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::gpu::Dispatch;
 use daq_core::gpu::driver::{CompileError, Compiler, Device, Target};
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{
+    InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec, Side,
+};
 use daq_core::layout::Layout;
 use daq_core::plan::FILE_KERNEL;
 use daq_core::units::ByteSize;
@@ -342,8 +344,18 @@ impl KernelSpec for FileKernel {
         self.check().err().into_iter().collect()
     }
 
-    fn files(&self) -> Vec<NamedFile> {
-        vec![NamedFile::new("file", &self.file, FileUse::Reads)]
+    fn facts(&self) -> KernelFacts {
+        KernelFacts {
+            files: vec![NamedFile::new("file", &self.file, FileUse::Reads)],
+            persistent: match self.code() {
+                Some(Code::Source) => Ok(()),
+                _ => Err(format!(
+                    "{} is already compiled for dispatch \"launch\"; set `file` to the .cu file",
+                    self.file
+                )),
+            },
+            ..KernelFacts::default()
+        }
     }
 
     fn check_files(&self, context: &CheckContext<'_>) -> CheckReport {
@@ -355,17 +367,11 @@ impl KernelSpec for FileKernel {
         self.frame.layout(input)
     }
 
-    fn has(&self, _input: &Layout, side: Side) -> bool {
-        matches!(side, Side::Cuda(_))
-    }
-
-    fn supports_persistent(&self) -> Result<(), String> {
-        match self.code() {
-            Some(Code::Source) => Ok(()),
-            _ => Err(format!(
-                "{} is already compiled for dispatch \"launch\"; set `file` to the .cu file",
-                self.file
-            )),
+    fn input_facts(&self, _input: &Layout) -> InputFacts {
+        InputFacts {
+            runs_on_cpu: false,
+            runs_on_gpu: true,
+            ..InputFacts::default()
         }
     }
 

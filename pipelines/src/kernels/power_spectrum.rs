@@ -103,7 +103,9 @@ use super::{
 };
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{
+    InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec, Side,
+};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -493,21 +495,29 @@ impl PowerSpectrum {
 }
 
 impl KernelSpec for PowerSpectrum {
-    fn supports_spread_frames(&self) -> Result<(), String> {
-        if self.continuous {
-            return Err(
-                "with `continuous`, blocks begin in one frame and end in the next".to_owned(),
-            );
-        }
-        Ok(())
-    }
-
     fn problems(&self) -> Vec<Problem> {
         self.check().err().into_iter().collect()
     }
 
+    fn facts(&self) -> KernelFacts {
+        let reason = "with `continuous`, blocks begin in one frame and end in the next";
+        KernelFacts {
+            spread_frames: if self.continuous {
+                Err(reason.to_owned())
+            } else {
+                Ok(())
+            },
+            ..KernelFacts::default()
+        }
+    }
+
     fn layout(&self, input: &Layout) -> Result<Layout, Problem> {
         let shape = self.shape(input)?;
+        let spectra = if self.continuous {
+            input.points as f64 / shape.hop as f64
+        } else {
+            shape.spectra as f64
+        };
         let rate = input.sample_rate();
         self.factor(shape.size, rate)?;
         let step = rate.map(|rate| rate / shape.fft as f64);
@@ -529,63 +539,43 @@ impl KernelSpec for PowerSpectrum {
             axis: Axis::Frequency { start, step },
             frame_rate: input
                 .frame_rate
-                .map(|rate| rate / self.frames_per_output(input)),
+                .map(|rate| rate / (shape.integrate as f64 / spectra)),
             is_contiguous: input.is_contiguous,
         })
     }
 
-    fn frames_per_output(&self, input: &Layout) -> f64 {
-        self.shape(input).map_or(1.0, |shape| {
-            let spectra = if self.continuous {
-                input.points as f64 / shape.hop as f64
-            } else {
-                shape.spectra as f64
-            };
-            shape.integrate as f64 / spectra
-        })
-    }
-
-    fn max_outputs(&self, input: &Layout) -> usize {
-        self.shape(input).map_or(1, |shape| {
-            let items = if self.continuous {
-                max_items(1, input.points as u64, shape.hop as u64)
-            } else {
-                shape.spectra as u128
-            };
-            max_outputs(items, shape.integrate)
-        })
-    }
-
-    fn memory(&self, input: &Layout) -> usize {
-        // Float64 sums or the spectra of one output, the float32 window and two blocks of real samples, and the transform.
-        self.shape(input).map_or(0, |shape| {
-            let channels = input.channels as usize;
-            let sums = match self.average {
-                Average::Mean => shape.fft * (channels * 8 + self.pairs.len() * 16),
-                Average::Median => shape.history() * channels * shape.bins * 4,
-            };
-            let joined = if self.continuous {
-                cpu::joined_points(input, &shape) * (input.frame_bytes() / input.points)
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let Ok(shape) = self.shape(input) else {
+            return InputFacts::default();
+        };
+        let channels = input.channels as usize;
+        let sums = match self.average {
+            Average::Mean => shape.fft * (channels * 8 + self.pairs.len() * 16),
+            Average::Median => shape.history() * channels * shape.bins * 4,
+        };
+        let (items, joined) = if self.continuous {
+            let joined = cpu::joined_points(input, &shape) * (input.frame_bytes() / input.points);
+            let items = max_items(1, input.points as u64, shape.hop as u64);
+            (items, joined)
+        } else {
+            (shape.spectra as u128, 0)
+        };
+        let runs_on_gpu = device::can_count(input)
+            && passes::has(shape.fft)
+            && cuda::has_space(self, input, &shape)
+            && self.pairs.is_empty();
+        InputFacts {
+            runs_on_gpu,
+            max_outputs: max_outputs(items, shape.integrate),
+            // Float64 sums or the spectra of one output, the float32 window and two blocks of real samples, and the transform.
+            memory: sums + joined + shape.size * 3 * 4 + transform::bytes(shape.fft),
+            device_memory: if runs_on_gpu {
+                cuda::memory(self, input, &shape)
             } else {
                 0
-            };
-            sums + joined + shape.size * 3 * 4 + transform::bytes(shape.fft)
-        })
-    }
-
-    fn device_memory(&self, input: &Layout) -> usize {
-        self.shape(input)
-            .map_or(0, |shape| cuda::memory(self, input, &shape))
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        let fits = |shape: Shape| {
-            device::can_count(input)
-                && passes::has(shape.fft)
-                && cuda::has_space(self, input, &shape)
-                && self.pairs.is_empty()
-        };
-        side == Side::Cpu || self.shape(input).is_ok_and(fits)
+            },
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

@@ -36,7 +36,9 @@ use super::{device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
 use daq_core::frame::{Clock, Flags, FrameMeta, Timestamp};
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{
+    InputFacts, Kernel, KernelContext, KernelError, KernelFacts, KernelSpec, Side,
+};
 use daq_core::layout::{Axis, Layout, Order};
 use pieces::{Pieces, Places};
 use schemars::JsonSchema;
@@ -494,24 +496,28 @@ impl KernelSpec for Select {
         Ok(self.selection(input)?.output)
     }
 
-    fn frames_per_output(&self, _: &Layout) -> f64 {
-        self.every as f64
-    }
-
-    fn supports_spread_frames(&self) -> Result<(), String> {
-        if self.every > 1 || !self.drop.is_empty() {
-            return Err("with `every` or `drop`, one GPU could keep no frame while others wait for its frames".to_owned());
+    fn facts(&self) -> KernelFacts {
+        let reason =
+            "with `every` or `drop`, one GPU could keep no frame while others wait for its frames";
+        KernelFacts {
+            spread_frames: if self.every > 1 || !self.drop.is_empty() {
+                Err(reason.to_owned())
+            } else {
+                Ok(())
+            },
+            ..KernelFacts::default()
         }
-        Ok(())
     }
 
-    fn memory(&self, input: &Layout) -> usize {
-        self.selection(input)
-            .map_or(0, |selection| selection.pieces.memory())
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        side == Side::Cpu || device::can_count(input)
+    fn input_facts(&self, input: &Layout) -> InputFacts {
+        let selection = self.selection(input);
+        let memory = selection.map_or(0, |selection| selection.pieces.memory());
+        InputFacts {
+            runs_on_gpu: device::can_count(input),
+            memory,
+            device_memory: memory,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

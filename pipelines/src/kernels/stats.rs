@@ -36,7 +36,7 @@ use super::grouping::{AtBoundary, Grouping, Groups};
 use super::{common_type, device, not_empty, refused, require};
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;
-use daq_core::kernel::{Kernel, KernelContext, KernelError, KernelSpec, Side};
+use daq_core::kernel::{InputFacts, Kernel, KernelContext, KernelError, KernelSpec, Side};
 use daq_core::layout::{Axis, Layout, Order, Scalar};
 use histogram::Histogram;
 use schemars::JsonSchema;
@@ -217,26 +217,17 @@ impl KernelSpec for Stats {
         })
     }
 
-    fn frames_per_output(&self, _: &Layout) -> f64 {
-        self.every as f64
-    }
-
-    fn memory(&self, input: &Layout) -> usize {
-        let bins = self
-            .histogram(input.scalar)
-            .ok()
-            .flatten()
-            .map_or(0, |bins| bins.count);
-        input.channels as usize * (bins + FIELDS.len()) * 8 + bins * 8 + cpu::WORK_BYTES
-    }
-
-    fn device_memory(&self, input: &Layout) -> usize {
+    fn input_facts(&self, input: &Layout) -> InputFacts {
         let bins = self.histogram(input.scalar).ok().flatten();
-        cuda::memory(input, bins.map_or(0, |bins| bins.count))
-    }
-
-    fn has(&self, input: &Layout, side: Side) -> bool {
-        side == Side::Cpu || device::can_count(input)
+        let bins = bins.map_or(0, |bins| bins.count);
+        InputFacts {
+            runs_on_gpu: device::can_count(input),
+            memory: input.channels as usize * (bins + FIELDS.len()) * 8
+                + bins * 8
+                + cpu::WORK_BYTES,
+            device_memory: cuda::memory(input, bins),
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, context: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

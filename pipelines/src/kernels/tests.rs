@@ -213,7 +213,8 @@ fn kernel_processors_match_capabilities() {
         );
         let spec = parse(entry.example).unwrap();
         for (input, gpu) in [(&short, true), (&long, false)] {
-            let has = (spec.has(input, Side::Cpu), spec.has(input, Side::Cuda(0)));
+            let facts = spec.input_facts(input);
+            let has = (facts.runs_on_cpu, facts.runs_on_gpu);
             assert_eq!(has, (true, gpu), "{}", entry.name);
         }
     }
@@ -230,12 +231,13 @@ fn kernel_processors_match_capabilities() {
         (4096, true),
         (11, false),
     ] {
-        assert_eq!(spectrum(size).has(&short, Side::Cuda(0)), gpu, "{size}");
-        assert!(spectrum(size).has(&short, Side::Cpu));
+        let facts = spectrum(size).input_facts(&short);
+        assert_eq!(facts.runs_on_gpu, gpu, "{size}");
+        assert!(facts.runs_on_cpu);
     }
     let input = samples.layout(1 << 21).unwrap();
-    assert!(spectrum(1 << 20).has(&input, Side::Cuda(0)));
-    assert!(!spectrum(1 << 21).has(&input, Side::Cuda(0)));
+    assert!(spectrum(1 << 20).input_facts(&input).runs_on_gpu);
+    assert!(!spectrum(1 << 21).input_facts(&input).runs_on_gpu);
 }
 
 #[test]

@@ -268,9 +268,7 @@ fn channels_equal_scipy() {
                         .flat_map(|(_, bytes)| as_f32(bytes))
                         .collect()
                 };
-                let gpu = gpu.filter(|device| {
-                    spec.has(&input, daq_core::kernel::Side::Cuda(device.ordinal()))
-                });
+                let gpu = gpu.filter(|_| spec.input_facts(&input).runs_on_gpu);
                 made.push((
                     format!("{spec:?} {input}"),
                     on(None),

@@ -4,7 +4,7 @@
 use super::device;
 use super::trial::{Noise, SCALARS, as_f32, both, disturb, every_type, frames, layout};
 use daq_core::gpu::driver::Device;
-use daq_core::kernel::{KernelSpec, Side};
+use daq_core::kernel::KernelSpec;
 use daq_core::layout::{Layout, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 use daq_pipelines::kernels::PowerSpectrum;
@@ -285,7 +285,7 @@ fn spectra_padded_and_of_medians_equal_cpu() {
                     ..PowerSpectrum::default()
                 };
                 let input = layout(&samples, points);
-                assert!(spec.has(&input, Side::Cuda(0)), "{spec:?}");
+                assert!(spec.input_facts(&input).runs_on_gpu, "{spec:?}");
                 let made = compare(&spec, &input, device, integrate, 6, &[2, 1], false);
                 assert!(made > 0);
             }

@@ -103,8 +103,7 @@ fn compare(cases: &[(PowerSpectrum, Samples, usize, &str)]) {
         let given = frames((0..FRAMES).map(|_| noise.numbers(samples.scalar, input.numbers())));
         let bytes: Vec<u8> = given.iter().flat_map(|(_, bytes)| bytes.clone()).collect();
         questions.push((header(spec, samples, *points, window), bytes));
-        let gpu =
-            device().filter(|gpu| spec.has(&input, daq_core::kernel::Side::Cuda(gpu.ordinal())));
+        let gpu = device().filter(|_| spec.input_facts(&input).runs_on_gpu);
         let sides = [None].into_iter().chain(gpu.map(Some));
         let made: Vec<Vec<f64>> = sides
             .map(|side| {

@@ -62,7 +62,7 @@ pub fn run(
 ) -> Outcome {
     let output = spec.layout(input).unwrap();
     let side = device.map_or(Side::Cpu, |device| Side::Cuda(device.ordinal()));
-    assert!(spec.has(input, side), "{input} on {side:?}");
+    assert!(spec.input_facts(input).runs_on(side), "{input} on {side:?}");
     let mut kernel = spec.build(&KernelContext::alone(input, side)).unwrap();
     assert_eq!(kernel.occupancy().is_some(), device.is_some());
     let stream = device.map(|device| driver::Stream::timed(device, 1).unwrap());
@@ -88,7 +88,7 @@ pub fn run(
         assert_eq!(lease.len(), now.len());
         let outputs = kernel.outputs(now.len());
         // With fewer slots, the kernel would never run.
-        assert!(kernel.outputs(1) <= spec.max_outputs(input));
+        assert!(kernel.outputs(1) <= spec.input_facts(input).max_outputs);
         let mut out = sink.producer.reserve(outputs);
         assert_eq!(out.remaining(), outputs);
         let on = match &stream {

@@ -21,7 +21,7 @@ impl Resolver<'_> {
         let gpus = readers.filter_map(|kernel| {
             let gpu = match kernel.keys.device {
                 Some(device) => device.gpu()?,
-                None if kernel.spec.has(layout, Side::Cuda(first.ordinal)) => first.ordinal,
+                None if kernel.spec.input_facts(layout).runs_on_gpu => first.ordinal,
                 None => return None,
             };
             Some((gpu, kernel.name()))
@@ -68,7 +68,8 @@ impl Resolver<'_> {
             return Ok(None);
         };
         let name = kernel.name();
-        if !kernel.spec.has(&self.layouts[&kernel.keys.input], device.0) {
+        let input = &self.layouts[&kernel.keys.input];
+        if !kernel.spec.input_facts(input).runs_on(device.0) {
             let (message, help) = match device.0 {
                 Side::Cpu => (
                     format!("kernel `{name}` runs on a GPU only"),

@@ -177,16 +177,18 @@ impl Resolver<'_> {
         });
     }
 
-    /// Returns the maximum number of packets per output frame of kernel `i` and their sizes; 0 if the kernel does not keep the
-    /// packets of its input.
-    fn output_packets(&self, i: usize) -> (u32, PacketSizes) {
+    /// Returns the maximum number of packets per frame of `output` of kernel `i` and their sizes; 0 if the kernel does not keep
+    /// the packets of its input, or if these do not end at whole bytes of the output.
+    fn output_packets(&self, i: usize, output: &Layout) -> (u32, PacketSizes) {
         let kernel = &self.config.kernels[i];
         let input = &kernel.keys.input;
         let kept = self.plan.ring(input).and_then(|ring| {
-            let sizes = kernel
-                .spec
-                .output_packets(&self.layouts[input], ring.packet_sizes)?;
-            Some((ring.packets_per_frame, sizes))
+            let facts = kernel.spec.input_facts(&self.layouts[input]);
+            let (from, to) = (self.layouts[input].scalar.bits(), output.scalar.bits());
+            let sizes = ring.packet_sizes.scaled(from, to)?;
+            facts
+                .keeps_packets
+                .then_some((ring.packets_per_frame, sizes))
         });
         kept.unwrap_or(NO_PACKETS)
     }
@@ -210,7 +212,7 @@ impl Resolver<'_> {
             Side::Cuda(ordinal) => (Placement::Cuda(ordinal), format!("cuda:{ordinal}")),
         };
         let declared = Declared {
-            packets: self.output_packets(i),
+            packets: self.output_packets(i, layout),
             ..Declared::by_kernel(slot, layout, kernel.name())
         };
         if let Some(ring) = self.section(output).filter(|_| self.is_spread(output)) {

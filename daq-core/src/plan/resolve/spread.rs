@@ -280,7 +280,7 @@ impl Resolver<'_> {
         keys.device.is_none()
             && spread.gpus.iter().zip(shares).all(|(gpu, share)| {
                 let spec = &self.config.kernels[i].spec;
-                spec.has(&share.layout, Side::Cuda(*gpu))
+                spec.input_facts(&share.layout).runs_on(Side::Cuda(*gpu))
             })
     }
 
@@ -302,7 +302,7 @@ impl Resolver<'_> {
         let whole = &self.declared_ring(ring, &declared);
         self.layouts.insert(output.clone(), whole.layout.clone());
         if spread.by == Spread::Frames
-            && let Err(why) = kernel.spec.supports_spread_frames()
+            && let Err(why) = kernel.spec.facts().spread_frames
         {
             diagnostics.push(
                 at(

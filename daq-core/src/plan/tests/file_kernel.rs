@@ -20,8 +20,12 @@ impl KernelSpec for FakeFile {
         Ok(input.clone())
     }
 
-    fn has(&self, _: &Layout, side: Side) -> bool {
-        matches!(side, Side::Cuda(_))
+    fn input_facts(&self, _: &Layout) -> InputFacts {
+        InputFacts {
+            runs_on_cpu: false,
+            runs_on_gpu: true,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

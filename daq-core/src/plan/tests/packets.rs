@@ -19,9 +19,11 @@ impl KernelSpec for Widen {
         })
     }
 
-    fn output_packets(&self, input: &Layout, sizes: PacketSizes) -> Option<PacketSizes> {
-        let sizes = sizes.scaled(input.scalar.bits(), 32)?;
-        (!self.joins).then_some(sizes)
+    fn input_facts(&self, _: &Layout) -> InputFacts {
+        InputFacts {
+            keeps_packets: !self.joins,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

@@ -22,12 +22,19 @@ impl KernelSpec for Staying {
         Ok(input.clone())
     }
 
-    fn has(&self, _: &Layout, side: Side) -> bool {
-        (side == Side::Cpu) == self.cpu
+    fn facts(&self) -> KernelFacts {
+        KernelFacts {
+            persistent: Ok(()),
+            ..KernelFacts::default()
+        }
     }
 
-    fn supports_persistent(&self) -> Result<(), String> {
-        Ok(())
+    fn input_facts(&self, _: &Layout) -> InputFacts {
+        InputFacts {
+            runs_on_cpu: self.cpu,
+            runs_on_gpu: !self.cpu,
+            ..InputFacts::default()
+        }
     }
 
     fn build(&self, _: &KernelContext) -> Result<Box<dyn Kernel>, KernelError> {

@@ -1,5 +1,5 @@
-//! A kernel: the highest number of each frame. It runs on the CPU; a kernel with `has(_, Side::Cuda(_))` also runs on a
-//! GPU and launches its work on the stream that `run` receives.
+//! A kernel: the highest number of each frame. It runs on the CPU; a kernel whose `input_facts` state `runs_on_gpu`
+//! also runs on a GPU and launches its work on the stream that `run` receives.
 
 use daq_core::config::Problem;
 use daq_core::entry::KernelEntry;

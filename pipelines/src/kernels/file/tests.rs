@@ -84,7 +84,8 @@ fn omitted_keys_have_defaults() {
         3
     );
     assert_eq!(kernel.layout(&input()), Ok(input()));
-    assert!(kernel.has(&input(), Side::Cuda(3)) && !kernel.has(&input(), Side::Cpu));
+    let facts = kernel.input_facts(&input());
+    assert!(facts.runs_on(Side::Cuda(3)) && !facts.runs_on(Side::Cpu));
 }
 
 #[test]

@@ -654,8 +654,8 @@ fn spectrum_keys_are_parsed() {
     let spec = parse(text).unwrap();
     let input = layout(&Samples::default(), 100);
     assert_eq!(spec.layout(&input).unwrap().points, 11);
-    assert_eq!(spec.frames_per_output(&input), 1.0);
-    assert!(spec.memory(&input) > 0);
+    let facts = spec.input_facts(&input);
+    assert!(facts.max_outputs == 1 && facts.memory > 0);
 }
 
 #[test]

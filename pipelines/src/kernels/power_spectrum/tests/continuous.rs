@@ -158,6 +158,9 @@ fn outputs_of_one_frame_do_not_exceed_the_maximum_of_the_plan() {
         integrate: Some(1),
         ..PowerSpectrum::default()
     };
-    let max = |points| spec.max_outputs(&layout(&Samples::default(), points));
+    let max = |points| {
+        let facts = spec.input_facts(&layout(&Samples::default(), points));
+        facts.max_outputs
+    };
     assert_eq!([93 * 16, 93 * 16 + 1, 1].map(max), [93, 94, 1]);
 }
