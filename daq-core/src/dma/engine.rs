@@ -21,10 +21,17 @@ pub struct Caps {
     pub max_transfer: usize,
     /// Maximum number of slots in a ring.
     pub max_slots: usize,
+    /// Whether packets are written directly to slots as they arrive. If so, bytes after the end of a frame may change up to
+    /// the end of the slot, and the positions of missing packets contain old data. Changed bytes after a frame then do not
+    /// indicate a fault.
+    pub writes_past_length: bool,
+    /// The payload bytes of every packet of a frame except the last, if missing packets leave other content in the slot. Such
+    /// packets are filled with the ring's pattern before the frame is published. 0 if frames need no filling.
+    pub packet_bytes: usize,
 }
 
 impl Caps {
-    /// Returns the capabilities of an engine that has those of its description, and no doorbell.
+    /// Returns the capabilities of an engine that has those of its description, no doorbell, and writes whole frames.
     pub const fn of(info: &EngineInfo) -> Self {
         Self {
             supports_backpressure: info.supports_backpressure,
@@ -32,6 +39,8 @@ impl Caps {
             alignment: info.limits.alignment,
             max_transfer: info.limits.max_slot,
             max_slots: info.limits.max_slots,
+            writes_past_length: false,
+            packet_bytes: 0,
         }
     }
 }
@@ -69,7 +78,7 @@ pub struct EngineInfo {
     pub summary: &'static str,
     /// The limits of the engine.
     pub limits: SlotLimits,
-    /// The names of the faults that the engine can report.
+    /// The names of the faults that the engine can report; [`Completions::fault`] uses the indices of this list.
     pub faults: &'static [&'static str],
     /// Whether the engine supports backpressure, unless the configuration selects another mode.
     pub supports_backpressure: bool,
@@ -201,7 +210,7 @@ pub struct Completions {
 
 impl Completions {
     /// Creates a list for `capacity` completions per poll. The engine has `faults` kinds of faults
-    /// ([`Engine::faults`]), and its frames do not consist of packets.
+    /// ([`EngineInfo::faults`]), and its frames do not consist of packets.
     pub fn new(capacity: usize, faults: usize) -> Self {
         Self::with_packets_per_frame(capacity, faults, 0)
     }
@@ -314,7 +323,7 @@ impl Completions {
         self.rejected += messages;
     }
 
-    /// Counts a fault after which the engine continues. `kind` is the fault's index in [`Engine::faults`].
+    /// Counts a fault after which the engine continues. `kind` is the fault's index in [`EngineInfo::faults`].
     ///
     /// # Panics
     /// Panics if `kind` is not less than the number of fault kinds.
@@ -359,7 +368,7 @@ impl Completions {
         self.rejected
     }
 
-    /// Returns the number of occurrences of each fault, in the order of [`Engine::faults`].
+    /// Returns the number of occurrences of each fault, in the order of [`EngineInfo::faults`].
     pub fn faults(&self) -> &[u64] {
         &self.faults
     }
@@ -406,7 +415,7 @@ pub enum EngineError {
         device: String,
         /// Name of the engine.
         engine: &'static str,
-        /// The error bits, named as in [`Engine::faults`].
+        /// The error bits, named as in [`EngineInfo::faults`].
         faults: Vec<&'static str>,
     },
     /// The device is no longer present: its registers read all ones, or its connection has closed.
@@ -484,34 +493,9 @@ pub unsafe trait Engine: Send {
     /// Returns the device of the engine.
     fn device(&self) -> &Arc<dyn DmaDevice>;
 
-    /// Returns the engine's name in the configuration.
-    fn name(&self) -> &'static str {
-        self.info().name
-    }
-
-    /// Returns the names of all faults that the engine can report; [`Completions::fault`] uses the indices of this
-    /// list.
-    fn faults(&self) -> &'static [&'static str] {
-        self.info().faults
-    }
-
     /// Returns the capabilities of the engine. By default, those of [`info`](Self::info).
     fn caps(&self) -> Caps {
         Caps::of(self.info())
-    }
-
-    /// Returns whether packets are written directly to slots as they arrive. If so, bytes after the end of a frame may
-    /// change up to the end of the slot, and the positions of missing packets contain old data. Changed bytes after a
-    /// frame then do not indicate a fault.
-    fn writes_past_length(&self) -> bool {
-        false
-    }
-
-    /// Returns the payload bytes of every packet of a frame except the last, if missing packets leave other content in
-    /// the slot. Such packets are filled with the ring's pattern before the frame is published. 0 if frames need no
-    /// filling.
-    fn packet_bytes(&self) -> usize {
-        0
     }
 
     /// Sets the function that returns whether the pipeline stops. An engine whose [`arm`](Self::arm) may wait for long

@@ -159,7 +159,7 @@ impl Stopped {
                 why: format!(
                     "the engine `{}` reads its completions from a register, which does not prove that the payload has arrived \
                      in GPU memory: set path = \"staged\"",
-                    engine.name()
+                    engine.info().name
                 ),
             });
         }
@@ -248,7 +248,7 @@ impl fmt::Debug for Running {
 
 impl fmt::Debug for dyn Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.name(), self.device().name())
+        write!(f, "{} of {}", self.info().name, self.device().name())
     }
 }
 

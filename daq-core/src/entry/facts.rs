@@ -32,7 +32,7 @@ pub struct EngineRequirements {
     pub cpu_reads_memory: bool,
     /// Whether the device's last write of a transfer can ring the doorbell of a persistent kernel.
     pub can_ring_doorbell: bool,
-    /// Names of the faults that the engine can report ([`Engine::faults`](crate::dma::Engine::faults)).
+    /// Names of the faults that the engine can report ([`EngineInfo::faults`]).
     pub faults: &'static [&'static str],
     /// Required alignment of the slot size in bytes, a power of two.
     pub alignment: usize,

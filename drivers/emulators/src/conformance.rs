@@ -138,7 +138,7 @@ impl Bench {
                 stride: bytes,
                 bytes,
             },
-            faults: engine.faults().len(),
+            faults: engine.info().faults.len(),
             stopped: Some(Stopped::new(engine, map)),
             has_credits,
         }

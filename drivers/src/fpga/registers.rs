@@ -172,24 +172,8 @@ unsafe impl Engine for EngineWithRegisters {
         self.engine.device()
     }
 
-    fn name(&self) -> &'static str {
-        self.engine.name()
-    }
-
-    fn faults(&self) -> &'static [&'static str] {
-        self.engine.faults()
-    }
-
     fn caps(&self) -> Caps {
         self.engine.caps()
-    }
-
-    fn writes_past_length(&self) -> bool {
-        self.engine.writes_past_length()
-    }
-
-    fn packet_bytes(&self) -> usize {
-        self.engine.packet_bytes()
     }
 
     fn stop_when(&mut self, is_stopping: StopCheck) {

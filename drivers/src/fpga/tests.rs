@@ -37,7 +37,7 @@ fn slots() -> Slots {
 }
 
 fn poll<E: Engine + ?Sized>(engine: &mut Driven<E>) -> Result<usize, EngineError> {
-    let mut done = Completions::new(8, engine.faults().len());
+    let mut done = Completions::new(8, engine.info().faults.len());
     engine.poll(&mut done)?;
     assert!(done.as_slice().iter().all(|done| done.length == 2048 + 64));
     Ok(done.as_slice().len())

@@ -110,7 +110,7 @@ fn engine_is_built_from_nics_and_listen_address() {
         panic!("it is an engine")
     };
     assert_eq!(
-        (engine.name(), engine.faults()),
+        (engine.info().name, engine.info().faults),
         ("stream", receiver::INFO.faults)
     );
     assert!(engine.caps().supports_backpressure);

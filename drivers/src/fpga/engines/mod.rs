@@ -281,7 +281,7 @@ impl SlowWait {
 /// Returns the error of an engine that did not stop within `waited`.
 pub fn quiesce_timeout(engine: &dyn Engine, waited: Duration) -> QuiesceTimeout {
     QuiesceTimeout {
-        engine: format!("{} of {}", engine.name(), engine.device().name()),
+        engine: format!("{} of {}", engine.info().name, engine.device().name()),
         waited,
     }
 }
@@ -491,6 +491,8 @@ mod tests {
             alignment: 64,
             max_transfer: 4096,
             max_slots: 4,
+            writes_past_length: false,
+            packet_bytes: 0,
         };
         let good = Slots {
             addresses: vec![0xffff_f000, 0x40],

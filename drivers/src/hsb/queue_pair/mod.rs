@@ -44,7 +44,7 @@ use super::psn::PsnTracker;
 use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{
-    ArmError, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
+    ArmError, Caps, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,
     QuiesceTimeout, Sentinel, SlotLimits, Slots,
 };
 use daq_core::source::SourceError;
@@ -328,12 +328,12 @@ unsafe impl Engine for QueuePair {
         &self.device
     }
 
-    fn writes_past_length(&self) -> bool {
-        true
-    }
-
-    fn packet_bytes(&self) -> usize {
-        self.pages.packet
+    fn caps(&self) -> Caps {
+        Caps {
+            writes_past_length: true,
+            packet_bytes: self.pages.packet,
+            ..Caps::of(&INFO)
+        }
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {

@@ -120,7 +120,7 @@ impl Runner {
         } = parts;
         let control = parts.control.clone();
         engine.stop_when(Arc::new(move || control.is_stopping()));
-        let faults = engine.faults().len();
+        let faults = engine.info().faults.len();
         let (slots, packets_per_frame) = (
             producer.options().slots,
             producer.options().packets_per_frame,

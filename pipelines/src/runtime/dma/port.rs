@@ -116,7 +116,8 @@ impl Port {
         counters: &EngineCounters,
         (writer, backends): (Writer, &[Backend]),
     ) -> Result<Self, DmaError> {
-        let supports_backpressure = engine.caps().supports_backpressure;
+        let (info, caps) = (engine.info(), engine.caps());
+        let supports_backpressure = caps.supports_backpressure;
         let device = engine.device().clone();
         let is_host = producer.region().placement() == Placement::Host;
         let region = if supports_backpressure {
@@ -150,9 +151,8 @@ impl Port {
         };
         let map = mapped?;
         let is_straight = supports_backpressure && Arc::ptr_eq(&region, producer.region());
-        let bits = engine.caps().doorbell_bits;
         let bell = match bell {
-            Some(bell) if is_straight && bits >= DeviceDoorbell::BITS => {
+            Some(bell) if is_straight && caps.doorbell_bits >= DeviceDoorbell::BITS => {
                 let map = DmaMap::new(device, bell.region().clone()).map_err(EngineError::from)?;
                 Some((bell, Arc::new(map)))
             }
@@ -164,10 +164,10 @@ impl Port {
         };
         let options = producer.options();
         Ok(Self {
-            name: format!("{} of {}", engine.name(), engine.device().name()),
-            faults: engine.faults(),
-            writes_past_length: engine.writes_past_length(),
-            packet_bytes: engine.packet_bytes(),
+            name: format!("{} of {}", info.name, engine.device().name()),
+            faults: info.faults,
+            writes_past_length: caps.writes_past_length,
+            packet_bytes: caps.packet_bytes,
             flushed: gpu.filter(|gpu| gpu.needs_flush() == Some(true)),
             bounce_copy: (!is_straight)
                 .then(|| BounceCopy::new(region, producer))

@@ -110,15 +110,9 @@ unsafe impl Engine for Scripted {
             alignment: 8,
             max_transfer: 1 << 20,
             max_slots: 64,
+            writes_past_length: true,
+            packet_bytes: PACKET_BYTES,
         }
-    }
-
-    fn writes_past_length(&self) -> bool {
-        true
-    }
-
-    fn packet_bytes(&self) -> usize {
-        PACKET_BYTES
     }
 
     unsafe fn arm(&mut self, slots: &Slots) -> Result<(), ArmError> {

@@ -58,7 +58,7 @@ fn engine_on_gateware_fills_slots_in_order() {
         let map = DmaMap::new(Arc::clone(&device).as_dma(), region).unwrap();
         let opened = source.open(device.clone(), directory.path()).unwrap();
         let engine: Box<dyn Engine> = Box::new(opened);
-        let faults = engine.faults().len();
+        let faults = engine.info().faults.len();
         let mut idle = Stopped::new(engine, map);
         let layout = SlotLayout {
             slots: usize::try_from(SLOTS).unwrap(),

@@ -605,10 +605,10 @@ unsafe impl Engine for Receiver {
     fn caps(&self) -> Caps {
         Caps {
             supports_backpressure: self.supports_backpressure(),
-            doorbell_bits: 0,
             alignment: 1,
             max_transfer: self.max.1,
             max_slots: self.max.0,
+            ..Caps::of(&INFO)
         }
     }
 
@@ -699,7 +699,7 @@ unsafe impl Engine for Receiver {
             .shared
             .close(timeout)
             .map_err(|control::Busy| QuiesceTimeout {
-                engine: format!("{} of {}", Engine::name(self), self.device.name()),
+                engine: format!("{} of {}", INFO.name, self.device.name()),
                 waited: timeout,
             })?;
         if let Some(connected) = connected {
