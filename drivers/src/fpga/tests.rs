@@ -125,7 +125,7 @@ fn device_of_other_engine_is_detected() {
 #[test]
 fn free_running_engine_needs_slots_beyond_those_it_may_overwrite() {
     use super::engines::litepcie::Writer as LitePcie;
-    let of = |spec: &dyn SourceSpec| spec.engine().unwrap().min_slots;
+    let of = |spec: &dyn SourceSpec| spec.facts().engine.unwrap().min_slots;
     assert_eq!(of(&source::<LitePcie>("base = 0")), 4);
     assert_eq!(of(&source::<Xdma>("credits = false")), 3);
     assert_eq!(of(&source::<Xdma>("")), 1);
@@ -151,7 +151,7 @@ fn files_of_cards_are_checked() {
     use super::engines::litepcie::Writer as LitePcie;
     let directory = tempfile::tempdir().unwrap();
     let check = |spec: &dyn SourceSpec| {
-        let mut files = spec.files();
+        let mut files = spec.facts().files;
         let file = files.pop().unwrap();
         file.check_file(directory.path())
             .err()

@@ -444,13 +444,11 @@ impl SourceSpec for StreamSource {
             .map_err(|error| failed(&error.nic.clone(), &error))?;
         let listener = config.listener(context)?;
         let counts = StreamCounts::of(&context.counts);
-        let places = match &config.samples {
-            Some(_) => self.layout(&context.geometry).map_or_else(
-                |_| SamplePlaces::default(),
-                |layout| SamplePlaces::of(&layout),
-            ),
-            None => SamplePlaces::default(),
-        };
+        let layout = config
+            .samples
+            .as_ref()
+            .and_then(|samples| samples.layout(context.geometry.frame_bytes).ok());
+        let places = layout.map_or_else(SamplePlaces::default, |layout| SamplePlaces::of(&layout));
         let options = Options {
             name: format!("source {}", context.name),
             mode: config.mode(),
