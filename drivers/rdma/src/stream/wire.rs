@@ -644,7 +644,7 @@ mod tests {
                 slot, credit_address, credit_rkey, has_checksums: stream % 2 == 0,
             };
             let mut bytes = hello.encode();
-            bytes.extend([7; 3]);
+            bytes.push(7);
             prop_assert!(bytes.len() <= crate::connect::MAX_HELLO);
             prop_assert_eq!(Hello::decode(&bytes), Ok(hello));
         }

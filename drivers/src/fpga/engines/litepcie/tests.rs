@@ -197,7 +197,7 @@ fn litepcie_reset_card_is_fault_without_false_loss() {
     for (passes, index) in [(40_000, 3), (65_535, 6)] {
         let mock = device();
         let mut engine = armed(&mock, 8);
-        for pass in [20_000, passes] {
+        for pass in [20_000, 40_000, passes] {
             status(&mock, pass, index);
             poll(&mut engine, 8).unwrap();
         }
