@@ -300,8 +300,7 @@ fn check_full_slot_kernel_with_detected_heap_size_warns() {
 fn check_cards_and_samples_before_start() {
     let card = |keys: &str, slots: u32| {
         format!(
-            "[source.adc]\ndriver = \"fpga\"\nring = \"made\"\n{keys}\n{}slots = {slots}\nslot = \"4 KiB\"\n",
-            SINK
+            "[source.adc]\ndriver = \"fpga\"\nring = \"made\"\n{keys}\n{SINK}slots = {slots}\nslot = \"4 KiB\"\n"
         )
     };
     let litepcie = "device = \"emulated:litepcie\"";

@@ -73,7 +73,9 @@ const MAX_TRANSFER: usize = (1 << 24) - ALIGNMENT;
 const TABLE: usize = 256;
 /// Number of slots after the last reported one that the core may be writing: the finished one that is not reported yet,
 /// the next one, and one more that older cores do not report.
-const AHEAD: u64 = 3;
+const AHEAD: u64 = MIN_SLOTS as u64 - 1;
+/// Minimum number of slots of a free-running engine.
+const MIN_SLOTS: usize = 4;
 /// Number of slots that may be overwritten after the core is disabled and idle: only the slot that may be partly written.
 const HALF_DONE: u64 = 1;
 /// Time for the core to abort its current work after its table was reset, and to send its last packet.
@@ -221,7 +223,7 @@ impl FpgaEngine for Writer {
     }
 
     fn min_slots(_: &LitePcieKeys) -> usize {
-        AHEAD as usize + 1
+        MIN_SLOTS
     }
 
     fn files(config: &FpgaConfig, keys: &LitePcieKeys) -> Vec<NamedFile> {

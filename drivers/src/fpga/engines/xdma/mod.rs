@@ -50,7 +50,9 @@ use std::time::{Duration, Instant};
 const MAX_TRANSFER: usize = (1 << LENGTH_BITS) - 64;
 /// Number of slots after the last counted slot that the engine may be writing without credits: the slot in progress and
 /// the next slot. The engine may write the first bytes of the next slot before it writes the count of the slot in progress.
-const AHEAD: u64 = 2;
+const AHEAD: u64 = MIN_SLOTS as u64 - 1;
+/// Minimum number of slots of a free-running engine.
+const MIN_SLOTS: usize = 3;
 /// Maximum delay of a result after its count.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout to stop an engine that was left running by another program.
@@ -165,7 +167,7 @@ impl FpgaEngine for Xdma {
         if Self::supports_backpressure(keys) {
             1
         } else {
-            AHEAD as usize + 1
+            MIN_SLOTS
         }
     }
 
