@@ -1,5 +1,6 @@
 //! Places packets in the open frames of a reorder window.
 
+mod epochs;
 mod kept;
 mod prediction;
 mod repeats;
@@ -10,9 +11,9 @@ pub use prediction::PacketSlot;
 use super::candidates::Content;
 use super::classification::{Candidate, Classification};
 use super::record::{Record, state};
-use super::shared::{EpochRequest, Opening, Shared, wait_until};
+use super::shared::{Opening, Shared};
 use super::{Geometry, PacketId, PacketSize, WriterState, count_rejected};
-use crate::frame::Timestamp;
+use crate::frame::{Clock, Timestamp};
 use crate::sync::Ordering;
 use crate::sys::copy;
 use repeats::Earlier;
@@ -68,6 +69,8 @@ pub struct Batch<'a> {
     arrived: u64,
     /// Whether packets before the start of the run are placed.
     accepts_preceding: bool,
+    /// When Linux received the next packet; 0 if unknown.
+    received: u64,
 }
 
 /// Where to write the payload of a packet: the slot of its frame, or the reason why there is no slot.
@@ -106,6 +109,7 @@ impl<'a> Batch<'a> {
             start: u64::MAX,
             arrived: 0,
             accepts_preceding: false,
+            received: 0,
         };
         if is_stale {
             // Packets of another thread have confirmed an epoch that this thread's candidates may belong to.
@@ -122,6 +126,19 @@ impl<'a> Batch<'a> {
     /// Returns the number of packets that Linux has dropped at the sockets of the source.
     pub fn kernel_drops(&self) -> u64 {
         self.shared.drops()
+    }
+
+    /// Sets the time at which the packets that are placed next were received. Effective only if the time is of Linux's clock.
+    ///
+    /// If the sender restarts its numbers, a packet that one thread reads late shows by this time that it is older than the
+    /// packets that another thread has read, so that it does not count as a further restart.
+    #[inline]
+    pub fn received_at(&mut self, time: Timestamp) {
+        self.received = if time.clock == Clock::Kernel {
+            time.ns
+        } else {
+            0
+        };
     }
 
     /// Copies `payload` to the packet slot of packet `id`.
@@ -264,7 +281,10 @@ impl<'a> Batch<'a> {
         time: Timestamp,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
-        match self.state.keep(self.shared, id, content, time) {
+        match self
+            .state
+            .keep(self.shared, id, content, time, self.received)
+        {
             Some(memory) => {
                 write(memory.as_mut_ptr());
                 Outcome::Kept
@@ -616,66 +636,6 @@ impl<'a> Batch<'a> {
         Found::Open { frame, index }
     }
 
-    /// Advances the window over the gap that `id` confirms. The candidates are placed before `id`.
-    fn cross_gap(&mut self, id: PacketId, frame: u64) -> Found {
-        let first = self.state.lowest_candidate(self.geometry(), id);
-        if self.shared.holds_gaps() {
-            if self.open_epoch(first, Opening::Segment) {
-                self.place_candidates(false);
-                return self.enter_near(id);
-            }
-            if self.shared.horizon.load(Ordering::Acquire) > 0 {
-                // Packets of other threads have moved the window, or contradict this thread's packets.
-                self.state.candidate = None;
-                self.state.reject_candidates(self.shared);
-                return self.enter_near(id);
-            }
-        }
-        let first = self.state.locate(self.geometry(), first);
-        if !self.slide(first.map_or(frame, |(first, _)| first.min(frame))) {
-            return Found::Reject;
-        }
-        self.place_candidates(false);
-        // Another epoch may have been opened meanwhile.
-        self.enter_near(id)
-    }
-
-    /// Returns what begins with the epoch that `id` confirms.
-    fn opening(&self, id: PacketId) -> Opening {
-        let horizon = self
-            .shared
-            .horizon
-            .load(Ordering::Acquire)
-            .max(self.horizon);
-        if self.shared.returns(id, horizon) {
-            Opening::Restart
-        } else {
-            Opening::Epoch
-        }
-    }
-
-    /// Opens the epoch that `id` confirms. The epoch starts with the first candidate.
-    fn begin_epoch(&mut self, id: PacketId) -> Found {
-        let first = self.state.lowest_candidate(self.geometry(), id);
-        if !self.open_epoch(first, self.opening(id)) {
-            self.state.candidate = None;
-            self.state.reject_candidates(self.shared);
-            return Found::Reject;
-        }
-        self.place_candidates(false);
-        self.enter_near(id)
-    }
-
-    /// Advances the window until the frame of packet `id` is open, if the frame is near the window. Packets of another thread may
-    /// have opened the epoch at another position.
-    fn enter_near(&mut self, id: PacketId) -> Found {
-        let near = self.base..self.base + 2 * self.geometry().window as u64;
-        match self.state.locate(self.geometry(), id) {
-            Some((frame, index)) if near.contains(&frame) => self.enter(id, frame, index),
-            _ => Found::Reject,
-        }
-    }
-
     fn classify(
         &self,
         id: PacketId,
@@ -689,54 +649,13 @@ impl<'a> Batch<'a> {
             {
                 (Classification::BeforeStart, candidate)
             }
+            Classification::Undecided | Classification::Gap { .. } | Classification::NewEpoch
+                if self.shared.is_stale(self.received) =>
+            {
+                (Classification::Reject, self.state.candidate)
+            }
             _ => (class, candidate),
         }
-    }
-
-    /// Requests an epoch or a segment at `id` from the sequencer. Returns whether one was opened.
-    fn open_epoch(&mut self, id: PacketId, opening: Opening) -> bool {
-        if id.sub >= self.shared.geometry.numbering.packets_per_unit {
-            return false;
-        }
-        self.flush();
-        let (shared, known) = (self.shared, self.state.epoch.segment);
-        let since = match self.state.candidate {
-            Some(candidate) => candidate.since,
-            None => shared.horizon.load(Ordering::Acquire),
-        };
-        let request = EpochRequest {
-            first: id,
-            known,
-            since,
-            opening,
-        };
-        if let Some(sequencer) = &mut self.state.sequencer {
-            sequencer.confirm_epoch(shared, self.state.writer, self.state.epoch, request);
-        } else {
-            let refusals = shared.refusals.load(Ordering::Acquire);
-            let mut requests = shared.requests();
-            requests.firsts[self.state.writer] = Some(id);
-            if requests.epoch.is_none_or(|asked| asked.known < known) {
-                requests.epoch = Some(request);
-            }
-            drop(requests);
-            shared.has_requests.store(1, Ordering::Release);
-            shared.unpin(self.state.writer);
-            wait_until(|| {
-                // Counts as a poll of this thread, so that the sequencer does not wait for it.
-                #[cfg(not(loom))]
-                shared.rounds[self.state.writer].fetch_add(1, Ordering::AcqRel);
-                shared.segment.load(Ordering::Acquire) != known
-                    || shared.refusals.load(Ordering::Acquire) != refusals
-                    || shared.closed.load(Ordering::Acquire) != 0
-            });
-        }
-        self.base = shared.pin(self.state.writer);
-        if shared.segment.load(Ordering::Acquire) == known {
-            return false;
-        }
-        self.state.refresh(shared);
-        true
     }
 
     fn see(&mut self, frame: u64, index: u32) {

@@ -61,6 +61,8 @@ pub(super) struct Kept {
     pub(super) id: PacketId,
     pub(super) content: Content,
     pub(super) time: Timestamp,
+    /// When Linux received the packet; 0 if unknown.
+    pub(super) received: u64,
     pub(super) fields: KeptFields,
     /// How the packet is counted if the stream continues without it.
     pub(super) refuted: Refuted,
@@ -121,6 +123,7 @@ impl Candidates {
         id: PacketId,
         content: Content,
         time: Timestamp,
+        received: u64,
     ) -> (Option<&mut [u8]>, Option<Kept>) {
         let bytes = match content {
             Content::Payload(size) => size.payload,
@@ -138,6 +141,7 @@ impl Candidates {
             id,
             content,
             time,
+            received,
             fields: KeptFields::default(),
             refuted: Refuted::default(),
             offset,
@@ -194,6 +198,12 @@ impl Candidates {
     /// Returns the numbers of the packets, without units that contain no data.
     pub(super) fn ids(&self) -> impl Iterator<Item = PacketId> {
         self.packets().map(|kept| kept.id)
+    }
+
+    /// Returns when Linux received the first of the packets, or of a packet received at `last`; 0 if unknown.
+    pub(super) fn received(&self, last: u64) -> u64 {
+        let times = self.packets().map(|kept| kept.received);
+        times.chain([last]).min().unwrap_or(0)
     }
 
     /// Drops all packets.

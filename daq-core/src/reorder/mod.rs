@@ -539,6 +539,7 @@ impl ReorderWindow {
                 PacketId::of(unit),
                 Content::NoData,
                 Timestamp::default(),
+                0,
             );
         }
         self.state.skip(&self.shared, unit);
@@ -630,6 +631,7 @@ impl WriterState {
         id: PacketId,
         content: Content,
         time: Timestamp,
+        received: u64,
     ) -> Option<&mut [u8]> {
         if !shared.is_exclusive() && content != Content::NoData {
             let first = self.lowest_candidate(&shared.geometry, id);
@@ -639,7 +641,7 @@ impl WriterState {
             let part = shared.geometry.part_of(id);
             shared.parts.note_far(part, candidate.since);
         }
-        let (memory, dropped) = self.candidates.push(id, content, time);
+        let (memory, dropped) = self.candidates.push(id, content, time, received);
         if let Some(dropped) = dropped {
             dropped
                 .refuted

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// waits at most this long for threads that wait for packets, because they wake if packets arrive.
 const POLL_ROUND: Duration = Duration::from_millis(5);
 /// The sequencer waits at most this long for threads that do not wait for packets, because a busy machine may delay them.
-const BUSY_POLL_ROUND: Duration = Duration::from_millis(20);
+const BUSY_POLL_ROUND: Duration = Duration::from_millis(100);
 
 /// State of a closed frame until its gaps are finalised.
 #[derive(Clone, Debug, Default)]

@@ -21,6 +21,9 @@ pub(super) const BLOCKED: u64 = u64::MAX - 1;
 /// Maximum binary logarithm of the factor by which alternating senders increase the number of packets that confirm an epoch.
 pub(super) const MAX_DISTRUST: u32 = 6;
 
+/// Maximum time that packets wait in the socket of a delayed thread, in nanoseconds.
+const MAX_DELAY_NS: u64 = 1_000_000_000;
+
 /// Position, in frames, where the first epoch starts. It leaves room for packets with lower numbers.
 const FIRST: u64 = 1 << 20;
 
@@ -69,6 +72,8 @@ pub(super) struct EpochRequest {
     pub(super) since: u64,
     /// What begins with the packet.
     pub(super) opening: Opening,
+    /// When Linux received the first of the consistent packets, see [`Shared::is_stale`]; 0 if unknown.
+    pub(super) received: u64,
 }
 
 /// What begins with a packet whose number is far from the window.
@@ -134,6 +139,8 @@ pub(super) struct Shared {
     /// The unit number at which the epoch before the current one ended, and whether there is one.
     pub(super) ended: AtomicU64,
     pub(super) has_ended: AtomicU32,
+    /// When Linux received the first packets of the epoch; 0 if unknown.
+    pub(super) began: AtomicU64,
     /// Number of refused epoch requests.
     pub(super) refusals: AtomicU64,
     /// Number of polls of each writer.
@@ -198,6 +205,7 @@ impl Shared {
             distrust: AtomicU32::new(0),
             ended: AtomicU64::new(0),
             has_ended: AtomicU32::new(0),
+            began: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             rounds: (0..writers)
                 .map(|_| CachePadded::new(AtomicU64::new(0)))
@@ -238,6 +246,13 @@ impl Shared {
     /// Returns whether no packet has arrived since the stream paused, which is earlier than [silence](Self::is_silent).
     pub(super) fn is_paused(&self, seen: u64) -> bool {
         self.paused.load(Ordering::Acquire) == self.horizon.load(Ordering::Acquire).max(seen)
+    }
+
+    /// Returns whether a packet that Linux received at the time `received` has waited in the socket of a delayed thread since
+    /// before the epoch began. The clock may have been set back, so only packets of the last second are recognised.
+    pub(super) fn is_stale(&self, received: u64) -> bool {
+        let ahead = self.began.load(Ordering::Acquire).saturating_sub(received);
+        received > 0 && !self.is_exclusive() && (1..MAX_DELAY_NS).contains(&ahead)
     }
 
     /// Returns whether the segment begins with the epoch, not after a long gap.

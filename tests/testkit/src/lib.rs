@@ -44,7 +44,7 @@ pub use relay::Relay;
 #[doc(hidden)]
 pub use text::check_part;
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -121,12 +121,22 @@ fn free(is_free: impl Fn(u16) -> bool) -> u16 {
 
 /// Waits until `poll` returns a value; panics with `what` after [`TIMEOUT`].
 pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    wait_for_ok(what, || poll().ok_or("nothing"))
+}
+
+/// Waits until `poll` succeeds; panics with `what` and the last error, which describes what was found instead, after
+/// [`TIMEOUT`].
+pub fn wait_for_ok<T, E: Display>(what: &str, mut poll: impl FnMut() -> Result<T, E>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(found) = poll() {
-            return found;
-        }
-        assert!(start.elapsed() < TIMEOUT, "timed out waiting for {what}");
+        let error = match poll() {
+            Ok(found) => return found,
+            Err(error) => error,
+        };
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "timed out waiting for {what}; found {error}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }

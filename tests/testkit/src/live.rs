@@ -1,7 +1,7 @@
 //! A run that a test observes while it runs.
 
 use super::daq::{Outcome, Process};
-use super::{TIMEOUT, ledger, wait_for};
+use super::{TIMEOUT, ledger, wait_for, wait_for_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -75,17 +75,17 @@ impl Live {
 
     /// Waits until the log contains `text`.
     pub fn wait_log(&mut self, text: &str) {
-        wait_for(&format!("{text:?}"), || {
+        wait_for_ok(&format!("{text:?}"), || {
             let log = self.stderr();
             if log.contains(text) {
-                return Some(());
+                return Ok(());
             }
             assert!(
                 self.is_running(),
                 "the run ended without logging {text:?}:\n{}",
                 self.stderr()
             );
-            None
+            Err(log)
         });
     }
 
@@ -127,9 +127,14 @@ impl Live {
 
     /// Waits until the number at `path` of the report is at least `min`.
     pub fn wait_count(&mut self, path: &str, min: u64) -> Value {
-        wait_for(&format!("{path} >= {min}"), || {
+        wait_for_ok(&format!("{path} >= {min}"), || {
             let report = self.report();
-            (ledger::count(&report, path) >= min).then_some(report)
+            let count = ledger::count(&report, path);
+            if count >= min {
+                return Ok(report);
+            }
+            let log = self.stderr();
+            Err(format!("{count}\n{log}\n{report:#}"))
         })
     }
 }

@@ -57,6 +57,9 @@ impl Batch<'_> {
         earlier: Earlier,
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
+        if self.shared.is_stale(self.received) {
+            return self.reject(id);
+        }
         let horizon = self.seen_horizon();
         // The first packets of the run may be behind the window.
         let distant = self.state.candidate;
@@ -90,7 +93,10 @@ impl Batch<'_> {
         };
         self.state.candidate = Some(candidate);
         let content = Content::Payload(size);
-        let Some(memory) = self.state.keep(self.shared, id, content, time) else {
+        let Some(memory) = self
+            .state
+            .keep(self.shared, id, content, time, self.received)
+        else {
             self.state.candidate = None;
             return self.count_repeat(id, earlier);
         };

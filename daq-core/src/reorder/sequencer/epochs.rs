@@ -116,6 +116,7 @@ impl Sequencer {
         } else if opening == Opening::Segment {
             self.open_segment(shared, base, epoch, first);
         } else {
+            shared.began.store(request.received, Ordering::Release);
             self.open_epoch(shared, base, epoch, first, opening == Opening::Restart);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::pair::{Pair, put};
 use super::*;
+use crate::frame::Clock;
 use std::sync::atomic::AtomicU64;
 
 const fn ms(ms: u64) -> Duration {
@@ -248,4 +249,61 @@ fn frame_waits_for_delayed_thread() {
     assert_eq!(report.lost, lost(&[("wire_gap", 3)]));
     // The frame of the last packet is open.
     assert_eq!((report.delivered, report.pending), (5, 1));
+}
+
+/// A delayed thread reads packets of the old numbering after another thread has opened an epoch.
+#[test]
+fn packets_received_before_an_epoch_open_no_further_epoch() {
+    const BEGAN: u64 = 10_000_000_000;
+    let put_at = |window: &mut ReorderWindow, sequence: u64, ns| {
+        window.with_batch(|batch| {
+            batch.received_at(Timestamp {
+                ns,
+                clock: Clock::Kernel,
+            });
+            let time = Timestamp::default();
+            batch.place(PacketId::of(sequence), &payload(sequence), time)
+        })
+    };
+    // The clock may have been set back by seconds.
+    for (received, epochs) in [
+        (BEGAN - 1, 2),
+        (BEGAN + 1, 3),
+        (0, 3),
+        (BEGAN - 2_000_000_000, 3),
+    ] {
+        let Pair {
+            mut sequencer,
+            mut other,
+            ledger,
+            ..
+        } = Pair::new(256, geometry());
+        for sequence in 0..40 {
+            put_at(&mut sequencer, sequence, BEGAN - 1);
+        }
+        for sequence in 5_000_000..5_000_008 {
+            put_at(&mut sequencer, sequence, BEGAN + sequence - 5_000_000);
+        }
+        assert_eq!(SourceReport::of(&ledger).epochs, 2);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                for sequence in 40..48 {
+                    put_at(&mut other, sequence, received);
+                }
+            });
+            while !thread.is_finished() {
+                sequencer.tick(Instant::now());
+                std::thread::yield_now();
+            }
+        });
+        sequencer.finish();
+        let report = SourceReport::of(&ledger);
+        assert_eq!(report.epochs, epochs, "{received}: {report:?}");
+        let rejected = if epochs == 2 { 8 } else { 0 };
+        assert_eq!(
+            (report.rejected, report.delivered),
+            (rejected, 56 - rejected),
+            "{received}: {report:?}"
+        );
+    }
 }

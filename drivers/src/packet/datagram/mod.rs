@@ -332,6 +332,7 @@ impl Depacketizer {
             self.log_missing_time(bytes);
         }
         let time = self.format.time(packet.timestamp, received);
+        batch.received_at(received);
         let outcome = batch.place_sized(id, payload, frame, time);
         self.check_clock(id, time, received, batch.geometry());
         if self.keeping.is_active() {
@@ -401,6 +402,7 @@ impl Depacketizer {
             KeptFields::default()
         };
         let epoch = batch.epoch_of(PacketId::of(fragment.unit));
+        batch.received_at(received);
         let added = reassembly.add(
             fragment,
             epoch,
