@@ -440,7 +440,8 @@ impl Sending {
                 self.repeat_all();
             }
             self.publish_due().await;
-            if let Some(unstored) = self.check.tick().await {
+            let is_storing = self.shared.trouble() == Trouble::None;
+            if let Some(unstored) = self.check.tick(is_storing).await {
                 self.count_unstored(&unstored);
                 self.missing.get_or_insert_with(Instant::now);
             }

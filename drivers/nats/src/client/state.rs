@@ -6,7 +6,7 @@
 use super::TICK;
 use super::stream::is_absent;
 use async_nats::jetstream::context::Context;
-use async_nats::jetstream::stream::{Config, RetentionPolicy, State};
+use async_nats::jetstream::stream::{ClusterInfo, Config, RetentionPolicy, State};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
@@ -132,8 +132,13 @@ impl StateCheck {
         })
     }
 
-    /// Compares when it is time. Returns frames that are not in the stream once.
-    pub(super) async fn tick(&mut self) -> Option<Unstored> {
+    /// Compares when it is time, and while the server stores messages. Returns frames that are not in the stream once.
+    pub(super) async fn tick(&mut self, is_storing: bool) -> Option<Unstored> {
+        if !is_storing {
+            // A server of a cluster without a leader may have an older state of the stream.
+            (self.answer, self.findings) = (None, 0);
+            return None;
+        }
         if let Some((asked, answer)) = self.answer.take_if(|(_, answer)| answer.is_finished()) {
             let answer = answer.await.ok().flatten()?;
             return self.compare(asked, &answer);
@@ -209,9 +214,18 @@ fn contradiction(
 async fn state(context: Context, stream: String) -> Option<Answer> {
     let answer = tokio::time::timeout(TIMEOUT, context.get_stream(&stream)).await;
     match answer.ok()? {
-        Ok(stream) => Some(Answer::State(stream.cached_info().state.clone())),
+        Ok(stream) => {
+            let info = stream.cached_info();
+            has_leader(info.cluster.as_ref()).then(|| Answer::State(info.state.clone()))
+        }
         Err(error) => is_absent(error.kind()).then_some(Answer::Gone),
     }
+}
+
+/// Whether a server that has answered with this state of its cluster knows the leader. Otherwise, the state of the stream may be
+/// an older one.
+fn has_leader(cluster: Option<&ClusterInfo>) -> bool {
+    cluster.is_none_or(|cluster| cluster.leader.as_ref().is_some_and(|name| !name.is_empty()))
 }
 
 #[cfg(test)]
@@ -256,6 +270,19 @@ mod tests {
         ] {
             assert_eq!(acknowledged.contradiction(&state).as_deref(), text);
         }
+    }
+
+    #[test]
+    fn cluster_without_leader_shows_no_current_state() {
+        for (leader, expected) in [
+            (json!("s1"), true),
+            (json!(""), false),
+            (json!(null), false),
+        ] {
+            let cluster = serde_json::from_value(json!({ "name": "c", "leader": leader })).unwrap();
+            assert_eq!(has_leader(Some(&cluster)), expected);
+        }
+        assert!(has_leader(None), "a server without a cluster");
     }
 
     #[test]

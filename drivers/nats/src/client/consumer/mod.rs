@@ -12,6 +12,7 @@
 
 mod frames;
 mod position;
+mod resent;
 
 use super::{END_TIMEOUT, SEND_TIMEOUT, Shared, TICK, Worker, connect, with_sources};
 use crate::NatsError;
@@ -29,6 +30,7 @@ use daq_core::log_limit::LogLimit;
 use frames::{Complete, Partial};
 use futures_util::StreamExt;
 use position::Position;
+use resent::{MAX_ROUNDS, Resent, Turn};
 use ringbuf::HeapRb;
 use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Split};
 use std::collections::{HashMap, VecDeque};
@@ -44,8 +46,6 @@ const ACK_WAIT: Duration = Duration::from_secs(1);
 const REDELIVERY_MARGIN: Duration = Duration::from_millis(250);
 /// Number of progress reports to the server for frames in flight in the time after which it sends them again.
 const PROGRESS_REPORTS: u32 = 4;
-/// Maximum number of times that the client waits for messages that the server has sent, until it receives later ones.
-const MAX_ROUNDS: u32 = 30;
 /// Maximum time for the server's answer about the consumer.
 const INFO_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time after which a gap counts as missing frames although the sender could still publish them. Longer than the longest
@@ -201,11 +201,8 @@ struct Receiving {
     /// When messages are requested again; `None` if this is not known yet.
     request_at: Option<Instant>,
     interruptions: u64,
-    /// The stream sequence of the last message that the server had sent before the last request, and the number of messages
-    /// up to it that must arrive before later ones.
-    sent: (u64, usize),
-    /// Number of times that the client has waited for these messages without receiving a later one.
-    rounds: u32,
+    /// The messages that the server sends again after an interruption.
+    resent: Resent<Message>,
     /// Time after which the server sends an unacknowledged message again.
     ack_wait: Duration,
     progressed: Instant,
@@ -238,11 +235,13 @@ impl Receiving {
                 received = next(&mut messages), if has_room && messages.is_some() => match received {
                     // After an interruption, all messages are received again in their order.
                     Some(Ok(_)) if self.is_interrupted() => {}
-                    Some(Ok(message)) if self.is_early(&message) => {
-                        messages = None;
-                        self.request_at = None;
+                    Some(Ok(message)) => {
+                        if !self.receive_in_turn(message).await {
+                            // All messages are received again in their order.
+                            messages = None;
+                            self.request_at = None;
+                        }
                     }
-                    Some(Ok(message)) => self.receive(message).await,
                     Some(Err(error)) => {
                         let text = with_sources(&error);
                         let name = &self.options.name;
@@ -268,20 +267,33 @@ impl Receiving {
         self.shared.interruptions.load(Ordering::Acquire) != self.interruptions
     }
 
-    /// Whether messages are missing that the server sent before this one. Then all are received again in their order.
-    fn is_early(&mut self, message: &Message) -> bool {
-        let (last, unreceived) = &mut self.sent;
-        if message
-            .info()
-            .is_ok_and(|info| info.stream_sequence > *last)
-        {
-            if *unreceived == 0 {
-                self.rounds = 0;
-            }
-            return *unreceived > 0;
+    /// Receives a message when it is its turn. Returns false if messages are missing that the server sent before it.
+    async fn receive_in_turn(&mut self, message: Message) -> bool {
+        let Ok(sequence) = message.info().map(|info| info.stream_sequence) else {
+            return true;
+        };
+        match self.resent.turn(sequence, message) {
+            Turn::Now(message) => self.receive(message).await,
+            Turn::All(messages) => self.receive_all(messages).await,
+            Turn::Wait => {}
+            Turn::Drop => return false,
         }
-        *unreceived = unreceived.saturating_sub(1);
-        false
+        true
+    }
+
+    async fn receive_all(&mut self, messages: Vec<Message>) {
+        for message in messages {
+            self.receive(message).await;
+        }
+    }
+
+    /// Receives the messages that wait for others, which the server does not send again. The others count as missing.
+    async fn pass_resent(&mut self, last: u64) {
+        for (sequence, message) in self.resent.end() {
+            self.position.pass(sequence - 1);
+            self.receive(message).await;
+        }
+        self.position.pass(last);
     }
 
     /// Whether a further message can be received. Frames that wait for earlier ones do not stop the client, because the earlier
@@ -295,7 +307,19 @@ impl Receiving {
         let partial = self.partial.values().flat_map(|frame| &frame.replies);
         let waiting = self.order.items().flat_map(|frame| &frame.replies);
         let outstanding = self.outstanding.iter().flat_map(|frame| &frame.replies);
-        partial.chain(waiting).chain(outstanding).cloned().collect()
+        let resent = self.resent.waiting().values();
+        let resent = resent.filter_map(|message| message.reply.as_ref());
+        let held = partial.chain(waiting).chain(outstanding).chain(resent);
+        held.cloned().collect()
+    }
+
+    /// Returns the stream sequences of the messages that are received and not acknowledged.
+    fn sequences(&self) -> impl Iterator<Item = u64> {
+        let partial = self.partial.values().flat_map(|frame| &frame.sequences);
+        let waiting = self.order.items().flat_map(|frame| &frame.sequences);
+        let outstanding = self.outstanding.iter().flat_map(|frame| &frame.sequences);
+        let held = partial.chain(waiting).chain(outstanding);
+        held.chain(self.resent.waiting().keys()).copied()
     }
 
     /// Returns when messages can be requested: after the server has sent those again that did not arrive.
@@ -320,18 +344,20 @@ impl Receiving {
             }
         };
         self.gone_since = None;
-        let unreceived = sent.num_ack_pending.saturating_sub(self.replies().len());
-        self.sent = (sent.delivered.stream_sequence, unreceived);
+        let held: Vec<_> = self.sequences().collect();
+        let last = sent.delivered.stream_sequence;
+        let unreceived = self.resent.begin(last, sent.num_ack_pending, &held);
         if unreceived == 0 {
+            let messages = self.resent.take_waiting();
+            self.receive_all(messages).await;
             return Some(Instant::now());
         }
-        self.rounds += 1;
-        if self.rounds > MAX_ROUNDS {
+        if !self.resent.may_wait() {
             tracing::warn!(
                 "{name}: the server has not sent {unreceived} messages again in {MAX_ROUNDS} attempts; receiving later messages. \
                  Another process may use the same consumer"
             );
-            (self.sent, self.rounds) = ((0, 0), 0);
+            self.pass_resent(last).await;
             return Some(Instant::now());
         }
         let wait = self.ack_wait + REDELIVERY_MARGIN;

@@ -1,5 +1,6 @@
 //! The position of a consumer in its stream: where it begins, continues, and begins again after the stream was created again.
 
+use super::resent::Resent;
 use super::{ACK_WAIT, GONE_TIMEOUT, RETRY_INTERVAL, Received, Receiving};
 use crate::NatsError;
 use crate::client::stream::is_absent;
@@ -56,6 +57,11 @@ impl Position {
             self.last = sequence;
         }
         is_new
+    }
+
+    /// Continues after message `sequence`. The server has not deleted the messages before it that have not arrived.
+    pub(super) fn pass(&mut self, sequence: u64) {
+        self.last = self.last.max(sequence);
     }
 
     /// Returns the number of whole frames of `chunks` messages that the server deleted.
@@ -225,8 +231,7 @@ impl Receiving {
             },
             request_at: None,
             interruptions: 0,
-            sent: (0, 0),
-            rounds: 0,
+            resent: Resent::default(),
             // A consumer that exists keeps its time.
             ack_wait: info.config.ack_wait,
             progressed: Instant::now(),
@@ -294,10 +299,7 @@ impl Receiving {
         let stream = find_stream(&self.context, &self.options).await?;
         let created = created(&stream);
         let is_new = created != self.position.created;
-        let outstanding = self.outstanding.iter().flat_map(|frame| &frame.sequences);
-        let waiting = self.order.items().flat_map(|frame| &frame.sequences);
-        let partial = self.partial.values().flat_map(|frame| &frame.sequences);
-        let first = outstanding.chain(waiting).chain(partial).min().copied();
+        let first = self.sequences().min();
         let policy = if is_new {
             DeliverPolicy::All
         } else {
@@ -315,7 +317,7 @@ impl Receiving {
             self.restarts.clear();
         }
         self.position.settle();
-        (self.sent, self.rounds, self.gone_since) = ((0, 0), 0, None);
+        (self.resent, self.gone_since) = (Resent::default(), None);
         let what = if is_new { "the stream" } else { "the consumer" };
         let (name, stream) = (&self.options.name, &self.options.stream);
         tracing::warn!(
