@@ -58,7 +58,7 @@ impl Batch<'_> {
         write: impl FnOnce(*mut u8),
     ) -> Outcome {
         if self.shared.is_stale(self.received) {
-            return self.reject(id);
+            return self.count_repeat(id, earlier);
         }
         let horizon = self.seen_horizon();
         // The first packets of the run may be behind the window.

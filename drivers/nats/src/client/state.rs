@@ -87,6 +87,8 @@ enum Answer {
     State(State),
     /// The stream does not exist.
     Gone,
+    /// The cluster has no leader, so its state may be an older one.
+    NoLeader,
 }
 
 impl StateCheck {
@@ -157,9 +159,8 @@ impl StateCheck {
         self.findings = 0;
         while self.is_comparable() {
             let answer = state(self.context.clone(), self.stream.clone()).await?;
-            let found = self.compare(self.acknowledged, &answer);
-            if found.is_some() {
-                return found;
+            if let Some(found) = self.compare(self.acknowledged, &answer) {
+                return Some(found);
             }
             tokio::time::sleep(TICK).await;
         }
@@ -173,6 +174,10 @@ impl StateCheck {
     }
 
     fn compare(&mut self, asked: Acknowledged, answer: &Answer) -> Option<Unstored> {
+        if matches!(answer, Answer::NoLeader) {
+            self.findings = 0;
+            return None;
+        }
         let Some(why) = contradiction(self.retention, asked, answer) else {
             self.findings = 0;
             self.compared = self.compared.max(asked.frames);
@@ -198,6 +203,7 @@ fn contradiction(
 ) -> Option<String> {
     let state = match answer {
         Answer::Gone => return Some(GONE.to_owned()),
+        Answer::NoLeader => return None,
         Answer::State(state) => state,
     };
     match retention {
@@ -216,7 +222,12 @@ async fn state(context: Context, stream: String) -> Option<Answer> {
     match answer.ok()? {
         Ok(stream) => {
             let info = stream.cached_info();
-            has_leader(info.cluster.as_ref()).then(|| Answer::State(info.state.clone()))
+            let is_current = has_leader(info.cluster.as_ref());
+            Some(if is_current {
+                Answer::State(info.state.clone())
+            } else {
+                Answer::NoLeader
+            })
         }
         Err(error) => is_absent(error.kind()).then_some(Answer::Gone),
     }

@@ -13,7 +13,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Estimated memory of a message besides its payload, in bytes.
-const MESSAGE_BYTES: usize = 1024;
+pub(super) const MESSAGE_BYTES: usize = 1024;
 /// Memory for the messages of a frame besides its payload, in bytes.
 const FRAME_BYTES: usize = 16 * MESSAGE_BYTES;
 
@@ -474,10 +474,15 @@ impl Receiving {
         self.answer_all(partial.replies, AckKind::Term).await;
     }
 
+    /// Returns the maximum memory of frames and messages that wait for others, in bytes.
+    pub(super) const fn max_held(&self) -> usize {
+        self.options.window * (self.options.slot_bytes + FRAME_BYTES)
+    }
+
     /// Limits the memory of frames that are not complete or wait for earlier ones: if a sender's window is larger than that of
     /// this source, the oldest incomplete frame is dropped, or the frames before the oldest waiting one count as missing.
     pub(super) async fn limit_memory(&mut self) {
-        let max = self.options.window * (self.options.slot_bytes + FRAME_BYTES);
+        let max = self.max_held();
         while self.held > max && self.outstanding.len() < self.options.window {
             let held = self.held;
             let oldest = self.partial.iter().min_by_key(|(_, partial)| partial.since);

@@ -30,7 +30,7 @@ use daq_core::log_limit::LogLimit;
 use frames::{Complete, Partial};
 use futures_util::StreamExt;
 use position::Position;
-use resent::{MAX_ROUNDS, Resent, Turn};
+use resent::{MAX_ROUNDS, Resent, Sent, Turn};
 use ringbuf::HeapRb;
 use ringbuf::traits::{Consumer as _, Observer as _, Producer as _, Split};
 use std::collections::{HashMap, VecDeque};
@@ -254,7 +254,17 @@ impl Receiving {
                 _ = tick.tick() => {}
             }
             self.acknowledge().await;
-            let is_receiving = messages.is_some() && self.outstanding.len() < self.options.window;
+            self.limit_resent().await;
+            let limit = self.ack_wait + REDELIVERY_MARGIN;
+            if messages.is_none() || !self.has_room() {
+                self.resent.restart_timeout();
+            } else if self.resent.is_overdue(Instant::now(), limit) {
+                messages = None;
+                self.request_at = None;
+            }
+            let is_receiving = messages.is_some()
+                && !self.resent.is_awaiting()
+                && self.outstanding.len() < self.options.window;
             self.check_timeouts(is_receiving).await;
             self.deliver();
             self.limit_memory().await;
@@ -272,7 +282,8 @@ impl Receiving {
         let Ok(sequence) = message.info().map(|info| info.stream_sequence) else {
             return true;
         };
-        match self.resent.turn(sequence, message) {
+        let bytes = message_bytes(&message);
+        match self.resent.turn(sequence, message, bytes) {
             Turn::Now(message) => self.receive(message).await,
             Turn::All(messages) => self.receive_all(messages).await,
             Turn::Wait => {}
@@ -287,13 +298,28 @@ impl Receiving {
         }
     }
 
-    /// Receives the messages that wait for others, which the server does not send again. The others count as missing.
-    async fn pass_resent(&mut self, last: u64) {
+    /// Receives the messages that wait for others, and waits for the others no longer. They are not counted as deleted.
+    async fn pass_resent(&mut self) {
         for (sequence, message) in self.resent.end() {
             self.position.pass(sequence - 1);
             self.receive(message).await;
         }
-        self.position.pass(last);
+    }
+
+    /// Limits the memory of messages that wait for others.
+    async fn limit_resent(&mut self) {
+        let bytes = self.resent.bytes();
+        if bytes <= self.max_held() {
+            return;
+        }
+        let name = &self.options.name;
+        self.limits[4].run(|suppressed| {
+            tracing::warn!(
+                "{name}: messages that wait for earlier ones, which the server has not sent again, need {bytes} bytes; receiving them \
+                 out of order, so frames may count as lost; set a larger `window`{suppressed}"
+            );
+        });
+        self.pass_resent().await;
     }
 
     /// Whether a further message can be received. Frames that wait for earlier ones do not stop the client, because the earlier
@@ -307,7 +333,7 @@ impl Receiving {
         let partial = self.partial.values().flat_map(|frame| &frame.replies);
         let waiting = self.order.items().flat_map(|frame| &frame.replies);
         let outstanding = self.outstanding.iter().flat_map(|frame| &frame.replies);
-        let resent = self.resent.waiting().values();
+        let resent = self.resent.messages();
         let resent = resent.filter_map(|message| message.reply.as_ref());
         let held = partial.chain(waiting).chain(outstanding).chain(resent);
         held.cloned().collect()
@@ -318,8 +344,8 @@ impl Receiving {
         let partial = self.partial.values().flat_map(|frame| &frame.sequences);
         let waiting = self.order.items().flat_map(|frame| &frame.sequences);
         let outstanding = self.outstanding.iter().flat_map(|frame| &frame.sequences);
-        let held = partial.chain(waiting).chain(outstanding);
-        held.chain(self.resent.waiting().keys()).copied()
+        let held = partial.chain(waiting).chain(outstanding).copied();
+        held.chain(self.resent.sequences())
     }
 
     /// Returns when messages can be requested: after the server has sent those again that did not arrive.
@@ -345,8 +371,12 @@ impl Receiving {
         };
         self.gone_since = None;
         let held: Vec<_> = self.sequences().collect();
-        let last = sent.delivered.stream_sequence;
-        let unreceived = self.resent.begin(last, sent.num_ack_pending, &held);
+        let sent = Sent {
+            last: sent.delivered.stream_sequence,
+            floor: sent.ack_floor.stream_sequence,
+            pending: sent.num_ack_pending,
+        };
+        let unreceived = self.resent.begin(sent, &held);
         if unreceived == 0 {
             let messages = self.resent.take_waiting();
             self.receive_all(messages).await;
@@ -357,7 +387,8 @@ impl Receiving {
                 "{name}: the server has not sent {unreceived} messages again in {MAX_ROUNDS} attempts; receiving later messages. \
                  Another process may use the same consumer"
             );
-            self.pass_resent(last).await;
+            self.pass_resent().await;
+            self.position.pass(sent.last);
             return Some(Instant::now());
         }
         let wait = self.ack_wait + REDELIVERY_MARGIN;
@@ -456,6 +487,11 @@ fn is_gone(kind: &ConsumerInfoErrorKind) -> bool {
         ConsumerInfoErrorKind::JetStream(error) => error.code() == 404,
         _ => false,
     }
+}
+
+/// Returns the estimated memory of a message in bytes.
+fn message_bytes(message: &Message) -> usize {
+    message.payload.len() + frames::MESSAGE_BYTES
 }
 
 async fn next(

@@ -299,16 +299,17 @@ impl Receiving {
         let stream = find_stream(&self.context, &self.options).await?;
         let created = created(&stream);
         let is_new = created != self.position.created;
-        let first = self.sequences().min();
         let policy = if is_new {
             DeliverPolicy::All
         } else {
-            let start_sequence = first.unwrap_or(self.position.last + 1);
+            let next = self.position.last + 1;
+            let start_sequence = self.sequences().min().unwrap_or(next).min(next);
             DeliverPolicy::ByStartSequence { start_sequence }
         };
         self.consumer = create(&stream, &self.options, policy).await?;
         let last = position(self.consumer.cached_info());
         if is_new {
+            self.pass_resent().await;
             self.position.created = created;
             self.position.streams += 1;
             self.position.origin = last;
