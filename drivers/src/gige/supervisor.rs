@@ -229,12 +229,13 @@ impl Core {
             }
             Err((error, is_controlled)) => {
                 if self.reported.as_ref() != Some(&error) {
-                    let failures = &self.failures;
-                    failures.run(|suppressed| {
-                        tracing::error!(
-                            "source {name}: {error}. Retrying at intervals of up to {} s{suppressed}",
-                            MAX_RETRY.as_secs()
-                        );
+                    let retry = if is_controlled {
+                        "until then".to_owned()
+                    } else {
+                        format!("at intervals of up to {} s", MAX_RETRY.as_secs())
+                    };
+                    self.failures.run(|suppressed| {
+                        tracing::error!("source {name}: {error}. Retrying {retry}{suppressed}");
                     });
                 }
                 self.parts.obstacle.set(error.clone());
@@ -253,7 +254,8 @@ impl Core {
     fn set_up(&mut self) -> Result<Session, (String, bool)> {
         let camera = self.find().map_err(|why| (why, false))?;
         let failed = |error: SetupError| {
-            let is_controlled = matches!(error, SetupError::Controlled(_));
+            let is_controlled =
+                matches!(error, SetupError::Controlled(_) | SetupError::Unanswered(_));
             (
                 format!("cannot set up camera {camera}: {error}"),
                 is_controlled,

@@ -234,6 +234,27 @@ fn fake_cameras_are_found_by_identity() {
     }
 }
 
+/// Aravis' fake camera counts a read of the privilege as a heartbeat of the application that controls it, also if that application
+/// was killed and another one reads.
+#[test]
+fn fake_camera_is_set_up_again_after_a_killed_run() {
+    if program(FAKE).is_none() {
+        skip!("{FAKE} (package aravis-tools) is not installed");
+    }
+    let far = match wire(1, 1500) {
+        Ok(far) => far,
+        Err(why) => skip!("{why}"),
+    };
+    let _camera = fake(&far, "10.77.0.2", "GV07", 0);
+    let daq = Daq::new(&config(&["\"10.77.0.2\""], ""));
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.cam0.delivered", 200);
+    live.kill();
+    let mut live = daq.spawn(&[]);
+    live.wait_count("sources.cam0.delivered", 200);
+    let _ = live.stop().ok();
+}
+
 /// Programs of Aravis must find the emulated camera, read its description, and receive its images without errors.
 #[test]
 fn aravis_programs_use_emulated_camera() {
