@@ -3,9 +3,10 @@
 use daq_drivers::sim::verify;
 use daq_testkit::{
     Daq, Outcome, Random, assert_contains, assert_counts, files, ledger, small_disk, this_test,
-    wait_for,
+    wait_for, wait_until,
 };
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -198,7 +199,7 @@ fn kill_at_any_time_leaves_intact_segments_and_is_reported() {
 
 #[test]
 fn first_signal_drains_rings() {
-    for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM] {
+    for signal in [Signal::INT, Signal::TERM] {
         let text = RECORDING.to_owned()
             + "[sink.slow]\ndriver = \"null\"\ninput = \"raw\"\ndelay = \"3 ms\"\n";
         let daq = Daq::new(&text);
@@ -224,7 +225,7 @@ fn drain_time_limits_slow_sink_and_signal_is_logged() {
     let daq = Daq::new(&text);
     let mut live = daq.spawn(&["--for", "100 ms", "--drain", "5 s"]);
     live.wait_log("stopping: draining rings (at most 5 s)");
-    live.signal(rustix::process::Signal::TERM);
+    live.signal(Signal::TERM);
     live.wait_log("SIGTERM: stopping");
     let outcome = live.wait();
     assert_eq!(outcome.code, 74, "{}", outcome.stderr);
@@ -246,7 +247,11 @@ fn second_signal_exits_immediately() {
     live.wait_ready();
     live.interrupt();
     live.wait_log("stopping");
-    live.interrupt();
+    // A signal shortly after the first one is the same request.
+    wait_until("the end", || {
+        live.interrupt();
+        !live.is_running()
+    });
     let outcome = live.wait();
     assert_eq!(
         (outcome.code, &outcome.report),
@@ -259,6 +264,21 @@ fn second_signal_exits_immediately() {
         .run(&["--for", "50ms", "--set", "sink.slow.delay=0 s"])
         .ok();
     assert_contains!(outcome.stderr => "did not end cleanly");
+}
+
+/// `timeout` of coreutils signals its child, and then the process group of both.
+#[test]
+fn signal_that_arrives_twice_stops_the_run_once() {
+    let daq = Daq::new(RECORDING);
+    let mut live = daq.spawn(&[]);
+    live.wait_ready();
+    // Two signals of the same kind can arrive as one. The stopped process receives both at the same time.
+    for signal in [Signal::STOP, Signal::INT, Signal::TERM, Signal::CONT] {
+        live.signal(signal);
+    }
+    let _ = live.wait().ok();
+    assert!(!files(&daq.path("out"), "").is_empty());
+    assert!(files(&daq.path("out"), ".partial").is_empty());
 }
 
 #[test]

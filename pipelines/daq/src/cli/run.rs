@@ -70,7 +70,7 @@ pub(super) struct Args {
 const AFTER_HELP: &str = "\
 Signals:
   SIGINT, SIGTERM, SIGHUP  stop the sources, drain the rings, close the files, print the report, exit.
-                           A second SIGINT or SIGTERM exits immediately with status 128 + signal number.
+                           A SIGINT or SIGTERM more than 0.1 s later exits immediately with status 128 + signal number.
                            A SIGHUP does not count as the first signal. A signal before the pipeline has
                            started exits with status 128 + signal number.
                            A terminal that closes sends SIGHUP; under nohup SIGHUP is ignored and the run continues.
