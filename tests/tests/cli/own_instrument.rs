@@ -1,10 +1,9 @@
-//! Builds the program of `docs/examples/own-instrument`, and uses each of its entries.
+//! Runs the program of `docs/examples/own-instrument`, and uses each of its entries.
 
 use daq_testkit::{Daq, binary, free_udp_port, repository, wait_for};
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::Command;
-use toml::Table;
 
 const CONFIG: &str = r#"
 [source.ramp]
@@ -76,55 +75,22 @@ input = "packets"
 listen = "127.0.0.1:0"
 "#;
 
-/// Builds the example with the versions, the profiles, the features and the target directory of this workspace, so that
-/// third-party crates are not built again. Cargo builds the crates of daq again, because they are not members of the example's
-/// workspace. Without optimisation and debug information this is several times faster.
-fn build(daq: &Daq) -> PathBuf {
-    let (root, binary) = (repository(), binary());
-    let example = root.join("docs/examples/own-instrument");
-    std::fs::copy(root.join("Cargo.lock"), example.join("Cargo.lock")).unwrap();
-    let folder = binary.parent().unwrap();
-    let profile = match folder.file_name().unwrap().to_str().unwrap() {
-        "debug" => "dev",
-        name => name,
-    };
-    let workspace = std::fs::read_to_string(root.join("Cargo.toml")).unwrap();
-    let mut workspace = toml::from_str::<Table>(&workspace).unwrap();
-    let profiles = workspace.remove("profile").unwrap();
-    let profiles = Table::from_iter([("profile".to_owned(), profiles)]);
-    let mut profiles = toml::to_string(&profiles).unwrap();
-    for (name, source) in workspace["workspace"]["dependencies"].as_table().unwrap() {
-        // The crates of tests have no version.
-        if source.get("path").and(source.get("version")).is_some() {
-            profiles +=
-                &format!("[profile.{profile}.package.{name}]\nopt-level = 0\ndebug = false\n");
-        }
-    }
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--offline", "--quiet", "--profile", profile])
-        .args(["--features", "daq/nats"])
-        .arg("--config")
-        .arg(daq.write("profiles.toml", &profiles))
-        .arg("--target-dir")
-        .arg(folder.parent().unwrap())
-        .current_dir(example)
-        // Test programs run with this variable, on which the builds of some third-party crates depend.
-        .env_remove("RUSTC_BOOTSTRAP")
-        .output()
-        .unwrap();
+/// Returns the program of the example, which is a member of the workspace.
+fn program() -> PathBuf {
+    let program = binary().with_file_name("own-instrument");
     assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
+        program.is_file(),
+        "{} does not exist; build it with `cargo build -p own-instrument`",
+        program.display()
     );
-    folder.join("own-instrument")
+    program
 }
 
 #[test]
 fn own_instrument_has_all_commands_of_daq() {
     let port = free_udp_port();
     let daq = Daq::new(&CONFIG.replace("PORT", &port.to_string()));
-    let own = build(&daq);
+    let own = program();
     let command = |arguments: &[&str]| {
         let mut command = Command::new(&own);
         daq.prepare(&mut command).args(arguments);

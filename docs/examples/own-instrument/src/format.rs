@@ -1,9 +1,7 @@
 //! A packet format: a magic number, a 32-bit counter in network byte order, and 512 bytes of payload.
 
 use daq_core::reorder::Numbering;
-use daq_drivers::packet::{
-    FormatEntry, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
-};
+use daq_drivers::packet::{FormatEntry, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
