@@ -371,8 +371,9 @@ fn multicast_packets_have_configured_ttl_and_size() {
 }
 
 fn capture_udp(tcpdump: &Path, file: &Path) -> Child {
+    // The buffer holds all packets, in case that the machine stops tcpdump while they are sent.
     Command::new(tcpdump)
-        .args(["-n", "-U", "-i", FAR, "-w"])
+        .args(["-n", "-U", "-i", FAR, "-B", "65536", "-w"])
         .arg(file)
         .args(["udp", "and", "dst", "port", "7148"])
         .stdout(Stdio::null())
