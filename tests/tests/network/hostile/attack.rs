@@ -10,13 +10,6 @@ use daq_testkit::{Daq, Outcome, free_udp_port};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::time::{Duration, Instant};
-
-/// A window closes incomplete frames if no packet arrives for twice this time, so the expectations do not apply to a
-/// sender that the machine has delayed for longer.
-const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// Number of attempts to send without such a delay.
-const ATTEMPTS: usize = 8;
 
 /// How packets are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,8 +184,8 @@ impl Attack<'_> {
         }
     }
 
-    /// Sends all packets in such a way that none is lost on the way. Returns the longest time between two packets.
-    fn send(&self, rate: Rate) -> Duration {
+    /// Sends all packets in such a way that none is lost on the way.
+    fn send(&self, rate: Rate) {
         let max = match rate {
             Rate::Slow => 1,
             Rate::Bursts(bytes) | Rate::Offload(bytes) => bytes,
@@ -201,23 +194,16 @@ impl Attack<'_> {
         // In batches, wait for the reader before a small buffer could overflow.
         self.shoot(&self.case.shots, max, offload, || {
             Queue::drained(self.port);
-        })
+        });
     }
 
-    /// Sends `shots` in batches of about `max` bytes, and calls `between` after each batch. Returns the longest time
-    /// between two packets.
-    pub fn shoot(&self, shots: &[Shot], max: usize, offload: bool, between: impl Fn()) -> Duration {
+    /// Sends `shots` in batches of about `max` bytes, and calls `between` after each batch.
+    pub fn shoot(&self, shots: &[Shot], max: usize, offload: bool, between: impl Fn()) {
         loopback::stay();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut sender = Sender::open(address, offload, None).unwrap();
         let packets: Vec<_> = shots.iter().map(|shot| self.packet(*shot)).collect();
         let mut left = &packets[..];
-        let mut last_sent = Instant::now();
-        let mut longest = Duration::ZERO;
-        let mut note_pause = || {
-            longest = longest.max(last_sent.elapsed());
-            last_sent = Instant::now();
-        };
         while let Some(first) = left.first() {
             // Linux can split a message only into packets of equal size.
             let mut bytes = 0;
@@ -233,17 +219,14 @@ impl Attack<'_> {
             let (now, later) = left.split_at(together);
             if offload && !first.is_empty() {
                 sender.send_packets(&now.concat(), first.len()).unwrap();
-                note_pause();
             } else {
                 for packet in now {
                     sender.send(packet).unwrap();
-                    note_pause();
                 }
             }
             between();
             left = later;
         }
-        longest
     }
 
     /// Compares the ledger and the file with the expectation.
@@ -335,7 +318,8 @@ impl Attack<'_> {
     }
 }
 
-/// Prepares a process with one source and one file sink for each case.
+/// Prepares a process with one source and one file sink for each case. Only packets and the end of the source close frames, however
+/// long the machine delays the sender.
 pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attack<'a>>) {
     let mut attacks = Vec::new();
     let mut text = "[http]\nlisten = \"127.0.0.1:0\"\n".to_owned();
@@ -346,7 +330,7 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
         write!(
             text,
             "[source.{name}]\ndriver = \"udp\"\nring = \"{name}\"\nlisten = \"127.0.0.1:{port}\"\nwindow = 4\n\
-             {keys}\n{more}\n\
+             close_after = \"1 h\"\n{keys}\n{more}\n\
              [source.{name}.format]\nkind = \"{kind_name}\"\n{format}\n\
              [ring.{name}]\nmemory = \"host\"\nslot = {frame}\nslots = 256\n\
              [sink.{name}-disk]\ndriver = \"file\"\ninput = \"{name}\"\npath = \"out\"\nbuffer = \"16 KiB\"\n"
@@ -365,49 +349,29 @@ pub fn prepare<'a>(kind: Kind, keys: &str, cases: &'a [Case]) -> (Daq, Vec<Attac
 
 /// Sends the packets of `cases` as `rate` defines, and checks the results.
 pub fn attack(kind: Kind, rate: Rate, cases: &[Case]) {
-    let is_done = (0..ATTEMPTS).any(|_| try_attack(kind, rate, cases));
-    assert!(is_done, "the machine delayed the sender in each attempt");
-}
-
-/// Returns false if the result differs from the expectation, but the machine has delayed the sender.
-fn try_attack(kind: Kind, rate: Rate, cases: &[Case]) -> bool {
     let (daq, attacks) = prepare(kind, "receive_buffer = \"1 MiB\"", cases);
     let mut live = daq.spawn(&[]);
     live.wait_ready();
-    let pauses: Vec<_> = attacks.iter().map(|attack| attack.send(rate)).collect();
     for attack in &attacks {
         assert!(
             matches!(attack.case.shots.last(), Some(Shot::Good(_))),
             "the last packet must be valid"
         );
-        live.wait_count(
-            &format!("sources.{}.expected", attack.source),
-            attack.case.ledger.expected,
-        );
+        attack.send(rate);
     }
     let outcome = live.stop().ok();
-    let mut wrong = Vec::new();
-    let mut was_delayed = false;
-    for (attack, pause) in attacks.iter().zip(pauses) {
-        let Err(why) = attack.check(&daq, &outcome, kind.frame()) else {
-            continue;
-        };
-        if pause > MAX_PAUSE {
-            eprintln!("{}: sending paused for {pause:?}: {why}", attack.source);
-            was_delayed = true;
-        } else {
-            wrong.push(format!("{}: {why}", attack.source));
-        }
-    }
+    let frame = kind.frame();
+    let wrong: Vec<_> = attacks
+        .iter()
+        .filter_map(|attack| Some((&attack.source, attack.check(&daq, &outcome, frame).err()?)))
+        .map(|(source, why)| format!("{source}: {why}"))
+        .collect();
     assert!(
         wrong.is_empty(),
         "{kind:?} at {rate:?}:\n{}\n{}",
         wrong.join("\n"),
         outcome.stderr
     );
-    if was_delayed {
-        return false;
-    }
     // Rejected packets are logged once per source and reason.
     for attack in attacks
         .iter()
@@ -425,5 +389,4 @@ fn try_attack(kind: Kind, rate: Rate, cases: &[Case]) -> bool {
             outcome.stderr
         );
     }
-    true
 }
