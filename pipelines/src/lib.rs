@@ -9,6 +9,8 @@
 //! | [`numbers`] | frames as numbers |
 //! | [`report`] | the final ledger, the live block and the status line as text |
 //! | [`clock`] | the state of the clocks that timestamps refer to |
+//! | [`profiles`] | saved measurements of GPUs |
+//! | [`program`] | exit codes, state directory, companion programs |
 //! | [`console`] | output to the terminal while a pipeline runs |
 //! | [`systemd`] | readiness and watchdog |
 
@@ -29,6 +31,8 @@ pub mod history;
 pub mod http;
 pub mod kernels;
 pub mod numbers;
+pub mod profiles;
+pub mod program;
 pub mod report;
 pub mod runtime;
 mod sys;

@@ -1,11 +1,11 @@
-//! Diagnosis, self-tests and benchmarks of this machine.
+//! Diagnosis and self-tests of this machine.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`inspect`] | recognises the format of packets and suggests a source |
 //! | [`doctor`] | finds what this machine lacks and the commands that fix it |
 //! | [`selftest`] | verifies transfers between the CPU, a GPU and network cards |
-//! | [`bench`](mod@bench) | measures this machine |
+//! | [`fixture`] | pipelines, kernels and memory of self-tests and benchmarks |
 
 #![warn(unreachable_pub)]
 #![cfg_attr(
@@ -17,9 +17,8 @@
     )
 )]
 
-pub mod bench;
-mod charts;
 pub mod doctor;
+pub mod fixture;
 pub mod inspect;
 pub mod selftest;
 mod sys;

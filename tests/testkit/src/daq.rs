@@ -22,7 +22,7 @@ pub fn binary() -> PathBuf {
     );
     assert!(
         path.is_file(),
-        "{} does not exist; build it with `cargo build -p daq`",
+        "{} does not exist; build it with `cargo build -p daq -p daq-bench`",
         path.display()
     );
     path

@@ -1,6 +1,6 @@
 //! Builds a plan from files, environment variables and `--set`, and prints all errors.
 
-use super::{check, exit, state, topo, tune};
+use super::{check, exit, topo};
 use clap::Args;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
@@ -11,6 +11,8 @@ use daq_core::topology::Topology;
 use daq_core::units::{ByteSize, counted};
 use daq_pipelines::console::print_error;
 use daq_pipelines::http::{Http, TapBudget, max_memory};
+use daq_pipelines::profiles;
+use daq_pipelines::program::state_directory;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -51,7 +53,7 @@ impl Sources {
 
     /// Returns the state directory; `None` if no directory is configured and the environment defines no default.
     pub(super) fn state(&self) -> Option<PathBuf> {
-        state::resolve_directory(self.state_dir.as_deref())
+        state_directory(self.state_dir.as_deref())
     }
 
     /// Returns the default name of the pipeline.
@@ -230,7 +232,7 @@ impl Loaded {
         if matches!(hardware, Hardware::Detect | Hardware::Probe)
             && config.sinks.iter().any(is_measured)
         {
-            around.profiles = tune::known(&topology, sources.state().as_deref());
+            around.profiles = profiles::known(&topology, sources.state().as_deref());
         }
         let writes = |source: &Component<_, dyn SourceSpec>| {
             let needs = source.spec.facts().engine;

@@ -1,11 +1,12 @@
 //! `daq ls` lists the running pipelines of this user, and their rings.
 
-use super::{exit, show, state};
+use super::{exit, show};
 use clap::Args as ClapArgs;
 use daq_core::units::ByteSize;
 use daq_pipelines::attach::client::{Client, ClientError};
 use daq_pipelines::attach::{directories, sockets};
 use daq_pipelines::console::print_error;
+use daq_pipelines::program::state_directory;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -69,7 +70,7 @@ pub(super) fn ls(args: &Args) -> u8 {
 
 /// Returns the directories in which the sockets of pipelines can be.
 pub(super) fn socket_directories(state_dir: Option<&Path>) -> Vec<PathBuf> {
-    directories(state::resolve_directory(state_dir).as_deref())
+    directories(state_directory(state_dir).as_deref())
 }
 
 /// Explains which of `directories` cannot be read; `None` if all that exist can.

@@ -31,34 +31,12 @@ use daq_core::entry::Registry;
 use daq_core::plan::GraphFormat;
 use daq_core::units::Span;
 use daq_pipelines::console::{self, print_error};
+use daq_pipelines::program::{exit, show};
 use load::{Hardware, Loaded, Machine, Sources};
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// Exit codes, as defined by `sysexits.h` of BSD.
-pub(crate) mod exit {
-    /// The command line is wrong.
-    pub(crate) const USAGE: u8 = 64;
-    /// Required hardware, a port or a library is not available.
-    pub(crate) const UNAVAILABLE: u8 = 69;
-    /// A defect of daq.
-    pub(crate) const INTERNAL: u8 = 70;
-    /// Reading or writing failed.
-    pub(crate) const IO: u8 = 74;
-    /// The configuration is wrong.
-    pub(crate) const CONFIG: u8 = 78;
-
-    /// Returns 128 + the number of the signal called `name`, as shells do.
-    pub(crate) fn of_signal(name: &str) -> u8 {
-        match name {
-            "SIGHUP" => 129,
-            "SIGINT" => 130,
-            _ => 143,
-        }
-    }
-}
 
 /// Stream sensor data into rings, run kernels on it, write files, and account for every packet.
 #[derive(Debug, Parser)]
@@ -125,6 +103,9 @@ enum Command {
     /// recognised.
     Inspect(inspect::Args),
     /// Benchmark data paths of this machine: to a GPU, from an FPGA, and to another host.
+    ///
+    /// The program daq-bench contains the benchmarks and their options: run `daq bench --help`.
+    #[command(disable_help_flag = true)]
     Bench(bench::Args),
     /// Verify that CPU, GPU and network cards can exchange data on this machine.
     Selftest(selftest::Args),
@@ -195,7 +176,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         Command::Topo(args) => topo::topo(registry, &args),
         Command::Doctor { json, sample } => doctor(json, sample),
         Command::Inspect(args) => inspect::inspect(&args),
-        Command::Bench(args) => bench::bench(registry, &args),
+        Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(registry, &args),
         Command::Tap(args) => tap::tap(&args),
         Command::Emulate(device) => emulate::emulate(&device, registry),
@@ -214,12 +195,18 @@ pub fn main_with(registry: &Registry) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Returns the command line for completions, with the names that `daq new` accepts as its first part.
+/// Returns the command line for completions, with the names that `daq new` accepts as its first part, and the benchmarks.
 fn completed(registry: &Registry) -> clap::Command {
     let names = clap::builder::PossibleValuesParser::new(new::names(registry));
-    Cli::command().mut_subcommand("new", |new| {
-        new.mut_arg("parts", |parts| parts.value_parser(names))
-    })
+    let new = |new: clap::Command| new.mut_arg("parts", |parts| parts.value_parser(names));
+    let bench = |bench: clap::Command| {
+        bench.mut_arg("arguments", |arguments| {
+            arguments.value_parser(bench::BENCHMARKS)
+        })
+    };
+    Cli::command()
+        .mut_subcommand("new", new)
+        .mut_subcommand("bench", bench)
 }
 
 /// Returns the name of this program, which is not `daq` if a user's crate extends daq.
@@ -227,14 +214,6 @@ fn program() -> String {
     let path = std::env::args_os().next().unwrap_or_default();
     let name = Path::new(&path).file_name().unwrap_or(OsStr::new("daq"));
     name.to_string_lossy().into_owned()
-}
-
-/// Prints text to stdout and returns the exit code. A closed pipe is not an error.
-fn show(text: &str) -> u8 {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => exit::IO,
-        _ => 0,
-    }
 }
 
 fn plan(registry: &Registry, sources: &Sources, machine: &Machine, json: bool) -> u8 {

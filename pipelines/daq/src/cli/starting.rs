@@ -8,6 +8,7 @@ use daq_core::ledger::{CounterFile, LastRun};
 use daq_core::sink::SinkError;
 use daq_core::topology::Topology;
 use daq_pipelines::console::{self, print_error};
+use daq_pipelines::profiles;
 use daq_pipelines::runtime::{CurrentStep, Options, Pipeline, StartError, Startup};
 use daq_pipelines::systemd;
 use std::collections::BTreeMap;
@@ -122,7 +123,7 @@ fn run(loaded: Loaded, needs: Needs, shared: &Shared) -> Result<Started, StartEr
         profiles: if loaded.plan.copies.is_empty() {
             BTreeMap::new()
         } else {
-            super::tune::known(&Topology::detect(), state.as_deref())
+            profiles::known(&Topology::detect(), state.as_deref())
         },
     };
     let pipeline = Pipeline::start(&loaded.config, &loaded.plan, &options)?;

@@ -1,34 +1,8 @@
 //! The state directory, in which counters survive a killed process.
 
 use daq_core::ledger::{CounterFile, CounterFileError, LastRun};
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Returns the configured state directory, or the default derived from the environment.
-pub(super) fn resolve_directory(declared: Option<&Path>) -> Option<PathBuf> {
-    let declared = declared.map(Path::to_owned);
-    declared.or_else(|| directory(|name| std::env::var_os(name)))
-}
-
-/// Returns the default directory according to systemd and XDG: `$STATE_DIRECTORY`, `$XDG_STATE_HOME/daq` or
-/// `~/.local/state/daq`.
-fn directory(get: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let get = |name: &str| {
-        get(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    // systemd separates several directories by colons.
-    if let Some(first) = get("STATE_DIRECTORY") {
-        let first = first.to_string_lossy();
-        return Some(PathBuf::from(first.split(':').next().unwrap_or_default()));
-    }
-    get("XDG_STATE_HOME")
-        .filter(|path| path.is_absolute())
-        .or_else(|| Some(get("HOME")?.join(".local/state")))
-        .map(|path| path.join("daq"))
-}
 
 /// Opens the counter file. If the file cannot be opened, keeps the counters in memory. Also returns the last run if
 /// that run ended uncleanly.
@@ -136,30 +110,6 @@ mod tests {
     use super::*;
     use daq_core::ledger::{CopyLedger, KernelLedger, ReaderLedger, RingLedger};
 
-    #[test]
-    fn state_directory_follows_precedence_systemd_xdg_home() {
-        let with = |pairs: &'static [(&'static str, &'static str)]| {
-            directory(move |name| {
-                pairs
-                    .iter()
-                    .find(|(key, _)| *key == name)
-                    .map(|(_, value)| OsString::from(value))
-            })
-        };
-        assert_eq!(
-            with(&[("STATE_DIRECTORY", "/var/lib/daq:/x"), ("HOME", "/h")]),
-            Some("/var/lib/daq".into())
-        );
-        assert_eq!(
-            with(&[("XDG_STATE_HOME", "/s"), ("HOME", "/h")]),
-            Some("/s/daq".into())
-        );
-        assert_eq!(
-            with(&[("XDG_STATE_HOME", "relative"), ("HOME", "/h")]),
-            Some("/h/.local/state/daq".into())
-        );
-        assert_eq!(with(&[]), None);
-    }
     #[test]
     fn unclean_exit_reports_copies_and_gpus() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,16 +1,14 @@
 //! `daq tune` measures the copy rates of this machine's GPUs and saves them for later runs.
 
-use super::{exit, show, state};
-use daq_core::gpu::driver::{Device, probe};
-use daq_core::staging::{
-    Basis, MeasureError, Profile, Profiles, Rates, measure, measure_peer, verify_peer,
-};
-use daq_core::topology::{Gpu, Topology, pci};
+use super::{exit, show};
+use daq_core::gpu::driver::Device;
+use daq_core::staging::{MeasureError, Profile, Rates, measure, measure_peer, verify_peer};
+use daq_core::topology::{Gpu, Topology};
 use daq_core::units::ByteSize;
-use daq_diagnostics::bench::Measured;
 use daq_pipelines::console::{Progress, print_error};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use daq_pipelines::profiles::{NO_DIRECTORY, fingerprint, load};
+use daq_pipelines::program::state_directory;
+use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
@@ -21,84 +19,6 @@ pub(super) struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// File with the version of the NVIDIA kernel module. The first line of this file changes with every update of the
-/// driver.
-const MODULE: &str = "/proc/driver/nvidia/version";
-
-/// Error message if the environment defines no directory for the profiles.
-const NO_DIRECTORY: &str =
-    "cannot save the profile: no state directory; set HOME or XDG_STATE_HOME";
-
-/// Returns the key under which the profile of `gpu` is saved. The key depends on the hardware, the driver and the
-/// topology, so that an outdated profile is not used.
-fn fingerprint(topology: &Topology, gpu: &Gpu) -> String {
-    let pci = gpu
-        .pci
-        .as_deref()
-        .map(|address| pci::facts(Path::new("/sys"), address));
-    let module = std::fs::read_to_string(MODULE).ok();
-    let basis = Basis {
-        topology,
-        gpu,
-        bridges: pci.as_ref().map_or(&[], |facts| &facts.bridges),
-        cuda: probe().map_or(0, |found| found.version),
-        module: module.as_deref().and_then(|text| text.lines().next()),
-    };
-    basis.fingerprint()
-}
-
-/// Reads the saved profiles. If they cannot be read, prints a warning and returns no profiles.
-fn load(directory: &Path) -> Profiles {
-    Profiles::load(directory).unwrap_or_else(|error| {
-        print_error!("warning: {error}; until then, daq assumes default rates");
-        Profiles::default()
-    })
-}
-
-/// Returns the saved profiles of `topology`'s GPUs that are still valid.
-pub(super) fn known(topology: &Topology, directory: Option<&Path>) -> BTreeMap<u32, Profile> {
-    let Some(directory) = directory.filter(|_| !topology.gpus.is_empty()) else {
-        return BTreeMap::new();
-    };
-    let profiles = load(directory);
-    let gpus = topology.gpus.iter();
-    gpus.filter_map(|gpu| {
-        let profile = profiles.get(&fingerprint(topology, gpu))?;
-        Some((gpu.ordinal, profile.clone()))
-    })
-    .collect()
-}
-
-/// Saves the measurement of a network card in the profile of its GPU. If the GPU has no profile, measures the GPU
-/// first.
-///
-/// Returns the path of the file, or an error message.
-pub(super) fn save(measured: Measured, directory: Option<&Path>) -> Result<PathBuf, String> {
-    let directory = directory.ok_or(NO_DIRECTORY)?;
-    let topology = Topology::detect();
-    let ordinal = measured.device;
-    let mut gpus = topology.gpus.iter();
-    let gpu = gpus.find(|gpu| gpu.ordinal == ordinal);
-    let gpu = gpu.ok_or_else(|| format!("the GPU cuda:{ordinal} is no longer available"))?;
-    let fingerprint = fingerprint(&topology, gpu);
-    let mut profiles = load(directory);
-    let mut profile = match profiles.get(&fingerprint) {
-        Some(known) => known.clone(),
-        None => Device::open(ordinal)
-            .map_err(|error| error.to_string())
-            .and_then(|device| measure(device).map_err(|error| error.to_string()))?,
-    };
-    profile.cards.insert(measured.card, measured.sending);
-    profiles.set(fingerprint, profile);
-    let kept = profiles.save(directory);
-    kept.map_err(|error| {
-        format!(
-            "cannot save the profile in {}: {error}",
-            directory.display()
-        )
-    })
 }
 
 pub(super) fn tune(args: &Args) -> u8 {
@@ -116,7 +36,7 @@ fn measure_all(args: &Args, progress: &Progress) -> u8 {
         print_error!("error: no GPU to measure: {}", topology.no_gpu);
         return exit::UNAVAILABLE;
     }
-    let directory = state::resolve_directory(args.state_dir.as_deref());
+    let directory = state_directory(args.state_dir.as_deref());
     let mut profiles = directory.as_deref().map(load).unwrap_or_default();
     let mut output = serde_json::Map::new();
     progress.rounds(topology.gpus.len(), 1);

@@ -8,7 +8,7 @@ use daq_core::units::{ByteSize, counted};
 use std::path::Path;
 
 /// Returns names and values of processor, memory, Linux, GPUs and their driver. Facts that cannot be read are left out.
-pub(crate) fn about() -> Vec<(&'static str, String)> {
+pub fn about() -> Vec<(&'static str, String)> {
     facts(&Root::new(Path::new("/")), &Topology::detect())
 }
 

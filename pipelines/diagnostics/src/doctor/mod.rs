@@ -26,7 +26,7 @@ mod rdma;
 mod root;
 mod system;
 
-pub(crate) use about::about;
+pub use about::about;
 pub use check::{Finding, Status};
 use drops::Drops;
 pub use gpu::read_bar1_sizes;

@@ -10,7 +10,7 @@ mod target;
 
 pub use report::Report;
 
-use crate::bench::BenchError;
+use crate::fixture::FixtureError;
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMappingError, Refusal};
 use daq_core::gpu::driver::{CudaError, Device};
@@ -54,7 +54,7 @@ macro_rules! failures {
 }
 
 failures!(
-    BenchError,
+    FixtureError,
     CudaError,
     BarMappingError,
     Refusal,

@@ -2,7 +2,7 @@
 
 use super::Verdict;
 use super::report::{Entry, Outcome};
-use crate::bench::echo::Echo;
+use crate::fixture::Echo;
 use crate::sys::transfer::Transfer;
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};

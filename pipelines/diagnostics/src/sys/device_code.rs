@@ -3,20 +3,6 @@
 use daq_core::gpu::driver::{CudaError, Device, Module};
 use std::sync::Arc;
 
-/// Loads the PTX of a built-in kernel whose launch is measured. `name` is used in messages.
-pub(crate) fn launched(
-    device: &'static Device,
-    name: &str,
-    ptx: &[u8],
-) -> Result<Arc<Module>, CudaError> {
-    // SAFETY:
-    // - The code is compiled from the .cu files beside the kernels; a test compares them.
-    // - Only `bench::launch` receives the module. It passes the arguments that convert.cu declares.
-    // - The addresses are in memory that `bench::launch` owns, uses on one stream, and frees only after its last event
-    //   is complete.
-    unsafe { Module::load(device, name, ptx) }
-}
-
 /// Loads the PTX of persistent kernels that answer doorbells. `name` is used in messages.
 pub(crate) fn answering(
     device: &'static Device,
@@ -25,8 +11,8 @@ pub(crate) fn answering(
 ) -> Result<Arc<Module>, CudaError> {
     // SAFETY:
     // - The code is compiled from echo.cu; a test compares them.
-    // - Only `bench::echo` receives the module. It passes the arguments that echo.cu declares.
-    // - The addresses are in mapped memory, or in memory that `bench::echo` keeps until the kernel has ended. If the
+    // - Only `fixture::echo` receives the module. It passes the arguments that echo.cu declares.
+    // - The addresses are in mapped memory, or in memory that `fixture::echo` keeps until the kernel has ended. If the
     //   kernel does not end, that memory is leaked.
     // - The CPU stores to memory that a running kernel reads. This is intended: both sides load and store whole words,
     //   and no reference to the memory exists.

@@ -13,7 +13,7 @@ const WORD: usize = size_of::<u64>();
 
 /// Memory on the host or on a GPU whose words the CPU can read and write.
 #[derive(Debug)]
-pub(crate) struct NicMemory {
+pub struct NicMemory {
     /// The words on the host: the memory itself, or pinned words for copies from and to GPU memory.
     words: SharedWords,
     /// The memory on a GPU with the CUDA stream for copies; `None` for host memory.
@@ -22,11 +22,11 @@ pub(crate) struct NicMemory {
 }
 
 /// Access rights that the memory grants to the peer.
-pub(crate) const ANY: Access = Access::WRITE;
+pub const ANY: Access = Access::WRITE;
 
 impl NicMemory {
     /// Allocates at least `bytes` zeroed bytes in host memory, or on `gpu`.
-    pub(crate) fn new(gpu: Option<&'static Device>, bytes: usize) -> Result<Self, RegionError> {
+    pub fn new(gpu: Option<&'static Device>, bytes: usize) -> Result<Self, RegionError> {
         let Some(device) = gpu else {
             return Ok(Self {
                 words: SharedWords::new(bytes)?,
@@ -41,7 +41,8 @@ impl NicMemory {
         })
     }
 
-    pub(crate) fn region(&self) -> &Arc<Region> {
+    /// Returns the region of the memory.
+    pub fn region(&self) -> &Arc<Region> {
         match &self.gpu {
             Some((_, region)) => region,
             None => self.words.region(),
@@ -49,7 +50,7 @@ impl NicMemory {
     }
 
     /// Registers the memory with the first method that works on this host.
-    pub(crate) fn register(&self, nic: &dyn Nic) -> Result<Registered, UnregistrableError> {
+    pub fn register(&self, nic: &dyn Nic) -> Result<Registered, UnregistrableError> {
         let facts = PeerFacts::read(Path::new("/"));
         let facts = match self.device {
             Some(device) => facts.with_gpu(device.attributes()),
@@ -59,7 +60,7 @@ impl NicMemory {
     }
 
     /// Where the memory is allocated.
-    pub(crate) fn placement(&self) -> Placement {
+    pub fn placement(&self) -> Placement {
         self.region().placement()
     }
 
@@ -67,7 +68,7 @@ impl NicMemory {
     ///
     /// # Panics
     /// If the words exceed the memory.
-    pub(crate) fn store(&self, at: usize, words: &[u64]) -> Result<(), CudaError> {
+    pub fn store(&self, at: usize, words: &[u64]) -> Result<(), CudaError> {
         self.check(at, words.len());
         let Some((stream, region)) = &self.gpu else {
             self.words.store_words(at * WORD, words);
@@ -91,7 +92,7 @@ impl NicMemory {
     ///
     /// # Panics
     /// If the words exceed the memory.
-    pub(crate) fn load(&self, at: usize, count: usize) -> Result<Vec<u64>, CudaError> {
+    pub fn load(&self, at: usize, count: usize) -> Result<Vec<u64>, CudaError> {
         self.check(at, count);
         let load =
             |at: usize, count: usize| (at..at + count).map(|at| self.words.load64(at * WORD));

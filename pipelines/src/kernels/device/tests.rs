@@ -34,7 +34,7 @@ const SOURCES: [(&Code, &str); 9] = [
     (&super::STATS, include_str!("../stats.cu")),
     (
         &super::ECHO,
-        include_str!("../../../diagnostics/src/bench/echo.cu"),
+        include_str!("../../../diagnostics/src/fixture/echo.cu"),
     ),
     (
         &super::VERIFICATION,

@@ -2,7 +2,7 @@
 
 use super::Setup;
 use super::checks::Found;
-use crate::bench::{Environment, Scratch, free_port};
+use crate::fixture::{Environment, Scratch, free_port};
 use crate::selftest::{Verdict, expect};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use super::*;
 
 const CLIP: &str = include_str!("../../../../../configs/kernels/clip.cu");
 const TRIGGER: &str = include_str!("../../../../../configs/kernels/trigger.cu");
-const TOUCH: &str = include_str!("../../../../diagnostics/src/bench/touch.cu");
+const TOUCH: &str = include_str!("../../../../bench/src/touch.cu");
 const KERNEL: &str = "__device__ void on_frame(const daq::Frame& in, daq::Out& out, const Params& p) {\n    \
                       if (in.index() == 0) out.as<float>()[0] = p.gain + in.sequence();\n}\n";
 const PARAMS: &str = "struct Params { float gain = 2; };\n";
