@@ -1,4 +1,4 @@
-"""Checks reports of benchmarks and drawings in a headless Chromium without a network, and keeps screenshots.
+"""Checks pages of benchmarks and drawings in a headless Chromium without a network, and keeps screenshots.
 
 Arguments: the folder of the screenshots, then HTML or SVG files.
 """

@@ -1,8 +1,8 @@
 //! Measures CPU stores and reads through a BAR mapping of GPU memory. The copy function of daq and reference copies
 //! alternate on the same mapping.
 
+use super::chart::Chart;
 use super::figures::micros_since;
-use super::plot::Plot;
 use super::table::{Cell, Table, numbers, size};
 use super::{BenchError, Common};
 use daq_core::gpu::bar_mapping::{BarMapping, BarMappingError, Unmappable};
@@ -136,14 +136,14 @@ fn stores(
         "store | daq | {} | best reference ÷ daq",
         methods.join(" | ")
     );
-    let plot = match unit {
-        "GB/s" => Plot::rates("Rate of CPU stores to GPU memory", "GB/s"),
-        _ => Plot::times("Time of CPU stores to GPU memory", "µs"),
+    let chart = match unit {
+        "GB/s" => Chart::rates("Rate of CPU stores to GPU memory", "GB/s"),
+        _ => Chart::times("Time of CPU stores to GPU memory", "µs"),
     };
-    let plot = plot
+    let chart = chart
         .over("store", "size of the store")
         .columns(&[&["daq"], &methods[..]].concat())
-        .own(|method| method == "daq");
+        .own(&["daq"]);
     let rows = compared.by_scenario().map(|(access, times)| {
         let mut cells = vec![name(*access)];
         cells.extend(
@@ -154,7 +154,7 @@ fn stores(
         cells.push(Cell::Number(ratio(&times), 3));
         cells
     });
-    Ok(Table::of(compared.title(&title), &columns, rows).with(&plot))
+    Ok(Table::of(compared.title(&title), &columns, rows).with(chart))
 }
 
 /// Measures the bandwidth of stores by size in GB/s.
@@ -221,11 +221,11 @@ pub(super) fn loads(
         cells
     });
     let columns = "read | daq | memcpy | memcpy ÷ daq";
-    let plot = Plot::times("Time of CPU reads of GPU memory", "µs")
+    let chart = Chart::times("Time of CPU reads of GPU memory", "µs")
         .over("read", "size of the read")
         .columns(&["daq", "memcpy"])
-        .own(|method| method == "daq");
-    Ok(Table::of(compared.title(&title), columns, rows).with(&plot))
+        .own(&["daq"]);
+    Ok(Table::of(compared.title(&title), columns, rows).with(chart))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Measures single copies by size, without rings or pipelines.
 
+use super::chart::Chart;
 use super::figures::{percentiles, rate, times};
 use super::place::{Place, slots};
-use super::plot::Plot;
 use super::table::{Cell, Table, size};
 use super::{BenchError, Common, Publish, bar, bytes, count, launch, mapping};
-use crate::charts::Quantiles;
+use crate::figures::Percentiles;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
@@ -165,20 +165,11 @@ fn bandwidth(
         let rates = rates.iter().map(|[rate]| Cell::Number(*rate, 2));
         [size(*bytes)].into_iter().chain(rates).collect()
     });
-    let plot = Plot::rates("Copies between host and GPU", "GB/s")
+    let chart = Chart::rates("Copies between host and GPU", "GB/s")
         .over("copy", "size of a copy")
         .columns(&["in GB/s", "out GB/s", "in, pageable", "out, pageable"])
-        .names(|name| {
-            let [direction, memory] = match name {
-                "in GB/s" => ["to the GPU", "pinned"],
-                "out GB/s" => ["from the GPU", "pinned"],
-                "in, pageable" => ["to the GPU", "pageable"],
-                _ => ["from the GPU", "pageable"],
-            };
-            let name = format!("{direction}, {memory} memory");
-            Some((name, memory == "pinned"))
-        });
-    publish(Table::of(compared.title(&title), columns, rows).with(&plot));
+        .own(&["in GB/s", "out GB/s"]);
+    publish(Table::of(compared.title(&title), columns, rows).with(chart));
     publish(match bar::open(device) {
         Ok(mapped) => bar::bandwidth(common, &mapped, stores)?,
         Err(unmappable) => bar::refusals(&unmappable),
@@ -309,12 +300,12 @@ fn latency(
         device.name()
     );
     let rows = copies.by_scenario().map(cells);
-    let plot = plot("Copies of single frames to the GPU").columns(&[
+    let chart = chart("Copies of single frames to the GPU").columns(&[
         "copy + wait p50",
         "copy + poll p50",
         "engine p50",
     ]);
-    publish(Table::of(copies.title(&title), columns, rows).with(&plot));
+    publish(Table::of(copies.title(&title), columns, rows).with(chart));
     let place = match place.mapped(device) {
         Ok(place) => place,
         Err(BenchError::Region(RegionError::Unmappable(unmappable))) => {
@@ -361,35 +352,27 @@ fn latency(
         row.push(ratio);
         row
     });
-    let plot = self::plot("CPU stores of single frames to the GPU").columns(&[
+    let chart = self::chart("CPU stores of single frames to the GPU").columns(&[
         "store p50",
         "inline_copy p50",
         "engine p50",
     ]);
-    publish(Table::of(stored.title(&title), columns, rows).with(&plot));
+    publish(Table::of(stored.title(&title), columns, rows).with(chart));
     publish(bar::latency(common, mapped, stores)?);
     publish(bar::loads(common, mapped, stores)?);
     Ok(())
 }
 
 /// Returns the chart of a table of latencies, without its columns.
-fn plot(title: &str) -> Plot {
-    Plot::times(title, "µs")
+fn chart(title: &str) -> Chart {
+    Chart::times(title, "µs")
         .over("frame", "frame size")
-        .names(|column| {
-            let name = match column.trim_end_matches(" p50") {
-                "engine" => "copy engine, from ring to ring",
-                "inline_copy" => "inline copy, from ring to ring",
-                "store" => "CPU store",
-                other => other,
-            };
-            Some((name.to_owned(), name.ends_with("ring")))
-        })
+        .own(&["engine", "inline_copy"])
 }
 
 /// Returns the size, then the median and the 99th percentile of each method.
-fn cells((bytes, methods): (&usize, Vec<Quantiles>)) -> Vec<Cell> {
+fn cells((bytes, methods): (&usize, Vec<Percentiles>)) -> Vec<Cell> {
     let times = methods.iter();
-    let times = times.flat_map(|times| [Cell::Times(*times, 2), Cell::Number(times[1], 2)]);
+    let times = times.flat_map(|times| [Cell::Number(times[0], 2), Cell::Number(times[1], 2)]);
     [size(*bytes)].into_iter().chain(times).collect()
 }

@@ -2,10 +2,10 @@
 
 mod frames;
 
+use super::chart::Chart;
 use super::cores::Cores;
 use super::figures::{median, micros_since, percentiles, times};
-use super::plot::Plot;
-use super::table::{Table, numbers, row, times as timed};
+use super::table::{Table, numbers, row};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use crate::sys::upload::Upload;
 use daq_core::gpu::bar_mapping::{BarMapping, Refusal};
@@ -282,9 +282,9 @@ fn round_trips(bench: &Bench<'_>, place: &str, publish: Publish<'_>) -> Result<(
         clock(),
     );
     let columns = "method | kernel | p50 | p99 | p99.9 | p99 ÷ p50 | × host p50";
-    let plot = Plot::times("From a CPU store to the answer of the GPU", "µs")
+    let chart = Chart::times("From a CPU store to the answer of the GPU", "µs")
         .by(&["method", "kernel"], "p50")
-        .own(|method| method.starts_with("doorbell"));
+        .own(&["doorbell"]);
     let table = compared.table(&title, columns, |it| {
         let kernel = match it.method {
             Method::Doorbell(_, polling) => polling.name,
@@ -292,11 +292,11 @@ fn round_trips(bench: &Bench<'_>, place: &str, publish: Publish<'_>) -> Result<(
         };
         let [p50, p99, ..] = it.figures;
         let names = [it.method.name().into(), it.method.kernel().into()];
-        let mut cells = timed(names, it.figures, 3);
+        let mut cells = row(names, it.figures, 3);
         cells.extend(numbers([p99 / p50, p50 / in_host(kernel)], 2));
         cells
     });
-    publish(table.with(&plot));
+    publish(table.with(chart));
 
     // For each doorbell, the row of the kernel with the lowest median.
     let bells = rows[..bench.bells.len() * POLLINGS.len()].chunks(POLLINGS.len());

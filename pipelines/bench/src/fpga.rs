@@ -8,10 +8,10 @@ mod fixture;
 mod rates;
 mod round_trips;
 
+use super::chart::Chart;
 use super::comparison::Refused;
 use super::figures::percentiles;
-use super::plot::Plot;
-use super::table::{Cell, Table, numbers, size, times};
+use super::table::{Cell, Table, numbers, row, size};
 use super::{BenchError, Common, Publish, bytes, count};
 use daq_core::entry::Registry;
 use daq_core::gpu::driver::Device;
@@ -96,10 +96,10 @@ fn rates(
     );
     let columns =
         "method | frame | GB/s | frames/s | × baseline copy | cores | device cores | frames lost";
-    let plot = Plot::rates("From an emulated device into a ring", "GB/s")
+    let chart = Chart::rates("From an emulated device into a ring", "GB/s")
         .over("frame", "frame size")
         .by(&["method"], "GB/s")
-        .own(|method| !method.starts_with("baseline"));
+        .own(&["xdma", "litepcie"]);
     let table = compared.table(&title, columns, |it| {
         let [rate, cores, device_cores, ..] = it.figures;
         vec![
@@ -113,7 +113,7 @@ fn rates(
             rates::loss(it.rounds).into(),
         ]
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }
 
 fn latencies(
@@ -126,8 +126,8 @@ fn latencies(
     let compared = common.compare(&args.frames, &RoundTrip::ALL, |&frame, method| {
         let measured = method.measure(environment, frame, device.ordinal(), args.round_trips);
         let figures = measured.map(|(times, [daq, device])| {
-            let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times);
-            [p50, p99, p999, p1, p5, p25, p75, p95, daq, device]
+            let [p50, p99, p999] = percentiles(&times);
+            [p50, p99, p999, daq, device]
         });
         Ok(figures
             .map_err(|error| refused.add(format!("latency, {}", method.name()), error))
@@ -139,20 +139,20 @@ fn latencies(
         args.round_trips
     );
     let columns = "frame | method | p50 | p99 | p99.9 | ÷ staged | cores | device cores";
-    let plot = Plot::times(
+    let chart = Chart::times(
         "From the last byte of a payload to a persistent kernel",
         "µs",
     )
     .over("frame", "frame size")
     .by(&["method"], "p50")
-    .own(|method| method.starts_with("direct"));
+    .own(&["direct"]);
     let table = compared.table(&title, columns, |it| {
         let [quantiles @ .., daq, device] = it.figures;
         let names = [size(*it.scenario), it.method.name().into()];
-        let mut cells = times(names, quantiles, 3);
+        let mut cells = row(names, quantiles, 3);
         cells.push(Cell::Number(quantiles[0] / it.all[0][0], 3));
         cells.extend(numbers([daq, device], 2));
         cells
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }

@@ -1,7 +1,7 @@
 //! Measures the time to submit work to a GPU, and the number of kernels from which a CUDA graph is faster.
 
+use super::chart::Chart;
 use super::figures::{micros_since, percentiles, times};
-use super::plot::Plot;
 use super::table::{Cell, row};
 use super::{BenchError, Common, Publish};
 use crate::sys::device_code;
@@ -134,11 +134,11 @@ pub(super) fn launch(
         device.name()
     );
     let columns = "method | kernels | host p50 | host p99 | done p50 | done p99 | × host | × done";
-    let plot = |title: &str, column| {
-        Plot::times(title, "µs")
+    let chart = |title: &str, column| {
+        Chart::times(title, "µs")
             .over("kernels", "number of kernels per burst")
             .by(&["method"], column)
-            .own(|method| method == "launch")
+            .own(&["launch"])
     };
     let table = compared.table(&title, columns, |it| {
         let name = match it.method {
@@ -153,7 +153,7 @@ pub(super) fn launch(
         let kernels = Cell::Number(*it.scenario as f64, 0);
         row([name.into(), kernels], figures, 2)
     });
-    let table = table.with(&plot("CPU time to submit a burst", "host p50"));
-    publish(table.with(&plot("Time until the GPU has finished a burst", "done p50")));
+    let table = table.with(chart("CPU time to submit a burst", "host p50"));
+    publish(table.with(chart("Time until the GPU has finished a burst", "done p50")));
     Ok(())
 }

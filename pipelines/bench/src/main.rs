@@ -11,7 +11,7 @@
 )]
 
 mod bar;
-mod charts;
+mod chart;
 mod comparison;
 mod copies;
 mod cores;
@@ -26,9 +26,7 @@ mod mapping;
 mod options;
 mod persistent;
 mod place;
-mod plot;
 mod rdma;
-mod report;
 mod staging;
 mod sys;
 mod table;
@@ -43,8 +41,7 @@ use daq_pipelines::console::{self, Progress, print_error};
 use daq_pipelines::profiles::{MeasuredCard, save_card};
 use daq_pipelines::program::{exit, show, state_directory};
 use options::{Common, FrameSizes, MAX_BYTES, bytes, check_range, count, duration};
-use report::Report;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use table::Table;
 
@@ -92,39 +89,12 @@ enum Benchmark {
 }
 
 impl Benchmark {
-    /// Returns an error if options cannot be used together. `has_report` is true if a report is requested.
-    fn check(&self, has_report: bool) -> Result<(), String> {
+    /// Returns an error if options cannot be used together.
+    fn check(&self) -> Result<(), String> {
         match self {
             Self::Copy(args) => args.check(),
-            Self::Rdma(args) => args.check(has_report),
             _ => Ok(()),
         }
-    }
-
-    /// Returns the name on the command line.
-    const fn name(&self) -> &'static str {
-        match self {
-            Self::Staging(_) => "staging",
-            Self::Gpus(_) => "gpus",
-            Self::Turn(_) => "turn",
-            Self::Copy(_) => "copy",
-            Self::Doorbell(_) => "doorbell",
-            Self::Persistent(_) => "persistent",
-            Self::Fpga(_) => "fpga",
-            Self::Rdma(_) => "rdma",
-            Self::Tcp(_) => "tcp",
-        }
-    }
-
-    /// Returns the description in the help of the command line.
-    fn about(&self) -> String {
-        let command = <Self as clap::Subcommand>::augment_subcommands(clap::Command::new("bench"));
-        let command = command.find_subcommand(self.name());
-        let about = command.and_then(|command| {
-            let long = command.get_long_about();
-            long.or_else(|| command.get_about())
-        });
-        about.map(ToString::to_string).unwrap_or_default()
     }
 
     /// Measures, and passes the result tables to `publish`. Returns the result of [`Benchmark::Rdma`] that later plans
@@ -157,12 +127,9 @@ struct Cli {
     what: Benchmark,
     #[command(flatten)]
     common: Common,
-    /// Print JSON.
+    /// Print JSON. The script `pipelines/bench/charts.py` in the source code draws charts of it.
     #[arg(long, global = true)]
     json: bool,
-    /// Also write the tables with charts to this HTML file, which opens without a network.
-    #[arg(long, global = true, value_name = "FILE")]
-    report: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -179,24 +146,20 @@ fn main() -> ExitCode {
 
 /// Runs a benchmark and prints its tables. Returns the exit code.
 fn bench(args: &Cli) -> u8 {
-    if let Err(why) = args.what.check(args.report.is_some()) {
+    if let Err(why) = args.what.check() {
         print_error!("error: {why}");
         return exit::USAGE;
     }
-    let report = args.report.as_deref();
-    let report = report.map(|path| Report::new(path, &args.what)).transpose();
-    let mut output = match report {
-        Ok(report) => Output::new(args.json, report),
-        Err(error) => {
-            print_error!("error: {error}");
-            return exit::IO;
-        }
+    let mut output = Output {
+        is_json: args.json,
+        tables: Vec::new(),
+        code: 0,
     };
+    let progress = Progress::start("bench");
     let mut common = args.common.clone();
     common.registry = daq_pipelines::registry();
-    let progress = Progress::start("bench");
     common.progress = progress.clone();
-    let mut publish = |table| progress.paused(|| output.add(table));
+    let mut publish = |table| progress.paused(|| output.add(&table));
     let measured = args.what.run(&common, &mut publish);
     progress.end();
     let kept = measured.and_then(|measured| match &args.what {
@@ -204,13 +167,9 @@ fn bench(args: &Cli) -> u8 {
         _ => Ok(()),
     });
     match kept {
-        Ok(()) => {
-            let code = output.write_report(None);
-            output.end().max(code)
-        }
+        Ok(()) => output.end(),
         Err(error) => {
             print_error!("error: {error}");
-            output.write_report(Some(&error.to_string()));
             exit::UNAVAILABLE
         }
     }
@@ -229,47 +188,20 @@ fn keep(measured: Option<MeasuredCard>, directory: Option<&Path>) -> Result<(), 
     Ok(())
 }
 
-/// Prints the tables. Text is printed immediately, JSON at the end. A report is written at the end.
+/// Prints the tables. Text is printed immediately, JSON at the end.
 struct Output {
     is_json: bool,
     tables: Vec<serde_json::Value>,
-    report: Option<Report>,
     code: u8,
 }
 
 impl Output {
-    const fn new(is_json: bool, report: Option<Report>) -> Self {
-        Self {
-            is_json,
-            tables: Vec::new(),
-            report,
-            code: 0,
-        }
-    }
-
-    fn add(&mut self, table: Table) {
+    fn add(&mut self, table: &Table) {
         if !self.is_json {
             let space = if self.tables.is_empty() { "" } else { "\n" };
             self.code = self.code.max(show(&format!("{space}{table}")));
         }
         self.tables.push(table.json());
-        if let Some(report) = &mut self.report {
-            report.add(table);
-        }
-    }
-
-    /// Writes the report, if there is one. `failure` is the error that ended the benchmark early. Returns the exit code.
-    fn write_report(&self, failure: Option<&str>) -> u8 {
-        let Some(report) = &self.report else {
-            return 0;
-        };
-        match report.write(failure) {
-            Ok(()) => 0,
-            Err(error) => {
-                print_error!("error: {error}");
-                exit::IO
-            }
-        }
     }
 
     fn end(self) -> u8 {

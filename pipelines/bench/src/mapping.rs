@@ -1,7 +1,7 @@
 //! Measures how long each backend takes to allocate and free CPU-mapped GPU memory, by size.
 
+use super::chart::Chart;
 use super::comparison::Row;
-use super::plot::Plot;
 use super::table::{Table, row, size};
 use super::{BenchError, Common, Publish};
 use daq_core::gpu::Backend;
@@ -35,11 +35,11 @@ pub(super) fn mapping(
     let columns = "backend | bytes | allocate | pin | map | all | unmap + free";
     let measured = compared.rows().filter(Row::is_measured);
     let rows = measured.map(|it| row([it.method.name().into(), size(*it.scenario)], it.figures, 3));
-    let plot = Plot::times("Time to allocate mapped memory", "ms")
+    let chart = Chart::times("Time to allocate mapped memory", "ms")
         .over("bytes", "size of the memory")
         .by(&["backend"], "all")
-        .own(|_| true);
-    publish(Table::of(compared.title(&title), columns, rows).with(&plot));
+        .own(&[""]);
+    publish(Table::of(compared.title(&title), columns, rows).with(chart));
     if !refused.is_empty() {
         let rows = refused
             .into_iter()

@@ -7,12 +7,12 @@ mod packets;
 mod rate;
 mod round_trips;
 
+use super::chart::Chart;
 use super::cores::Cores;
 use super::figures::{median, percentiles};
 use super::harness::{Harness, Load, index};
 use super::place::Place;
-use super::plot::Plot;
-use super::table::{Cell, Table, numbers, row, size, times};
+use super::table::{Cell, Table, numbers, row, size};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use daq_core::notify::Wait;
 use daq_core::staging::{Direction, measure};
@@ -115,18 +115,18 @@ fn latencies(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
                     (times, f64::NAN)
                 }
             };
-            let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times);
-            Ok(Some([p50, p99, p999, p1, p5, p25, p75, p95, host]))
+            let [p50, p99, p999] = percentiles(&times);
+            Ok(Some([p50, p99, p999, host]))
         })?;
     let title = format!(
         "{}: microseconds from a frame's commit to its result; {count} frames",
         bench.device.name()
     );
     let columns = "frame | method | p50 | p99 | p99.9 | host part | ÷ copy + launch";
-    let plot = Plot::times("From the commit of a frame to its result", "µs")
+    let chart = Chart::times("From the commit of a frame to its result", "µs")
         .over("frame", "frame size")
         .by(&["method"], "p50")
-        .own(|method| method.starts_with("persistent"));
+        .own(&["persistent"]);
     let table = compared.table(&title, columns, |it| {
         let name = match it.method {
             Method::OneThread => "persistent, one thread",
@@ -134,11 +134,11 @@ fn latencies(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
             Method::Launch => "copy + launch + synchronise",
         };
         let [quantiles @ .., host] = it.figures;
-        let mut cells = times([size(*it.scenario), name.into()], quantiles, 3);
+        let mut cells = row([size(*it.scenario), name.into()], quantiles, 3);
         cells.extend(numbers([host, quantiles[0] / it.all[2][0]], 3));
         cells
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }
 
 fn beside(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
@@ -170,7 +170,7 @@ fn beside(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
         let both = (copied() - before) as f64 / start.elapsed().as_secs_f64();
         harness.stop()?;
         running.end()?;
-        let [p50, p99, p999, ..] = percentiles(&times);
+        let [p50, p99, p999] = percentiles(&times);
         Ok(Some([p50, p99, p999, both / 1e9, alone / 1e9]))
     })?;
     let title = format!(
@@ -208,14 +208,14 @@ fn packets(bench: &Bench<'_>, args: &Args) -> Result<Table, BenchError> {
         bench.device.name()
     );
     let columns = "payload | source | p50 | p99 | p99.9";
-    let plot = Plot::times("From sending a packet to its result", "µs")
+    let chart = Chart::times("From sending a packet to its result", "µs")
         .over("payload", "size of the payload")
         .by(&["source"], "p50")
-        .own(|_| true);
+        .own(&[""]);
     let table = compared.table(&title, columns, |it| {
-        times([size(*it.scenario), it.method.name().into()], it.figures, 3)
+        row([size(*it.scenario), it.method.name().into()], it.figures, 3)
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }
 
 fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
@@ -231,14 +231,14 @@ fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
         ByteSize(RATE_FRAME_BYTES as u64)
     );
     let columns = "kernels | concurrent frames | million/s";
-    let plot = Plot::rates("Frames through persistent kernels", "million frames/s")
+    let chart = Chart::rates("Frames through persistent kernels", "million frames/s")
         .over("concurrent frames", "number of concurrent frames")
         .by(&["kernels"], "million/s")
-        .own(|_| true);
+        .own(&[""]);
     let table = compared.table(&title, columns, |it| {
         let (kernels, frames) = *it.scenario;
         let ends = [kernels as f64, f64::from(frames)].map(|number| Cell::Number(number, 0));
         row(ends, it.figures, 2)
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }

@@ -11,10 +11,10 @@ mod control;
 mod raw;
 mod stream;
 
+use super::chart::Chart;
 use super::comparison::{Refused, Row};
 use super::cores::joined;
 use super::figures::percentiles;
-use super::plot::Plot;
 use super::table::{Cell, Table, size};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count};
 use control::{ControlConnection, Reply, Request};
@@ -69,18 +69,6 @@ pub(crate) struct Args {
         value_parser = bytes::<8, MAX_BYTES, 8>
     )]
     sizes: Vec<usize>,
-}
-
-impl Args {
-    /// Returns an error if a report is requested on the listening side.
-    pub(super) fn check(&self, has_report: bool) -> Result<(), String> {
-        if has_report && self.listen.is_some() {
-            let why = "--report has no effect with --listen, because the other side has the results; \
-                       set --report on the side with --to";
-            return Err(why.to_owned());
-        }
-        Ok(())
-    }
 }
 
 /// One method to transfer data from memory to memory.
@@ -236,14 +224,13 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Returns the bandwidth in bytes per second and, for a queue pair alone, the median and the 99th percentile of the
-    /// latency in µs, with the other percentiles.
+    /// Returns the bandwidth in bytes per second and, for a queue pair alone, the percentiles of the latency in µs.
     fn measure(
         &self,
         wire: &mut ControlConnection,
         method: Method,
         size: usize,
-    ) -> Result<[f64; 9], BenchError> {
+    ) -> Result<[f64; 4], BenchError> {
         let [is_gpu, is_target_gpu] = method.gpus;
         let gpu = self.gpu(is_gpu)?;
         let window = self.common.window.0;
@@ -259,9 +246,7 @@ impl<'a> Host<'a> {
                 let sender = (is_gpu, size, of_side(is_gpu));
                 self.bench.send(sender, address, window)
             })?;
-            let mut figures = [f64::NAN; 9];
-            figures[0] = rate;
-            return Ok(figures);
+            return Ok([rate, f64::NAN, f64::NAN, f64::NAN]);
         }
         let request = |round_trips| Request::Raw {
             is_gpu: is_target_gpu,
@@ -276,8 +261,8 @@ impl<'a> Host<'a> {
         let times = ask(wire, &request(count), |address| {
             Raw::connect(&self.nic, gpu, address, size)?.round_trips(size, count)
         })?;
-        let [p50, p99, p999, p1, p5, p25, p75, p95] = percentiles(&times[warm..]);
-        Ok([rate, p50, p99, p999, p1, p5, p25, p75, p95])
+        let [p50, p99, p999] = percentiles(&times[warm..]);
+        Ok([rate, p50, p99, p999])
     }
 }
 
@@ -405,7 +390,7 @@ fn connect(
 /// The results of the methods that were measured completely.
 struct Results<'a> {
     /// Sorted by message size, then by method.
-    rows: Vec<Row<'a, usize, Method, 9>>,
+    rows: Vec<Row<'a, usize, Method, 4>>,
 }
 
 impl Results<'_> {
@@ -417,7 +402,7 @@ impl Results<'_> {
     }
 
     /// Returns the rows sorted by method, then by message size.
-    fn by_method(&self) -> impl Iterator<Item = &Row<'_, usize, Method, 9>> {
+    fn by_method(&self) -> impl Iterator<Item = &Row<'_, usize, Method, 4>> {
         let methods = Method::all().into_iter();
         methods.flat_map(|method| self.rows.iter().filter(move |row| *row.method == method))
     }
@@ -438,22 +423,14 @@ impl Results<'_> {
         let gpus = [[false, false], [false, true], [true, false], [true, true]];
         gpus.iter().fold(table, |table, gpus| {
             let ends = ends(*gpus);
-            let plot = Plot::rates(format!("Bandwidth, {ends}"), "MB/s")
+            let methods = Method::all().into_iter();
+            let methods = methods.filter(|method| method.gpus == *gpus);
+            let chart = Chart::rates(format!("Bandwidth, {ends}"), "MB/s")
                 .over("size", "message size")
-                .by(&["method"], "MB/s");
-            let plot = plot.names(move |method| {
-                // The ends of the method, and its path: "ring to ring, GPU → GPU, direct".
-                let mut parts = method.split(", ");
-                let kind = parts.next()?;
-                if parts.next() != Some(&*ends) {
-                    return None;
-                }
-                let path = parts
-                    .next()
-                    .map_or(String::new(), |path| format!(", {path}"));
-                Some((format!("{kind}{path}"), kind == "ring to ring"))
-            });
-            table.with(&plot)
+                .by(&["method"], "MB/s")
+                .own(&["ring to ring"])
+                .only(methods.map(Method::name).collect());
+            table.with(chart)
         })
     }
 
@@ -461,17 +438,14 @@ impl Results<'_> {
         let rows = self.by_method().filter(|it| it.method.path.is_none());
         let rows = rows.map(|it| {
             let [_, quantiles @ ..] = it.figures;
-            let (p50, p99) = (Cell::Times(quantiles, 2), Cell::Number(quantiles[1], 2));
+            let (p50, p99) = (Cell::Number(quantiles[0], 2), Cell::Number(quantiles[1], 2));
             vec![it.method.name().into(), size(*it.scenario), p50, p99]
         });
-        let plot = Plot::times("Latency of queue pairs: half a round trip", "µs")
+        let chart = Chart::times("Latency of queue pairs: half a round trip", "µs")
             .over("size", "message size")
             .by(&["method"], "p50 µs")
-            .names(|method| {
-                let name = method.trim_start_matches("queue pair alone, ");
-                Some((name.to_owned(), true))
-            });
-        Table::of(title, "method | size | p50 µs | p99 µs", rows).with(&plot)
+            .own(&[""]);
+        Table::of(title, "method | size | p50 µs | p99 µs", rows).with(chart)
     }
 
     /// Returns a table of the sizes from which staged frames are about as fast as direct frames. Staged frames are copied

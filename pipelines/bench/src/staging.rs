@@ -1,17 +1,18 @@
 //! Compares the copy engine with other methods to copy frames to a GPU. Large baseline copies give the upper limit.
 
+use super::chart::Chart;
 use super::comparison::Comparison;
 use super::figures::{median, rate};
 use super::harness::{Harness, Load, index};
 use super::place::Place;
-use super::plot::Plot;
 use super::table::{Cell, Table, numbers, size};
 use super::{BenchError, Common, FrameSizes, Publish, check_range, count, duration};
 use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
 use daq_core::units::{ByteSize, Span};
-use std::collections::VecDeque;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::num::ParseFloatError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -347,32 +348,23 @@ impl Session<'_> {
         let columns =
             "method | frame | GB/s | ÷ ceiling | × copy + wait | mean copy | cores | verified";
         let [ceiling_in, ceiling_out] = ceilings.map(|rate| rate / 1e9);
-        let plot = |title: &str, names: fn(&str) -> Option<(String, bool)>| {
-            Plot::rates(title, "GB/s")
+        let names = |is_shown: fn(&str) -> bool| {
+            let names: BTreeSet<_> = compared.rows().map(|it| it.method.name()).collect();
+            names.into_iter().filter(|name| is_shown(name)).collect()
+        };
+        let inward = names(|name| !name.contains("concurrent") && name != "engine out");
+        let both = names(|name| name.starts_with("engine") && !name.ends_with("rings"));
+        let chart = |title: &str, methods| {
+            Chart::rates(title, "GB/s")
                 .over("frame", "frame size")
                 .by(&["method"], "GB/s")
-                .names(names)
+                .own(&["engine"])
+                .only(methods)
                 .ceiling("ceiling: 64\u{a0}MiB copies to the GPU", ceiling_in)
         };
-        let inward = plot("Copies to the GPU", |method| match method {
-            "engine in" => Some(("daq".to_owned(), true)),
-            _ if method.contains("concurrent") || method == "engine out" => None,
-            _ => match method.strip_prefix("engine in, ") {
-                Some(rings) => Some((format!("daq, {rings}"), true)),
-                None => Some((method.to_owned(), false)),
-            },
-        });
-        let both = plot("Both directions at once", |method| {
-            let name = match method {
-                "engine in" => "to the GPU alone",
-                "engine out" => "from the GPU alone",
-                "engine in, concurrent out" => "to the GPU, while copying from it",
-                "engine out, concurrent in" => "from the GPU, while copying to it",
-                _ => return None,
-            };
-            Some((name.to_owned(), !method.contains("concurrent")))
-        });
-        let both = both.ceiling("ceiling: 64\u{a0}MiB copies from the GPU", ceiling_out);
+        let inward = chart("Copies to the GPU", inward);
+        let both = chart("Both directions at once", both)
+            .ceiling("ceiling: 64\u{a0}MiB copies from the GPU", ceiling_out);
         let table = compared.table(&title, columns, |it| {
             let [rate, cores, copy, _] = it.figures;
             let verified = it.rounds.first().map_or(f64::NAN, |first| first[3]);
@@ -387,7 +379,7 @@ impl Session<'_> {
                 rounded(verified),
             ]
         });
-        table.with(&inward).with(&both)
+        table.with(inward).with(both)
     }
 
     /// Streams at a share of the upper limit and counts lost frames.

@@ -1,13 +1,9 @@
 //! Formats results as aligned text or as JSON.
 
-use super::plot::Plot;
-use crate::charts::{Chart, Quantiles, escape, single};
+use super::chart::Chart;
 use daq_core::units::ByteSize;
 use serde_json::{Map, Value, json};
-use std::fmt::{self, Write as _};
-
-/// Longest text in HTML that stays on one line, in bytes.
-const MAX_LINE: usize = 44;
+use std::fmt;
 
 /// A table: title, columns and rows, and charts of them.
 #[derive(Clone, Debug, Default)]
@@ -27,20 +23,6 @@ pub(super) enum Cell {
     Number(f64, usize),
     /// A number of bytes.
     Size(usize),
-    /// The distribution of a time, and the number of decimals to show. The text is the median.
-    Times(Quantiles, usize),
-}
-
-impl Cell {
-    /// Returns the number that a chart shows.
-    pub(super) fn figure(&self) -> Option<Quantiles> {
-        match self {
-            Self::Text(_) => None,
-            Self::Number(number, _) => Some(single(*number)),
-            Self::Size(bytes) => Some(single(*bytes as f64)),
-            Self::Times(quantiles, _) => Some(*quantiles),
-        }
-    }
 }
 
 impl From<String> for Cell {
@@ -58,18 +40,6 @@ impl From<&str> for Cell {
 /// Returns a cell with a number of bytes.
 pub(super) const fn size(bytes: usize) -> Cell {
     Cell::Size(bytes)
-}
-
-/// Returns a row: `names`, then the median, the 99th and the 99.9th percentile of times.
-pub(super) fn times<const N: usize>(
-    names: [Cell; N],
-    quantiles: Quantiles,
-    digits: usize,
-) -> Vec<Cell> {
-    let [_, p99, p999, ..] = quantiles;
-    let median = Cell::Times(quantiles, digits);
-    let names = names.into_iter().chain([median]);
-    names.chain(numbers([p99, p999], digits)).collect()
 }
 
 /// Returns a cell for each number, with `digits` decimals.
@@ -90,12 +60,8 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(text),
-            Self::Number(number, _) | Self::Times([number, ..], _) if number.is_nan() => {
-                f.write_str("–")
-            }
-            Self::Number(number, digits) | Self::Times([number, ..], digits) => {
-                write!(f, "{number:.digits$}")
-            }
+            Self::Number(number, _) if number.is_nan() => f.write_str("–"),
+            Self::Number(number, digits) => write!(f, "{number:.digits$}"),
             Self::Size(bytes) => ByteSize(*bytes as u64).fmt(f),
         }
     }
@@ -116,33 +82,15 @@ impl Table {
         }
     }
 
-    /// Adds a chart of this table. Adds nothing if the table has no figure for the chart.
+    /// Adds a chart of this table, which must have the columns of the chart.
     #[must_use]
-    pub(super) fn with(mut self, plot: &Plot) -> Self {
-        let chart = plot.of(&self);
-        self.charts.extend(chart);
+    pub(super) fn with(mut self, chart: Chart) -> Self {
+        for name in chart.needed() {
+            let is_known = self.columns.iter().any(|column| column == name);
+            debug_assert!(is_known, "{:?} has no column {name:?}", self.title);
+        }
+        self.charts.push(chart);
         self
-    }
-
-    pub(super) fn title(&self) -> &str {
-        &self.title
-    }
-
-    pub(super) fn charts(&self) -> &[Chart] {
-        &self.charts
-    }
-
-    pub(super) fn rows(&self) -> &[Vec<Cell>] {
-        &self.rows
-    }
-
-    /// Returns the cell of a row in the column `name`, which must exist.
-    pub(super) fn cell<'a>(&self, row: &'a [Cell], name: &str) -> &'a Cell {
-        let column = self.columns.iter().position(|column| column == name);
-        let Some(column) = column else {
-            unreachable!("the table {:?} has no column {name:?}", self.title);
-        };
-        &row[column]
     }
 
     /// Creates a table with `rows`.
@@ -162,60 +110,20 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Returns the rows as JSON objects.
+    /// Returns the rows as JSON objects, with the declarations of the charts.
     pub(crate) fn json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             let cells = self.columns.iter().zip(row).map(|(column, cell)| {
                 let value = match cell {
                     Cell::Text(text) => json!(text),
-                    Cell::Number(number, _) | Cell::Times([number, ..], _) => json!(number),
+                    Cell::Number(number, _) => json!(number),
                     Cell::Size(_) => json!(cell.to_string()),
                 };
                 (column.clone(), value)
             });
             Value::Object(cells.collect::<Map<_, _>>())
         });
-        json!({ "title": self.title, "rows": rows.collect::<Vec<_>>() })
-    }
-}
-
-impl Table {
-    /// Returns the table as HTML. `caption` are the attributes of its caption.
-    pub(super) fn html(&self, caption: &str) -> String {
-        let mut html = format!(
-            "<table>\n<caption{caption}>{}</caption>\n<thead><tr>",
-            escape(&self.title)
-        );
-        for (i, column) in self.columns.iter().enumerate() {
-            let class = self.class(i);
-            let _ = write!(html, "<th scope=\"col\"{class}>{}</th>", escape(column));
-        }
-        html += "</tr></thead>\n<tbody>\n";
-        for row in &self.rows {
-            html += "<tr>";
-            for (i, cell) in row.iter().enumerate() {
-                let (class, text) = (self.class(i), escape(&cell.to_string()));
-                let _ = match i {
-                    0 => write!(html, "<th scope=\"row\"{class}>{text}</th>"),
-                    _ => write!(html, "<td{class}>{text}</td>"),
-                };
-            }
-            html += "</tr>\n";
-        }
-        html + "</tbody>\n</table>\n"
-    }
-
-    /// Returns the class of a column's cells: numbers are aligned at the right, and long texts have several lines.
-    fn class(&self, column: usize) -> &'static str {
-        let cells = || self.rows.iter().map(|row| &row[column]);
-        let is_long = |cell: &Cell| matches!(cell, Cell::Text(text) if text.len() > MAX_LINE);
-        if cells().any(is_long) {
-            " class=\"long\""
-        } else if cells().all(|cell| matches!(cell, Cell::Text(_))) {
-            ""
-        } else {
-            " class=\"number\""
-        }
+        json!({ "title": self.title, "rows": rows.collect::<Vec<_>>(), "charts": self.charts })
     }
 }
 
@@ -268,7 +176,7 @@ mod tests {
     fn columns_of_each_table_have_different_names() {
         let mut folders = vec![std::path::PathBuf::from(concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/src/bench"
+            "/src"
         ))];
         let mut tables = 0;
         while let Some(folder) = folders.pop() {

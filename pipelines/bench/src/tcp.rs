@@ -6,7 +6,7 @@
 //!   ring to ring:   sim ─▶ ring ─▶ sink stream ════════ source stream ─▶ ring ─▶ null
 //! ```
 
-use super::plot::Plot;
+use super::chart::Chart;
 use super::table::{Cell, size};
 use super::{BenchError, Common, MAX_BYTES, Publish, bytes, count, cpu};
 use daq_diagnostics::fixture::Scratch;
@@ -104,11 +104,11 @@ pub(super) fn tcp(common: &Common, args: &Args, publish: Publish<'_>) -> Result<
             Cell::Number(rate / row.all[0][0], 3),
         ]
     });
-    let plot = Plot::rates("Throughput over TCP", "MB/s")
+    let chart = Chart::rates("Throughput over TCP", "MB/s")
         .over("size", "frame size")
         .by(&["method"], "MB/s")
-        .names(|method| Some((method.to_owned(), method == Method::Stream.name())));
-    publish(table.with(&plot));
+        .own(&["ring to ring"]);
+    publish(table.with(chart));
     Ok(())
 }
 

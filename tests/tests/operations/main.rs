@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
 mod attach;
-mod bench_report;
+mod bench_charts;
 mod faults;
 mod files;
 mod history;

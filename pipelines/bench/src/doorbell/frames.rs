@@ -2,11 +2,11 @@
 
 use super::{Bench, LAUNCH_DIVISOR, WARM_UP};
 use crate::BenchError;
-use crate::charts::Quantiles;
+use crate::chart::Chart;
 use crate::comparison::Comparison;
+use crate::figures::Percentiles;
 use crate::figures::{percentiles, times};
-use crate::plot::Plot;
-use crate::table::{Cell, Table, row, size, times as time_cells};
+use crate::table::{Cell, Table, row, size};
 use daq_core::gpu::Backend;
 use daq_core::gpu::bar_mapping::BarMapping;
 use daq_core::gpu::driver::Argument;
@@ -104,11 +104,11 @@ pub(super) fn latencies(bench: &Bench<'_>) -> Result<Table, BenchError> {
     let names = ["stores and doorbell", "copy + launch + synchronise"];
     let ratio = |p50: f64, copy: f64| Cell::Number(p50 / copy, 2);
     let ends = ["frame", "× copy p50"];
-    let plot = Plot::times("From storing a frame to the answer of the GPU", "µs")
+    let chart = Chart::times("From storing a frame to the answer of the GPU", "µs")
         .over("frame", "frame size")
         .by(&["method"], "p50")
-        .own(|method| method.starts_with("stores"));
-    Ok(table(&title, ends, names, &compared, ratio).with(&plot))
+        .own(&["stores"]);
+    Ok(table(&title, ends, names, &compared, ratio).with(chart))
 }
 
 /// Compares the time until CPU stores have left the CPU with the time until copies are complete.
@@ -137,18 +137,18 @@ pub(super) fn stores(bench: &Bench<'_>) -> Result<Table, BenchError> {
     let names = ["stores", "cuMemcpyHtoDAsync + synchronise"];
     let ratio = |p50: f64, copy: f64| Cell::Number(copy / p50, 1);
     let ends = ["bytes", "× faster"];
-    let plot = Plot::times("CPU stores to GPU memory", "µs")
+    let chart = Chart::times("CPU stores to GPU memory", "µs")
         .over("bytes", "size of the store")
         .by(&["method"], "p50")
-        .own(|method| method.starts_with("stores"));
-    Ok(table(&title, ends, names, &compared, ratio).with(&plot))
+        .own(&["stores"]);
+    Ok(table(&title, ends, names, &compared, ratio).with(chart))
 }
 
 /// Returns the percentiles of the duration of `count` calls in microseconds.
 fn timed(
     count: usize,
     work: impl FnMut() -> Result<(), BenchError>,
-) -> Result<Option<Quantiles>, BenchError> {
+) -> Result<Option<Percentiles>, BenchError> {
     let times = times(WARM_UP.min(count), count, work)?;
     Ok(Some(percentiles(&times)))
 }
@@ -159,7 +159,7 @@ fn table(
     title: &str,
     [first, last]: [&str; 2],
     [stores, copy]: [&str; 2],
-    compared: &Comparison<'_, usize, Target, 8>,
+    compared: &Comparison<'_, usize, Target, 3>,
     ratio: impl Fn(f64, f64) -> Cell,
 ) -> Table {
     let columns = format!("{first} | method | p50 | p99 | p99.9 | p99 ÷ p50 | {last}");
@@ -170,7 +170,7 @@ fn table(
         };
         let [p50, p99, ..] = it.figures;
         let copy = it.all.last().map_or(f64::NAN, |copy| copy[0]);
-        let mut cells = time_cells([size(*it.scenario), name.into()], it.figures, 3);
+        let mut cells = row([size(*it.scenario), name.into()], it.figures, 3);
         cells.extend([Cell::Number(p99 / p50, 2), ratio(p50, copy)]);
         cells
     })
@@ -204,16 +204,16 @@ pub(super) fn rates(bench: &Bench<'_>) -> Result<Table, BenchError> {
         ByteSize(RATE_FRAME_BYTES as u64)
     );
     let columns = "method | frames per doorbell | million/s";
-    let plot = Plot::rates(
+    let chart = Chart::rates(
         "Frames of 256 B through a ring with credits",
         "million frames/s",
     )
     .over("frames per doorbell", "number of frames per doorbell")
     .by(&["method"], "million/s")
-    .own(|_| true);
+    .own(&[""]);
     let table = compared.table(&title, columns, |it| {
         let batch = Cell::Number(*it.method as f64, 0);
         row([it.scenario.backend().name().into(), batch], it.figures, 2)
     });
-    Ok(table.with(&plot))
+    Ok(table.with(chart))
 }

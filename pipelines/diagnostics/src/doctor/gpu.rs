@@ -105,17 +105,6 @@ pub fn read_bar1_sizes(gpus: &mut [Gpu]) {
     }
 }
 
-/// Returns the version of the loaded NVIDIA kernel module.
-pub(super) fn driver_version(root: &Root) -> Option<String> {
-    let module = driver::Module::read(root)?;
-    let kind = if module.is_open {
-        " (open kernel module)"
-    } else {
-        ""
-    };
-    Some(module.version? + kind)
-}
-
 pub(super) fn examine(root: &Root) -> Vec<Finding> {
     let shows = pci::nvidia_gpus(&root.at("/sys")).is_some_and(|gpus| !gpus.is_empty())
         || root.exists(driver::VERSION)

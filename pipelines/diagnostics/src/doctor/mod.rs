@@ -12,7 +12,6 @@
     reason = "all functions in a table of checks have the same signature"
 )]
 
-mod about;
 mod cards;
 mod cgroup;
 mod check;
@@ -26,7 +25,6 @@ mod rdma;
 mod root;
 mod system;
 
-pub use about::about;
 pub use check::{Finding, Status};
 use drops::Drops;
 pub use gpu::read_bar1_sizes;
