@@ -240,7 +240,8 @@ def charts_of(table):
         lines = {}
         for row in table["rows"]:
             x = row[declared["x"]] if declared["x"] else ""
-            if declared["x"] and math.isnan(size(x)[0]):
+            # Rows with a text such as "4 KiB to +3" are not shown.
+            if declared["x"] and not re.fullmatch(r"[\d.]+( [KMG]?i?B)?", str(x)):
                 continue
             methods = [str(row[column]) for column in declared["methods"] if row[column] != "–"]
             for column in declared["figures"]:

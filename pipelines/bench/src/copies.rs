@@ -1,11 +1,10 @@
 //! Measures single copies by size, without rings or pipelines.
 
 use super::chart::Chart;
-use super::figures::{percentiles, rate, times};
+use super::figures::{Percentiles, copy_rate, percentiles, times};
 use super::place::{Place, slots};
 use super::table::{Cell, Table, size};
 use super::{BenchError, Common, Publish, bar, bytes, count, launch, mapping};
-use crate::figures::Percentiles;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::Device;
 use daq_core::ledger::{CopyLedger, ReaderLedger, RingLedger};
@@ -145,15 +144,8 @@ fn bandwidth(
                 &mut pinned
             };
             baseline.turn(*direction);
-            let copies = || {
-                for _ in 0..DEPTH {
-                    baseline.begin(baseline.walk(*bytes), *bytes)?;
-                }
-                baseline.finish().map(|()| DEPTH * bytes)
-            };
-            Ok(Some([
-                rate(common.window.0, copies, || baseline.finish())? / 1e9
-            ]))
+            let rate = copy_rate(&[baseline], (*bytes, DEPTH), common.window.0)?;
+            Ok(Some([rate / 1e9]))
         },
     )?;
     let columns = "copy | in GB/s | out GB/s | in, pageable | out, pageable";

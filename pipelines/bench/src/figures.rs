@@ -1,6 +1,7 @@
 //! Times calls and summarises the times.
 
 use daq_core::gpu::driver::CudaError;
+use daq_core::staging::BaselineCopy;
 use std::time::{Duration, Instant};
 
 /// The median, the 99th and the 99.9th percentile of a sample.
@@ -75,6 +76,30 @@ pub(super) fn rate(
     }
     finish()?;
     Ok(bytes as f64 / start.elapsed().as_secs_f64())
+}
+
+/// Returns the rate of raw copies in bytes per second. Each of `copies` starts `count` copies of `bytes` bytes, then all are
+/// awaited; this is repeated for about the time `window`.
+pub(super) fn copy_rate(
+    copies: &[&BaselineCopy],
+    (bytes, count): (usize, usize),
+    window: Duration,
+) -> Result<f64, CudaError> {
+    let begin = || {
+        let mut copies = copies.iter();
+        copies.try_for_each(|copy| copy.begin(copy.walk(bytes), bytes))
+    };
+    let finish = || copies.iter().try_for_each(|copy| copy.finish());
+    // The first copy is not measured.
+    begin()?;
+    finish()?;
+    let work = || {
+        for _ in 0..count {
+            begin()?;
+        }
+        finish().map(|()| count * bytes * copies.len())
+    };
+    rate(window, work, finish)
 }
 
 #[cfg(test)]

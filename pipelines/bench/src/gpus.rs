@@ -2,8 +2,8 @@
 //! them. The upper limit of copies between GPUs is one large copy, measured in the same round.
 
 use super::comparison::Comparison;
-use super::figures::rate;
-use super::harness::{Group, Harness, Traffic};
+use super::figures::copy_rate;
+use super::harness::{Figures, Group, Harness, Traffic, figures, only_rate};
 use super::place::Ends;
 use super::table::{Cell, Table, size};
 use super::{BenchError, Common, FrameSizes, Publish, bytes};
@@ -16,15 +16,11 @@ use daq_core::staging::{
 use daq_core::topology::Topology;
 use daq_core::units::ByteSize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Size in bytes of the copies whose rate is the upper limit.
 const LARGE: usize = 64 << 20;
 /// Number of raw copies of single frames between two waits.
 const PER_WAIT: usize = 256;
-/// Time for which a harness runs before the measurement begins.
-const WARM_UP: Duration = Duration::from_millis(150);
-
 /// Options of `daq bench gpus`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
@@ -44,10 +40,6 @@ pub(super) struct Gpus {
     #[arg(long, value_delimiter = ',')]
     gpus: Vec<u32>,
 }
-
-/// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
-/// verified bytes. A figure is NaN if the method does not have it. Bytes are verified only in the first round.
-pub(super) type Figures = [f64; 4];
 
 /// Measures, and passes the result tables to `publish`.
 pub(super) fn gpus(common: &Common, args: &Args, publish: Publish<'_>) -> Result<(), BenchError> {
@@ -110,7 +102,8 @@ fn run(common: &Common, groups: &[Group<'_>], seed: Option<u64>) -> Result<Figur
         }
     }
     let harness = Harness::start_groups(groups, Wait::Adaptive)?;
-    let (mut figures, copied) = observe(common, harness)?;
+    let (moved, copied) = harness.observe(common.window.0)?;
+    let mut figures = figures(&moved);
     if let Some(seed) = seed {
         let mut right = 0;
         for ((ends, traffic), frames) in copies().zip(copied) {
@@ -119,37 +112,6 @@ fn run(common: &Common, groups: &[Group<'_>], seed: Option<u64>) -> Result<Figur
         figures[3] = right as f64;
     }
     Ok(figures)
-}
-
-/// Lets a harness run for the measurement window, then stops it. Returns the figures of all groups together, without the
-/// number of verified bytes, and the number of copied frames for each ring copy.
-pub(super) fn observe(
-    common: &Common,
-    harness: Harness,
-) -> Result<(Figures, Vec<u64>), BenchError> {
-    std::thread::sleep(WARM_UP);
-    let (before, start) = (harness.sample(), Instant::now());
-    std::thread::sleep(common.window.0);
-    let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());
-    let (last, copied) = harness.stop()?;
-    if last.lost > 0 {
-        return Err(BenchError::Thread(format!(
-            "{} frames were not copied; this is a defect in daq",
-            last.lost
-        )));
-    }
-    let grown =
-        |now: &[u64], then: &[u64]| (now.iter().sum::<u64>() - then.iter().sum::<u64>()) as f64;
-    let moved = grown(&after.bytes, &before.bytes);
-    let cpu = after.cpu.iter().sum::<Duration>();
-    let cpu = cpu.saturating_sub(before.cpu.iter().sum());
-    let figures = [
-        moved / took,
-        cpu.as_secs_f64() / took,
-        moved / grown(&after.copies, &before.copies).max(1.0),
-        f64::NAN,
-    ];
-    Ok((figures, copied))
 }
 
 /// The host memory and the GPU memory of one GPU's ring copy.
@@ -373,40 +335,10 @@ impl<'a> Peers<'a> {
         })
     }
 
-    /// Returns the rate of large copies by all `copies` at the same time.
-    fn raw(&self, copies: &[&BaselineCopy]) -> Result<f64, CudaError> {
-        let finish = || copies.iter().try_for_each(|copy| copy.finish());
-        let begin = || {
-            let mut all = copies.iter();
-            all.try_for_each(|copy| copy.begin(copy.walk(LARGE), LARGE))
-        };
-        begin()?;
-        finish()?;
-        rate(
-            self.common.window.0,
-            || {
-                // Four copies per direction are in flight, so that the links never wait for the host.
-                for _ in 0..4 {
-                    begin()?;
-                }
-                finish().map(|()| 4 * LARGE * copies.len())
-            },
-            finish,
-        )
-    }
-
-    /// Returns the rate of one copy per frame, with a wait after some copies.
-    fn each(&self, copy: &BaselineCopy, frame: usize) -> Result<f64, CudaError> {
-        rate(
-            self.common.window.0,
-            || {
-                for _ in 0..PER_WAIT {
-                    copy.begin(copy.walk(frame), frame)?;
-                }
-                copy.finish().map(|()| frame * PER_WAIT)
-            },
-            || copy.finish(),
-        )
+    /// Returns the figures of large copies by all `copies` at the same time.
+    fn raw(&self, copies: &[&BaselineCopy]) -> Result<Figures, CudaError> {
+        // Four copies per direction are in flight, so that the links never wait for the host.
+        copy_rate(copies, (LARGE, 4), self.common.window.0).map(only_rate)
     }
 
     /// Returns the ring copies of one direction.
@@ -421,16 +353,18 @@ impl<'a> Peers<'a> {
 
     fn compare(&self, args: &Args) -> Result<Table, BenchError> {
         let mut seeds = Seeds::new(args.sizes.frames.len() * METHODS.len());
+        let window = self.common.window.0;
         let compared = self
             .common
             .compare(&args.sizes.frames, &METHODS, |&frame, &method| {
                 let seed = seeds.next();
-                let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
                 Ok(Some(match method {
-                    Method::Raw(way) => only_rate(self.raw(&[&self.push[way]])?),
-                    Method::Pull(way) => only_rate(self.raw(&[&self.pull[way]])?),
-                    Method::RawBoth => only_rate(self.raw(&[&self.push[0], &self.push[1]])?),
-                    Method::Each(way) => only_rate(self.each(&self.push[way], frame)?),
+                    Method::Raw(way) => self.raw(&[&self.push[way]])?,
+                    Method::Pull(way) => self.raw(&[&self.pull[way]])?,
+                    Method::RawBoth => self.raw(&[&self.push[0], &self.push[1]])?,
+                    Method::Each(way) => {
+                        only_rate(copy_rate(&[&self.push[way]], (frame, PER_WAIT), window)?)
+                    }
                     Method::Ring(way) => run(self.common, &[self.group(way, frame)], seed)?,
                     Method::RingBoth => {
                         let groups = [self.group(0, frame), self.group(1, frame)];

@@ -18,8 +18,10 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Time for which a harness runs before the measurement begins.
+const WARM_UP: Duration = Duration::from_millis(150);
 /// Interval at which a waiting thread checks for a stop request.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum number of frames published or released in one batch.
@@ -69,6 +71,24 @@ pub(super) struct Sample {
     pub(super) lost: u64,
     /// Number of frames that have been copied.
     pub(super) frames: u64,
+}
+
+/// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
+/// verified bytes. A figure is NaN if the method does not have it. Bytes are verified only in the first round.
+pub(super) type Figures = [f64; 4];
+
+/// What one [`Group`] has moved: bytes, seconds of CPU time and copies, each per second.
+pub(super) type Moved = [f64; 3];
+
+/// Returns the figures of a method that has only a rate.
+pub(super) const fn only_rate(rate: f64) -> Figures {
+    [rate, f64::NAN, f64::NAN, f64::NAN]
+}
+
+/// Returns the figures of groups together, without the number of verified bytes.
+pub(super) fn figures(groups: &[Moved]) -> Figures {
+    let sum = |i: usize| groups.iter().map(|moved| moved[i]).sum::<f64>();
+    [sum(0), sum(1), sum(0) / sum(2), f64::NAN]
 }
 
 /// Returns the index of a direction in a [`Sample`].
@@ -279,6 +299,29 @@ impl Harness {
                 + self.shared.gaps.load(Ordering::Relaxed),
             frames: self.shared.frames.load(Ordering::Relaxed),
         }
+    }
+
+    /// Lets the harness run for `window`, then stops it. Returns what each group has moved, and the number of copied frames
+    /// for each ring copy.
+    pub(super) fn observe(self, window: Duration) -> Result<(Vec<Moved>, Vec<u64>), BenchError> {
+        std::thread::sleep(WARM_UP);
+        let (before, start) = (self.sample(), Instant::now());
+        std::thread::sleep(window);
+        let (after, took) = (self.sample(), start.elapsed().as_secs_f64());
+        let (last, copied) = self.stop()?;
+        if last.lost > 0 {
+            return Err(BenchError::Thread(format!(
+                "{} frames were not copied; this is a defect in daq",
+                last.lost
+            )));
+        }
+        let moved = (0..after.bytes.len()).map(|i| {
+            let bytes = (after.bytes[i] - before.bytes[i]) as f64;
+            let cpu = after.cpu[i].saturating_sub(before.cpu[i]).as_secs_f64();
+            let copies = (after.copies[i] - before.copies[i]) as f64;
+            [bytes, cpu, copies].map(|grown| grown / took)
+        });
+        Ok((moved.collect(), copied))
     }
 
     /// Stops publishing and waits until all frames are copied. Returns the last sample, and the number of copied frames

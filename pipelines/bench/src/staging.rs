@@ -2,8 +2,8 @@
 
 use super::chart::Chart;
 use super::comparison::Comparison;
-use super::figures::{median, rate};
-use super::harness::{Harness, Load, index};
+use super::figures::{copy_rate, median};
+use super::harness::{Figures, Harness, Load, figures, index, only_rate};
 use super::place::Place;
 use super::table::{Cell, Table, numbers, size};
 use super::{BenchError, Common, FrameSizes, Publish, check_range, count, duration};
@@ -11,11 +11,10 @@ use daq_core::gpu::driver::{CudaError, Device, StreamEvent};
 use daq_core::notify::Wait;
 use daq_core::staging::{BATCH, BaselineCopy, Direction, Tuning, measure};
 use daq_core::units::{ByteSize, Span};
-
 use std::collections::{BTreeSet, VecDeque};
 use std::num::ParseFloatError;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Size of every ring in bytes. Baseline copies use the same amount of memory.
 const RING: usize = 256 << 20;
@@ -23,9 +22,6 @@ const RING: usize = 256 << 20;
 const LARGE: usize = 64 << 20;
 /// Number of copy batches in flight.
 const BATCHES: usize = 4;
-/// Time for which a harness runs before the measurement begins.
-const WARM_UP: Duration = Duration::from_millis(150);
-
 /// Options of `daq bench staging`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
@@ -101,10 +97,6 @@ impl Method {
     }
 }
 
-/// The figures of one measurement: bytes per second, number of busy cores, mean size of a copy in bytes, and number of
-/// verified bytes. A figure is NaN if the method does not have it. Bytes are verified only in the first round.
-type Figures = [f64; 4];
-
 /// Measures, and passes the result tables to `publish`.
 pub(super) fn staging(
     common: &Common,
@@ -148,35 +140,14 @@ impl Session<'_> {
     /// Returns the rate of large copies in bytes per second.
     fn ceiling(&mut self, direction: Direction) -> Result<f64, CudaError> {
         self.baseline.turn(direction);
-        let baseline = &self.baseline;
-        baseline.begin(baseline.walk(LARGE), LARGE)?;
-        baseline.finish()?;
-        rate(
-            self.common.window.0,
-            || {
-                // Two copies are in flight, so that one is always queued behind the other.
-                baseline.begin(baseline.walk(LARGE), LARGE)?;
-                baseline.begin(baseline.walk(LARGE), LARGE)?;
-                baseline.finish().map(|()| 2 * LARGE)
-            },
-            || baseline.finish(),
-        )
+        // Two copies are in flight, so that one is always queued behind the other.
+        copy_rate(&[&self.baseline], (LARGE, 2), self.common.window.0)
     }
 
-    /// Measures the rate of single copies, with a wait after `count` copies.
-    fn each(&mut self, frame: usize, count: usize) -> Result<f64, CudaError> {
+    /// Measures single copies, with a wait after `count` copies.
+    fn each(&mut self, frame: usize, count: usize) -> Result<Figures, CudaError> {
         self.baseline.turn(Direction::In);
-        let baseline = &self.baseline;
-        rate(
-            self.common.window.0,
-            || {
-                for _ in 0..count {
-                    baseline.begin(baseline.walk(frame), frame)?;
-                }
-                baseline.finish().map(|()| frame * count)
-            },
-            || baseline.finish(),
-        )
+        copy_rate(&[&self.baseline], (frame, count), self.common.window.0).map(only_rate)
     }
 
     /// Measures the rate of batched copies. Returns NaN if the driver does not support batched copies.
@@ -227,27 +198,15 @@ impl Session<'_> {
             self.prepare(&loads)?;
         }
         let harness = self.start(&loads)?;
-        std::thread::sleep(WARM_UP);
-        let (before, start) = (harness.sample(), Instant::now());
-        std::thread::sleep(self.common.window.0);
-        let (after, took) = (harness.sample(), start.elapsed().as_secs_f64());
-        let (last, copied) = harness.stop()?;
-        if last.lost > 0 {
-            return Err(BenchError::Thread(format!(
-                "{} frames were not copied; this is a defect in daq",
-                last.lost
-            )));
-        }
+        let (moved, copied) = harness.observe(self.common.window.0)?;
         let verified = if is_verified {
             self.verify(&loads, &copied)?.map(|bytes| bytes as f64)
         } else {
             [f64::NAN; 2]
         };
         Ok([0, 1].map(|i| {
-            let bytes = (after.bytes[i] - before.bytes[i]) as f64;
-            let cpu = after.cpu[i].saturating_sub(before.cpu[i]).as_secs_f64();
-            let copies = (after.copies[i] - before.copies[i]).max(1) as f64;
-            [bytes / took, cpu / took, bytes / copies, verified[i]]
+            let [rate, cores, copy, _] = figures(&moved[i..=i]);
+            [rate, cores, copy, verified[i]]
         }))
     }
 
@@ -306,12 +265,11 @@ impl Session<'_> {
             }
             let is_first = calls < per_round;
             calls += 1;
-            let only_rate = |rate| [rate, f64::NAN, f64::NAN, f64::NAN];
             let direction = method.direction();
             Ok(Some(match method {
-                Method::CopyAndWait => only_rate(self.each(frame, 1)?),
+                Method::CopyAndWait => self.each(frame, 1)?,
                 // Wait regularly, so that the queue does not grow without limit.
-                Method::Copy => only_rate(self.each(frame, BATCH)?),
+                Method::Copy => self.each(frame, BATCH)?,
                 Method::Batch => only_rate(self.batch(frame)?),
                 Method::Engine(_) => {
                     self.engine(frame, &[direction], 1, is_first)?[index(direction)]

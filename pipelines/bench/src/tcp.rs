@@ -254,19 +254,8 @@ fn stream(
 /// Measures the frames that the receiver has acknowledged.
 fn rate(sender: &RunningPipeline, bytes: usize, window: Duration) -> Result<[f64; 3], BenchError> {
     let sent = |min: u64| {
-        let start = Instant::now();
-        loop {
-            let report = sender.report();
-            let frames = report.sinks.get("tx").map_or(0, |sink| sink.frames);
-            if frames >= min {
-                return Ok(Progress::now(frames * bytes as u64, STREAM_THREADS));
-            }
-            if sender.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
-                let why = format!("the sink has sent {frames} frames, and then no frame in time");
-                return Err(failed(why));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let frames = sender.await_sent("tx", min)?;
+        Ok::<_, BenchError>(Progress::now(frames * bytes as u64, STREAM_THREADS))
     };
     sent(1)?;
     std::thread::sleep(window / 4);

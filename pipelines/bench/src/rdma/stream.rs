@@ -3,7 +3,7 @@
 
 use super::control::{ControlConnection, Reply, Request};
 use crate::BenchError;
-use daq_diagnostics::fixture::{Environment, PROGRESS_TIMEOUT, RunningPipeline, failed, free_port};
+use daq_diagnostics::fixture::{Environment, failed, free_port};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -68,11 +68,11 @@ impl Bench {
         let pipeline = self
             .environment
             .start(&self.sender(is_gpu, size, path, to))?;
-        let measured = sent(&pipeline, 1).and_then(|first| {
+        let measured = pipeline.await_sent("far", 1).and_then(|first| {
             let start = Instant::now();
             std::thread::sleep(window);
             // Linux may not have scheduled the sender yet, so wait for another frame.
-            let last = sent(&pipeline, first + 1)?;
+            let last = pipeline.await_sent("far", first + 1)?;
             Ok(((last - first) * size as u64) as f64 / start.elapsed().as_secs_f64())
         });
         let report = pipeline.end();
@@ -103,23 +103,5 @@ impl Bench {
             return Err(failed(why));
         }
         Ok(())
-    }
-}
-
-/// Waits until at least `min` frames were sent. Returns the number of frames sent.
-fn sent(pipeline: &RunningPipeline, min: u64) -> Result<u64, BenchError> {
-    let start = Instant::now();
-    loop {
-        let report = pipeline.report();
-        let frames = report.sinks.get("far").map_or(0, |sink| sink.frames);
-        if frames >= min {
-            return Ok(frames);
-        }
-        if pipeline.is_over() || start.elapsed() > PROGRESS_TIMEOUT {
-            return Err(failed(format!(
-                "the sink has sent {frames} frames, but the next frame was not sent in time"
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -3,6 +3,7 @@
 use super::Shape;
 use super::rings::Rings;
 use crate::BenchError;
+use crate::cores::joined;
 use crate::sys::blocks::Blocks;
 use daq_core::gpu::driver::{Block, Pitch};
 use daq_core::ring::Completion;
@@ -64,11 +65,7 @@ impl Rings {
                     scope.spawn(move || copy(pairs, (frames, slots), start, window, batch))
                 })
                 .collect();
-            let copied = threads.into_iter().map(|thread| match thread.join() {
-                Ok(batches) => batches,
-                Err(_) => Err(BenchError::Thread("a copying thread panicked".to_owned())),
-            });
-            copied.sum::<Result<usize, _>>()
+            threads.into_iter().map(joined).sum::<Result<usize, _>>()
         })?;
         let bytes = copied * frames * part;
         Ok(Some(bytes as f64 / start.elapsed().as_secs_f64()))

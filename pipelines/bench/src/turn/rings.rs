@@ -1,8 +1,8 @@
 //! The corner turn between rings, with the gathers of a pipeline.
 
 use super::Shape;
-use crate::gpus::{self, Figures};
-use crate::harness::{Harness, Traffic};
+use crate::cores::joined;
+use crate::harness::{Figures, Harness, Traffic, figures};
 use crate::place::{PIECE, fill, write};
 use crate::{BenchError, Common};
 use daq_core::gpu::driver::Device;
@@ -92,7 +92,8 @@ impl Rings {
             Ok(0)
         })?;
         let harness = self.start(shape)?;
-        let (mut figures, copied) = gpus::observe(common, harness)?;
+        let (moved, copied) = harness.observe(common.window.0)?;
+        let mut figures = figures(&moved);
         let verified = each(shape.gpus, |gpu| self.verify(shape, seed, gpu, copied[gpu]))?;
         figures[3] = verified as f64;
         Ok(figures)
@@ -216,13 +217,7 @@ fn each(
         let threads: Vec<_> = (0..gpus)
             .map(|gpu| scope.spawn(move || work(gpu)))
             .collect();
-        let results = threads.into_iter().map(|thread| match thread.join() {
-            Ok(result) => result,
-            Err(_) => Err(BenchError::Thread(
-                "a thread of the verification panicked".to_owned(),
-            )),
-        });
-        results.sum()
+        threads.into_iter().map(joined).sum()
     })
 }
 
