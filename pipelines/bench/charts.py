@@ -127,8 +127,8 @@ class Chart:
 
 def draw(chart):
     """Returns a chart as SVG."""
-    style = {"svg.fonttype": "none", "svg.hashsalt": "daq", "font.size": 10, "text.color": TEXT, "axes.labelcolor": DIM,
-             "xtick.color": DIM, "ytick.color": DIM, "axes.edgecolor": DIM, "grid.color": GRID, "figure.facecolor": BACK,
+    style = {"svg.fonttype": "none", "svg.hashsalt": "daq", "font.size": 10, "font.sans-serif": "DejaVu Sans",
+             "text.color": TEXT, "axes.labelcolor": DIM, "xtick.color": DIM, "ytick.color": DIM, "axes.edgecolor": DIM, "grid.color": GRID, "figure.facecolor": BACK,
              "axes.facecolor": BACK, "text.parse_math": False}
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **style}):
         figure, file = draw_lines(chart) if chart.label else draw_rows(chart), io.StringIO()

@@ -23,7 +23,11 @@ impl DeviceProcess {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| {
+                failed(format!(
+                    "{error}; the program daq must be beside daq-bench or in PATH"
+                ))
+            })?;
         let mut served = Self(child);
         let is_ready = served.0.stdout.take().is_some_and(|stdout| {
             let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
