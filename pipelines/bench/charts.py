@@ -157,17 +157,18 @@ def canvas(chart, height, high):
 
 def draw_lines(chart):
     """Draws lines over sizes or counts, with a legend below."""
-    legend = 58 + LINE * (len(chart.lines) + len(chart.ceilings))
+    names = {name: textwrap.fill(name, 56) for name in [line.name for line in chart.lines] + [name for name, _ in chart.ceilings]}
+    legend = 58 + LINE * sum(name.count("\n") + 1 for name in names.values())
     figure, height = canvas(chart, 240 + legend, "vertical lines: up to 99 %")
     axes = figure.add_axes((58 / WIDTH, legend / height, (WIDTH - 76) / WIDTH, 240 / height))
     for i, line in enumerate(sorted(chart.lines, key=lambda line: not line.is_own)):
         x, medians, highs = zip(*sorted((size(x)[0], median, high) for x, median, high in line.points))
         colour, width, dash = LINES[i % len(LINES)], 2.6 if line.is_own else 1.5, DASHES[i % len(DASHES)]
-        axes.plot(x, medians, color=colour, label=line.name, marker=MARKERS[i % len(MARKERS)], markersize=5.5, linewidth=width,
+        axes.plot(x, medians, color=colour, label=names[line.name], marker=MARKERS[i % len(MARKERS)], markersize=5.5, linewidth=width,
                   linestyle="-" if line.is_own else dash, zorder=3)
         axes.vlines(x, medians, highs, color=colour, linewidth=1.2, alpha=0.7)
     for name, figure_of in chart.ceilings:
-        axes.axhline(figure_of, color=DIM, linewidth=1.4, linestyle=":", label=name)
+        axes.axhline(figure_of, color=DIM, linewidth=1.4, linestyle=":", label=names[name])
     figures = [value for line in chart.lines for _, *both in line.points for value in both if value > 0]
     places = sorted({size(x)[0] for line in chart.lines for x, *_ in line.points})
     if places[-1] > 4 * places[0] > 0:
