@@ -12,6 +12,7 @@ use crate::config::{Diagnostics, Problem, Section};
 use crate::kernel::KernelSpec;
 use crate::ledger::{Counts, Playback, Rejections};
 use crate::outgoing::OutgoingFormatEntry;
+use crate::recognise::Recogniser;
 use crate::reorder::Geometry;
 use crate::sink::SinkSpec;
 use crate::source::{Obstacle, Producers, SourceError};
@@ -34,6 +35,8 @@ pub struct Entry<S: ?Sized> {
     pub schema: fn(&Registry) -> schemars::Schema,
     /// Reads the section's own keys, without accessing hardware. Returns `None` if errors were reported.
     pub parse: fn(&mut Section, &Registry, &mut Diagnostics) -> Option<Box<S>>,
+    /// How `daq inspect` recognises the packets of a source; usually none.
+    pub recognise: &'static [Recogniser],
 }
 
 impl<S: ?Sized> fmt::Debug for Entry<S> {
@@ -41,6 +44,14 @@ impl<S: ?Sized> fmt::Debug for Entry<S> {
         f.debug_struct("Entry")
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+impl SourceEntry {
+    /// Lets `daq inspect` recognise packets of the source with `recognise`.
+    #[must_use]
+    pub const fn recognised_by(self, recognise: &'static [Recogniser]) -> Self {
+        Self { recognise, ..self }
     }
 }
 
@@ -114,6 +125,11 @@ pub trait Registered: Any + Send + Sync {
         None
     }
 
+    /// Returns how `daq inspect` recognises the packets that the entry can parse.
+    fn recognisers(&self) -> &'static [Recogniser] {
+        &[]
+    }
+
     /// Returns the entry as a packet format that can be sent, if it is one.
     fn outgoing_format(&self) -> Option<&dyn OutgoingFormatEntry> {
         None
@@ -140,6 +156,7 @@ macro_rules! registered {
                     parse: |section, _, diagnostics| {
                         Some(Box::new(section.finish_checked(&[], diagnostics, K::problems)?))
                     },
+                    recognise: &[],
                 }
             }
         }
@@ -155,6 +172,10 @@ macro_rules! registered {
 
             fn summary(&self) -> &'static str {
                 self.summary
+            }
+
+            fn recognisers(&self) -> &'static [Recogniser] {
+                self.recognise
             }
         }
     )*};
@@ -223,6 +244,15 @@ impl Registry {
     ) -> impl Iterator<Item = (&'static str, &'static dyn OutgoingFormatEntry)> {
         let entries = self.entries.iter().copied();
         entries.filter_map(|entry| Some((entry.name(), entry.outgoing_format()?)))
+    }
+
+    /// Returns the recognisers of all entries, in the order in which they were added.
+    pub fn recognisers(&self) -> Vec<Recogniser> {
+        let entries = self.entries.iter();
+        entries
+            .flat_map(|entry| entry.recognisers())
+            .copied()
+            .collect()
     }
 
     /// Returns all entries, in the order in which they were added.

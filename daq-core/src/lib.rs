@@ -18,6 +18,7 @@
 //! | [`dma`] | DMA engines: devices that write memory without the CPU |
 //! | [`source`], [`kernel`], [`sink`] | the interfaces between the core and drivers, kernels and sinks |
 //! | [`outgoing`] | packets that sinks build with packet formats |
+//! | [`recognise`] | how packet formats and sources recognise unknown packets |
 //! | [`entry`] | registry entries of drivers, kernels and sinks |
 //! | [`mod@file`] | regular files, opened without blocking |
 //! | [`config`], [`units`] | configuration files, with errors that point at the text and suggest fixes |
@@ -41,6 +42,7 @@ pub mod log_limit;
 pub mod notify;
 pub mod outgoing;
 pub mod plan;
+pub mod recognise;
 pub mod region;
 pub mod reorder;
 pub mod ring;

@@ -90,6 +90,7 @@ to = \"receiver.example:7471\"
 ",
     schema: |_| schemars::schema_for!(StreamKeys),
     parse,
+    recognise: &[],
 };
 
 /// The keys of a `stream` sink.

@@ -67,6 +67,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     example: EXAMPLE,
     schema: |registry| config::schema(&engines(registry)),
     parse,
+    recognise: &[],
 };
 
 /// Returns the engines of a program.

@@ -61,7 +61,7 @@ pub(super) const DO_NOT_FRAGMENT: u32 = 1 << 30;
 pub(super) const SIZE: u32 = 0xffff;
 
 /// First byte of a command.
-const KEY: u8 = 0x42;
+pub(super) const KEY: u8 = 0x42;
 /// Flag: request an acknowledge.
 const ACKNOWLEDGE: u8 = 0x01;
 /// Flag of a resend request: the block id has 64 bits.
@@ -69,7 +69,7 @@ const EXTENDED_IDS: u8 = 0x10;
 /// Flag of a discovery: cameras in other networks may answer with a broadcast.
 const BROADCAST_ANSWER: u8 = 0x10;
 /// Size in bytes of a header.
-const HEADER: usize = 8;
+pub(super) const HEADER: usize = 8;
 /// Size in bytes of the data of a discovery acknowledge.
 const IDENTITY: usize = 248;
 /// Maximum size in bytes of a resend request.

@@ -15,7 +15,11 @@ pub(super) const EXTENDED_HEADER: usize = 20;
 pub(super) const IP_UDP: usize = 28;
 
 /// Bit of the format: the header is extended.
-const EXTENDED: u8 = 0x80;
+pub(super) const EXTENDED: u8 = 0x80;
+/// Packet formats.
+pub(super) const LEADER: u8 = 1;
+pub(super) const TRAILER: u8 = 2;
+pub(super) const PAYLOAD: u8 = 3;
 /// Bit of the status: the packet reports an error.
 const ERROR: u16 = 0x8000;
 /// Status: the packet was sent again.
@@ -25,11 +29,11 @@ const UNAVAILABLE: [u16; 3] = [0x800c, 0x8011, 0x8012];
 /// Statuses of requested packets that the camera cannot send now: not yet available, and temporarily unavailable.
 const NOT_NOW: [u16; 2] = [0x8010, 0x8014];
 /// Payload type of an uncompressed image.
-const IMAGE: u16 = 0x0001;
+pub(super) const IMAGE: u16 = 0x0001;
 /// Bit of the payload type: chunk data follow the image.
 const CHUNKS: u16 = 0x4000;
 /// Minimum size in bytes of a leader of an image after the header.
-const LEADER: usize = 36;
+const LEADER_BYTES: usize = 36;
 /// Exclusive limit of block ids, so that arithmetic with them does not overflow. A camera cannot send that many blocks.
 const MAX_BLOCK: u64 = 1 << 62;
 
@@ -147,26 +151,73 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Parses one packet.
-#[inline]
-pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
-    let (header, is_extended) = match bytes.get(4) {
-        Some(format) if format & EXTENDED != 0 => (EXTENDED_HEADER, true),
-        _ => (STANDARD_HEADER, false),
-    };
-    let short = |needed| Malformed::Short {
-        bytes: bytes.len(),
-        needed,
-    };
-    let fields = || {
-        let ids = if is_extended {
+/// The fields that all packets have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    status: u16,
+    /// Id of the block.
+    pub(super) block: u64,
+    /// Id of the packet in the block.
+    pub(super) id: u32,
+    /// Whether the block id has 64 bits.
+    pub(super) is_extended: bool,
+    /// The packet format: [`LEADER`], [`TRAILER`], [`PAYLOAD`], or a number that daq does not support.
+    pub(super) format: u8,
+}
+
+impl Header {
+    /// Returns the size in bytes of the header at the start of `bytes`.
+    #[inline]
+    fn size_in(bytes: &[u8]) -> usize {
+        match bytes.get(4) {
+            Some(format) if format & EXTENDED != 0 => EXTENDED_HEADER,
+            _ => STANDARD_HEADER,
+        }
+    }
+
+    /// Reads the header at the start of `bytes`; `None` if `bytes` ends before its end.
+    #[inline]
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let is_extended = Self::size_in(bytes) == EXTENDED_HEADER;
+        let (block, id) = if is_extended {
             (u64_at(bytes, 8)?, u32_at(bytes, 16)?)
         } else {
             (u16_at(bytes, 2)?.into(), u32_at(bytes, 4)? & 0x00ff_ffff)
         };
-        Some((u16_at(bytes, 0)?, ids, bytes.get(header..)?))
+        Some(Self {
+            status: u16_at(bytes, 0)?,
+            block,
+            id,
+            is_extended,
+            format: bytes.get(4)? & !EXTENDED,
+        })
+    }
+
+    /// Returns the size of the header in bytes.
+    #[inline]
+    pub(super) const fn bytes(&self) -> usize {
+        if self.is_extended {
+            EXTENDED_HEADER
+        } else {
+            STANDARD_HEADER
+        }
+    }
+}
+
+/// Parses one packet.
+#[inline]
+pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
+    let short = |needed| Malformed::Short {
+        bytes: bytes.len(),
+        needed,
     };
-    let (status, (block, id), data) = fields().ok_or_else(|| short(header))?;
+    let Some(fields) = Header::read(bytes) else {
+        return Err(short(Header::size_in(bytes)));
+    };
+    let Header {
+        status, block, id, ..
+    } = fields;
+    let (header, data) = (fields.bytes(), &bytes[fields.bytes()..]);
     if block == 0 || block >= MAX_BLOCK {
         return Err(Malformed::Block(block));
     }
@@ -176,26 +227,31 @@ pub fn parse(bytes: &[u8]) -> Result<Packet<'_>, Malformed> {
     } else if status & ERROR != 0 {
         return Err(Malformed::Status(status));
     } else {
-        match bytes[4] & !EXTENDED {
-            1 => {
-                let needs = || short(header + LEADER);
+        match fields.format {
+            LEADER => {
+                let needs = || short(header + LEADER_BYTES);
                 match u16_at(data, 2).ok_or_else(needs)? {
                     IMAGE => Content::Leader(leader(data).ok_or_else(needs)?),
                     kind => Content::OtherLeader { kind },
                 }
             }
-            2 => Content::Trailer,
-            3 => Content::Payload(data),
+            TRAILER => Content::Trailer,
+            PAYLOAD => Content::Payload(data),
             other => return Err(Malformed::Format(other)),
         }
     };
     Ok(Packet {
         block,
         id,
-        is_extended,
+        is_extended: fields.is_extended,
         is_resent: status & (ERROR | RESENT) == RESENT,
         content,
     })
+}
+
+/// Returns the payload type and the image of a leader after its header.
+pub(super) fn stated_image(data: &[u8]) -> Option<(u16, Leader)> {
+    Some((u16_at(data, 2)?, leader(data)?))
 }
 
 fn leader(data: &[u8]) -> Option<Leader> {

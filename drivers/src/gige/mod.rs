@@ -49,6 +49,7 @@ pub mod gvsp;
 mod number;
 pub mod pixel;
 pub mod placer;
+mod recognise;
 mod setup;
 mod supervisor;
 
@@ -106,6 +107,7 @@ stop   = { address = 0xe00c, value = 0 }   # the register of AcquisitionStop
         section::with_defaults(keys, defaults)
     },
     parse,
+    recognise: recognise::RECOGNISERS,
 };
 
 /// A source whose configuration was checked.

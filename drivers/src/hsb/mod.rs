@@ -167,6 +167,7 @@ samples = { type = "uint8" }
         section::with_defaults(keys, defaults)
     },
     parse,
+    recognise: &[],
 };
 
 /// A source whose configuration was checked.

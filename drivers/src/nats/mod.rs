@@ -96,6 +96,7 @@ samples  = { type = "float32", channels = 1, rate = "1 kHz" }
 "#,
     schema: |_| schemars::schema_for!(NatsConfig),
     parse,
+    recognise: &[],
 };
 
 /// The keys of a `nats` source.

@@ -12,6 +12,7 @@ use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::layout::Samples;
 use daq_core::ledger::{CountSet, Counts};
 use daq_core::outgoing::{OutgoingFormat, OutgoingFormatEntry, OutgoingFrames};
+use daq_core::recognise::Recogniser;
 use daq_core::reorder::Geometry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
@@ -518,6 +519,8 @@ pub struct FormatEntry {
     pub schema: fn(&mut SchemaGenerator) -> Schema,
     /// Reads the keys, without `kind`. Returns `None` after reporting an error.
     pub parse: fn(&mut Section, &mut Diagnostics) -> Option<Format>,
+    /// How `daq inspect` recognises packets of the format; by default not at all.
+    pub recognise: &'static [Recogniser],
 }
 
 impl FormatEntry {
@@ -535,7 +538,14 @@ impl FormatEntry {
                 let format = table.finish::<F>(&[], diagnostics)?;
                 Some(Format::Other(Box::new(format)))
             },
+            recognise: &[],
         }
+    }
+
+    /// Lets `daq inspect` recognise packets of the format with `recognise`.
+    #[must_use]
+    pub const fn recognised_by(self, recognise: &'static [Recogniser]) -> Self {
+        Self { recognise, ..self }
     }
 }
 
@@ -550,6 +560,10 @@ impl Registered for FormatEntry {
 
     fn summary(&self) -> &'static str {
         self.summary
+    }
+
+    fn recognisers(&self) -> &'static [Recogniser] {
+        self.recognise
     }
 
     fn outgoing_format(&self) -> Option<&dyn OutgoingFormatEntry> {

@@ -1,7 +1,7 @@
 //! The key `keep` of a format: fields of packet headers that travel with their frame.
 
 use super::checks::Check;
-use super::raw::{Endian, Field};
+use super::field::{Endian, Field, FieldKeys};
 use daq_core::config::Problem;
 use daq_core::frame::{KeptFields, MAX_KEPT_FIELDS, is_metadata_name};
 use schemars::JsonSchema;
@@ -80,10 +80,8 @@ impl Keep<Field> {
         check_names(check, &names);
         let field = |(i, key): (usize, &KeptFieldConfig)| {
             let name = format!("keep.{i}");
-            check.field(&name, key.offset, key.bytes, header);
-            let bits = check.bits(&name, key.bytes, key.bits, key.shift);
-            let field = Field::new(key.offset, key.bytes, key.endian, key.shift, bits);
-            (key.name.clone(), field)
+            let keys = FieldKeys::new(key.offset, key.bytes, key.endian).cut(key.bits, key.shift);
+            (key.name.clone(), keys.checked(&name, header, check))
         };
         Self(keys.iter().enumerate().map(field).collect())
     }

@@ -16,13 +16,15 @@
 
 pub mod datagram;
 pub mod pcap;
-mod raw;
+pub(crate) mod raw;
+pub mod recognise;
 pub mod section;
 pub mod spead;
 mod vdif;
 mod vita49;
 
 mod checks;
+mod field;
 mod format;
 pub(crate) mod frames;
 pub(crate) mod keep;
@@ -35,6 +37,7 @@ mod streams;
 mod time;
 
 pub use daq_core::reorder::Numbering;
+pub use field::{Endian, Field, FieldKeys};
 pub use format::{
     FORMATS, Format, FormatEntry, PacketFormat, Progress, SizeDetector, UnknownSizes, hold_bytes,
 };
@@ -42,7 +45,7 @@ pub use keep::{KeptFieldConfig, KeptItemConfig};
 pub(crate) use keys::PacketKeys;
 pub use layout::PacketLayout;
 pub use parts::{Origin, Origins};
-pub use raw::{Endian, Field, Raw, RawConfig};
+pub use raw::{Raw, RawConfig};
 pub use selector::Selector;
 pub use streams::StreamIds;
 pub use time::{TimeScale, TimeWrap};

@@ -1,6 +1,6 @@
 //! The part of a frame that a packet belongs to: its detector module, antenna, or sender.
 
-use super::raw::{Endian, Field};
+use super::field::{Endian, Field, FieldKeys};
 use super::{Flow, Reject};
 use crate::packet::checks::{Check, FIRST_ITEM};
 use crate::sender::Allowed;
@@ -305,9 +305,8 @@ impl PartConfig {
         Source::Number(match readable {
             Readable::Fields(header) => {
                 let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
-                check.field("part", offset, bytes, header);
-                let bits = check.bits("part", bytes, self.bits, self.shift);
-                Position::Field(Field::new(offset, bytes, self.endian, self.shift, bits))
+                let keys = FieldKeys::new(offset, bytes, self.endian).cut(self.bits, self.shift);
+                Position::Field(keys.checked("part", header, check))
             }
             Readable::Items(end) => {
                 let item = self.item.unwrap_or(FIRST_ITEM);

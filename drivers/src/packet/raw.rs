@@ -10,9 +10,11 @@
 mod config;
 mod frames;
 mod range;
+pub(crate) mod recognise;
 mod rules;
 mod time;
 
+use super::field::{Endian, Field};
 use super::keep::Keep;
 use super::{
     Control, Flow, FormatEntry, Numbering, Origin, Origins, Packet, PacketFormat, PacketLayout,
@@ -40,98 +42,8 @@ sequence = { offset = 0, bytes = 8, endian = "big" }
 "#,
     schema: RawConfig::json_schema,
     parse: |table, diagnostics| section::finish(table, diagnostics, RawConfig::build),
+    recognise: recognise::RECOGNISERS,
 };
-
-/// Byte order of a number in a header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Endian {
-    /// Most significant byte first: network order.
-    #[default]
-    Big,
-    /// Least significant byte first.
-    Little,
-}
-
-/// An unsigned number of 1 to 8 bytes in a header. Only the `bits` bits above bit `shift` belong to the number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    offset: usize,
-    bytes: usize,
-    endian: Endian,
-    shift: u32,
-    bits: u32,
-}
-
-impl Field {
-    /// Creates a field of `bytes` bytes (1 to 8) at `offset`. Its value consists of the `bits` bits above bit `shift`.
-    /// Arguments out of range are clamped.
-    pub fn new(offset: usize, bytes: usize, endian: Endian, shift: u32, bits: u32) -> Self {
-        let bytes = bytes.clamp(1, 8);
-        let shift = shift.min(63);
-        Self {
-            offset,
-            bytes,
-            endian,
-            shift,
-            bits: bits.clamp(1, 64),
-        }
-    }
-
-    /// Returns the offset of the first byte after the field.
-    pub const fn end(&self) -> usize {
-        self.offset + self.bytes
-    }
-
-    /// Returns the number of significant bits.
-    pub const fn bits(&self) -> u32 {
-        self.bits
-    }
-
-    const fn mask(&self) -> u64 {
-        if self.bits >= 64 {
-            u64::MAX
-        } else {
-            (1 << self.bits) - 1
-        }
-    }
-
-    /// Returns the number in `header`, or `None` if `header` ends before the end of the field.
-    #[inline]
-    pub fn read(&self, header: &[u8]) -> Option<u64> {
-        Some((self.word(header)? >> self.shift) & self.mask())
-    }
-
-    #[inline]
-    fn word(&self, header: &[u8]) -> Option<u64> {
-        let bytes = header.get(self.offset..self.end())?;
-        if let Ok(whole) = <[u8; 8]>::try_from(bytes) {
-            return Some(match self.endian {
-                Endian::Big => u64::from_be_bytes(whole),
-                Endian::Little => u64::from_le_bytes(whole),
-            });
-        }
-        let push = |value: u64, byte: &u8| (value << 8) | u64::from(*byte);
-        Some(match self.endian {
-            Endian::Big => bytes.iter().fold(0, push),
-            Endian::Little => bytes.iter().rev().fold(0, push),
-        })
-    }
-
-    /// Writes `value` into `header`. Bits outside the field are unchanged. If `header` is too short, nothing is
-    /// written.
-    pub fn write(&self, header: &mut [u8], value: u64) {
-        let Some(old) = self.word(header) else { return };
-        let kept = old & !(self.mask() << self.shift);
-        let word = kept | ((value & self.mask()) << self.shift);
-        let (big, little) = (word.to_be_bytes(), word.to_le_bytes());
-        let bytes = match self.endian {
-            Endian::Big => &big[8 - self.bytes..],
-            Endian::Little => &little[..self.bytes],
-        };
-        header[self.offset..self.offset + self.bytes].copy_from_slice(bytes);
-    }
-}
 
 /// A packet format whose fields are all at fixed offsets.
 #[derive(Clone, Debug)]

@@ -19,6 +19,8 @@
 //! | a frame that the sender has marked as invalid; it is rejected | `invalid` |
 //! | a frame of another thread than those of the configuration | `other_thread` |
 
+mod recognise;
+
 use super::checks::{Check, LARGEST_PACKET};
 use super::selector::{Condition, Selector};
 use super::streams::StreamFrames;
@@ -51,6 +53,7 @@ frames_per_second = 4000 # of one thread; by default from `rate` of `samples`
 "#,
     schema: VdifConfig::json_schema,
     parse: |table, diagnostics| section::finish(table, diagnostics, VdifConfig::build),
+    recognise: recognise::RECOGNISERS,
 };
 
 /// Size of the header in bytes.
@@ -266,10 +269,69 @@ impl Epoch {
     }
 }
 
-#[inline]
-fn word(header: &[u8], at: usize) -> u32 {
-    let word = header.get(at..at + 4).and_then(|word| word.try_into().ok());
-    u32::from_le_bytes(word.unwrap_or_default())
+/// The first four words of a header.
+#[derive(Clone, Copy, Debug)]
+struct Header([u32; 4]);
+
+impl Header {
+    /// Reads the header at the start of `bytes`, or `None` if `bytes` ends before its first four words.
+    #[inline]
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let words = bytes.first_chunk::<LEGACY_HEADER>()?.as_chunks::<4>().0;
+        let word = |i: usize| u32::from_le_bytes(words[i]);
+        Some(Self([word(0), word(1), word(2), word(3)]))
+    }
+
+    /// Returns whether the sender marked the data as invalid. The other fields of such a header need not be valid.
+    const fn is_invalid(&self) -> bool {
+        self.0[0] >> 31 == 1
+    }
+
+    /// Returns the number of seconds since the reference epoch.
+    fn seconds(&self) -> u64 {
+        (self.0[0] & 0x3fff_ffff).into()
+    }
+
+    /// Returns the size of the header in bytes.
+    const fn bytes(&self) -> usize {
+        if self.0[0] & 1 << 30 != 0 {
+            LEGACY_HEADER
+        } else {
+            HEADER
+        }
+    }
+
+    /// Returns the number of the reference epoch.
+    const fn epoch(&self) -> usize {
+        (self.0[1] >> 24 & 0x3f) as usize
+    }
+
+    /// Returns the number of the frame in its second.
+    fn frame(&self) -> u64 {
+        (self.0[1] & 0xff_ffff).into()
+    }
+
+    /// Returns the size of the frame with its header in bytes.
+    const fn length(&self) -> usize {
+        (self.0[2] & 0xff_ffff) as usize * 8
+    }
+
+    const fn thread(&self) -> u32 {
+        self.0[3] >> 16 & 0x3ff
+    }
+
+    const fn station(&self) -> u16 {
+        (self.0[3] & 0xffff) as u16
+    }
+
+    /// Returns the type of the samples.
+    const fn samples(&self) -> SampleType {
+        SampleType {
+            bits: (self.0[3] >> 26 & 0x1f) + 1,
+            is_complex: self.0[3] >> 31 == 1,
+            channels: 1 << (self.0[2] >> 24 & 0x1f),
+        }
+    }
 }
 
 impl Vdif {
@@ -307,19 +369,15 @@ impl Vdif {
                 got: length,
             });
         }
-        if packet.len() < min {
+        let Some(fields) = packet.get(self.before..).and_then(Header::read) else {
             return Ok(Split::Longer { header: min });
-        }
-        let words = &packet[self.before..];
-        let [time, number, size, about] = [0, 4, 8, 12].map(|at| word(words, at));
-        // The other fields of an invalid frame need not be valid.
-        if time >> 31 == 1 {
+        };
+        if fields.is_invalid() {
             self.counts.invalid.add_shared(1);
             return Err(INVALID);
         }
-        let is_legacy = time & 1 << 30 != 0;
-        let header = self.before + if is_legacy { LEGACY_HEADER } else { HEADER };
-        let stated = self.before + (size & 0xff_ffff) as usize * 8;
+        let header = self.before + fields.bytes();
+        let stated = self.before + fields.length();
         if stated < header {
             return Err(Reject::Short {
                 need: header,
@@ -344,8 +402,8 @@ impl Vdif {
                 got: stated - header,
             });
         }
-        let part = self.part(about >> 16 & 0x3ff, (about & 0xffff) as u16)?;
-        let frame = u64::from(number & 0xff_ffff);
+        let part = self.part(fields.thread(), fields.station())?;
+        let frame = fields.frame();
         if frame >= self.frames_per_second {
             return Err(Reject::Other {
                 name: "frame_number",
@@ -353,20 +411,16 @@ impl Vdif {
             });
         }
         if self.expected.is_some() {
-            self.compare(SampleType {
-                bits: (about >> 26 & 0x1f) + 1,
-                is_complex: about >> 31 == 1,
-                channels: 1u32 << (size >> 24 & 0x1f),
-            });
+            self.compare(fields.samples());
         }
         self.header = header;
-        let seconds = u64::from(time & 0x3fff_ffff);
+        let seconds = fields.seconds();
         if let Some(frames) = self.seconds.observe(seconds, frame)
             && frames < self.frames_per_second
         {
             self.log_frames_per_second(frames);
         }
-        let epoch = &self.epochs[(number >> 24 & 0x3f) as usize];
+        let epoch = &self.epochs[fields.epoch()];
         let number = epoch.elapsed(seconds) * self.frames_per_second + frame;
         let time = |frame| {
             let scale = TimeScale {
@@ -516,8 +570,8 @@ impl PacketFormat for Vdif {
     }
 
     fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
-        let words = bytes.get(self.before..self.before + LEGACY_HEADER)?;
-        Some(self.before + (word(words, 8) & 0xff_ffff) as usize * 8)
+        let header = Header::read(bytes.get(self.before..)?)?;
+        Some(self.before + header.length())
     }
 
     #[inline]

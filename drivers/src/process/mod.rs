@@ -38,6 +38,7 @@ pub(crate) const ENTRY: SourceEntry = SourceEntry {
             section.finish_checked(&[], diagnostics, ProcessConfig::problems)?;
         Some(Box::new(ProcessSource::new(config)))
     },
+    recognise: &[],
 };
 
 const EXAMPLE: &str = r#"[source.NAME]

@@ -56,6 +56,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     example: EXAMPLE,
     schema: |registry| section::with_format(registry, schemars::schema_for!(ReplayConfig), false),
     parse,
+    recognise: &[],
 };
 
 const EXAMPLE: &str = section::example!(

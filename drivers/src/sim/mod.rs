@@ -51,6 +51,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
         let config: SimConfig = section.finish_checked(&[], diagnostics, SimConfig::problems)?;
         Some(Box::new(config))
     },
+    recognise: &[],
 };
 
 const EXAMPLE: &str = r#"[source.NAME]

@@ -104,6 +104,7 @@ samples   = { type = "int16", complex = true, channels = 1, rate = "100 MHz" }
 "#,
     schema: |_| schemars::schema_for!(StreamConfig),
     parse,
+    recognise: &[],
 };
 
 /// The keys of a `stream` source.

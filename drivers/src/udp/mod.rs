@@ -68,6 +68,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
         let frames = Frames::new(format, &config.packet_keys, &origins, threads, batch);
         Some(Box::new(Udp { config, frames }))
     },
+    recognise: &[],
 };
 
 const EXAMPLE: &str = section::example!(

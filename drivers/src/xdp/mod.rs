@@ -86,6 +86,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
         let frames = Frames::new(format, &config.packet_keys, &origins, threads, link::BATCH);
         Some(Box::new(Xdp { config, frames }))
     },
+    recognise: &[],
 };
 
 /// Number of bytes per chunk in the two rings: the chunk's address in the fill ring, and its descriptor in the receive ring.

@@ -68,6 +68,7 @@ path = \"out\"
 ",
     schema: |_| schemars::schema_for!(FileKeys),
     parse,
+    recognise: &[],
 };
 
 /// Keys of a `file` sink.

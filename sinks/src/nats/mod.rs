@@ -82,6 +82,7 @@ stream = \"OBS\"
 ",
     schema: |_| schemars::schema_for!(NatsKeys),
     parse,
+    recognise: &[],
 };
 
 /// Maximum memory of the default window in bytes.

@@ -85,6 +85,7 @@ kind = \"spead\"                # or \"raw\", \"vita49\"; the keys are those of 
 ",
     schema: |registry| format::with_format(registry, schemars::schema_for!(UdpKeys)),
     parse,
+    recognise: &[],
 };
 
 /// Maximum size in bytes of a packet, without IP and UDP headers, if the format selects the size: that of an Ethernet frame

@@ -88,6 +88,7 @@ path = \"out\"
 ",
     schema: |_| schemars::schema_for!(ZarrKeys),
     parse,
+    recognise: &[],
 };
 
 /// The keys of a `zarr` sink.

@@ -4,41 +4,16 @@ use super::frames::{FrameNumbers, Place};
 use super::range::NumberRange;
 use super::rules::MatchConfig;
 use super::time::TimestampConfig;
-use super::{Endian, Field, Raw};
+use super::{Endian, Raw};
 use crate::packet::Format;
 use crate::packet::checks::{Check, LARGEST_PACKET};
+use crate::packet::field::FieldKeys;
 use crate::packet::keep::{Keep, KeptFieldConfig};
 use crate::packet::parts::{Parts, PartsConfig, Readable};
 use daq_core::config::Problem;
 use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
-
-/// An unsigned number at a fixed position of the header.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NumberConfig {
-    /// Offset in bytes from the start of the packet.
-    pub offset: usize,
-    /// Size in bytes, 1 to 8.
-    pub bytes: usize,
-    /// Byte order of the field; default `"big"`.
-    pub endian: Option<Endian>,
-    /// Increment of the number from one packet or frame to the next. For `position`: the unit in bytes.
-    #[serde(default = "one")]
-    pub step: u64,
-    /// Number of significant bits, by default all. A sequence or frame number wraps at 2 to the power of `bits`.
-    pub bits: Option<u32>,
-    /// Number of lowest bits that are not part of the number.
-    #[serde(default)]
-    pub shift: u32,
-    /// The lowest and the highest number, if the number does not use all its bits: `[1, 65535]` for a number of 16 bits that skips
-    /// 0. The lowest number follows the highest. Only for `sequence` and `frame`.
-    pub range: Option<[u64; 2]>,
-    /// The number of the first packet of a part. Only for `packet`.
-    #[serde(default)]
-    pub first: u64,
-}
 
 /// `kind = "raw"`: a fixed header with numbers, a fixed payload, optionally a trailer.
 ///
@@ -55,13 +30,13 @@ pub struct RawConfig {
     #[serde(default)]
     pub trailer: ByteSize,
     /// The sequence number of packets.
-    pub sequence: Option<NumberConfig>,
+    pub sequence: Option<FieldKeys>,
     /// The number of the frame of a packet. One frame fills one slot of the ring.
-    pub frame: Option<NumberConfig>,
+    pub frame: Option<FieldKeys>,
     /// The number of a packet in its part of a frame.
-    pub packet: Option<NumberConfig>,
+    pub packet: Option<FieldKeys>,
     /// The offset of a packet's payload in its part of a frame, instead of `packet`. `step` is the unit of the offset in bytes.
-    pub position: Option<NumberConfig>,
+    pub position: Option<FieldKeys>,
     /// Number of packets of a frame, or of each part of a frame; by default 1. With `sequence`, each `packets` packets are one
     /// frame that begins at a multiple of this number.
     pub packets: Option<u32>,
@@ -79,10 +54,6 @@ pub struct RawConfig {
     /// the numbers of its first packet that arrives.
     #[serde(default)]
     pub keep: Vec<KeptFieldConfig>,
-}
-
-fn one() -> u64 {
-    1
 }
 
 /// The block identifiers of 16 bits of GigE Vision: 0 is reserved.
@@ -114,7 +85,7 @@ impl RawConfig {
         let frames = self.frame_numbers(header, payload, &mut check);
         let mut raw = Raw::new(header, payload, trailer, number.field(), number.step);
         raw.frames = frames.map(Box::new);
-        raw.range = number.range();
+        raw.range = range(&number);
         if raw.range.is_none() && self.is_gvsp() {
             raw.range = Some(NumberRange::new(BLOCK_IDS[0], BLOCK_IDS[1]));
             raw.range_note = Some(RANGE_NOTE);
@@ -135,7 +106,7 @@ impl RawConfig {
     /// Returns whether the keys describe the payload packets of a GigE Vision stream with block identifiers of 16 bits, as in the
     /// GigE Vision specification 2.0, section 24.
     fn is_gvsp(&self) -> bool {
-        let is_at = |number: &Option<NumberConfig>, offset, bytes, first| {
+        let is_at = |number: &Option<FieldKeys>, offset, bytes, first| {
             number.as_ref().is_some_and(|number| {
                 let place = (number.offset, number.bytes, number.first);
                 let is_whole = number.bits.is_none() && number.shift == 0 && number.step == 1;
@@ -152,7 +123,7 @@ impl RawConfig {
 
     /// Returns a note about numbers of several bytes whose byte order is not configured.
     fn order_note(&self) -> Option<String> {
-        let is_default = |number: &NumberConfig| number.bytes > 1 && number.endian.is_none();
+        let is_default = |number: &FieldKeys| number.bytes > 1 && number.endian.is_none();
         let keys: Vec<_> = self
             .numbers()
             .into_iter()
@@ -169,7 +140,7 @@ impl RawConfig {
     }
 
     /// Returns the numbers that place packets, with their keys.
-    const fn numbers(&self) -> [(&'static str, &Option<NumberConfig>); 4] {
+    const fn numbers(&self) -> [(&'static str, &Option<FieldKeys>); 4] {
         [
             ("sequence", &self.sequence),
             ("frame", &self.frame),
@@ -179,14 +150,14 @@ impl RawConfig {
     }
 
     /// Returns the number of the unit of a packet: its own, or that of its frame.
-    fn number(&self, header: usize, check: &mut Check) -> NumberConfig {
+    fn number(&self, header: usize, check: &mut Check) -> FieldKeys {
         check.must(self.sequence.is_some() != self.frame.is_some(), "sequence", || {
             let message = "a format needs either `sequence` or `frame`".to_owned();
             (message, "set `sequence` for a running number of packets, or `frame` for the number of the frame".to_owned())
         });
         for (key, number) in self.numbers() {
             let Some(number) = number else { continue };
-            number.check(key, header, check);
+            check_number(number, key, header, check);
             check.must(
                 number.first == 0 || key == "packet",
                 &format!("{key}.first"),
@@ -212,8 +183,8 @@ impl RawConfig {
                 },
             );
         }
-        let number = self.frame.as_ref().or(self.sequence.as_ref()).cloned();
-        number.unwrap_or_else(|| NumberConfig::at(0, 1))
+        let number = self.frame.or(self.sequence);
+        number.unwrap_or(FieldKeys::big(0, 1))
     }
 
     /// Returns how packets form frames with numbers of their own; `None` if packets are numbered in one sequence.
@@ -296,7 +267,7 @@ impl RawConfig {
     }
 
     /// Checks frames that are formed from sequence numbers.
-    fn check_remainder(&self, number: &NumberConfig, packets: u32, check: &mut Check) {
+    fn check_remainder(&self, number: &FieldKeys, packets: u32, check: &mut Check) {
         for (is_set, key) in [(self.part.is_some(), "part"), (self.last.is_some(), "last")] {
             check.must(!is_set || self.packets.is_some(), key, || {
                 let message = format!("`{key}` needs frames of a fixed number of packets");
@@ -333,62 +304,32 @@ impl RawConfig {
     }
 }
 
-impl NumberConfig {
-    /// Returns a number of `bytes` bytes at `offset` in network byte order.
-    const fn at(offset: usize, bytes: usize) -> Self {
-        Self {
-            offset,
-            bytes,
-            endian: Some(Endian::Big),
-            step: 1,
-            bits: None,
-            shift: 0,
-            range: None,
-            first: 0,
-        }
-    }
+/// Returns the range of a number that does not use all its bits.
+fn range(number: &FieldKeys) -> Option<NumberRange> {
+    let [first, last] = number.range?;
+    Some(NumberRange::new(first, last))
+}
 
-    fn width(&self) -> u32 {
-        u32::try_from(self.bytes.clamp(1, 8) * 8).unwrap_or(64)
+fn check_number(number: &FieldKeys, key: &str, header: usize, check: &mut Check) {
+    let bits = number.checked(key, header, check).bits();
+    if let Some([first, last]) = number.range {
+        let highest = u64::MAX >> (64 - number.field().bits());
+        let is_valid = first < last && last <= highest && last - first < u64::MAX;
+        check.must(is_valid, &format!("{key}.range"), || {
+            (
+                format!("[{first}, {last}] is not a range of numbers up to {highest}"),
+                "set the lowest and the highest number that the sender uses".to_owned(),
+            )
+        });
+        let count = NumberRange::new(first, last).count();
+        check.must(
+            count.is_multiple_of(number.step.max(1)),
+            &format!("{key}.step"),
+            || {
+                let message = format!("the {count} numbers of `range` are not whole steps");
+                (message, "correct `range` or `step`".to_owned())
+            },
+        );
     }
-
-    /// Returns the position of the number.
-    pub(super) fn field(&self) -> Field {
-        let bits = self
-            .bits
-            .unwrap_or_else(|| self.width().saturating_sub(self.shift).max(1));
-        let endian = self.endian.unwrap_or_default();
-        Field::new(self.offset, self.bytes, endian, self.shift, bits)
-    }
-
-    /// Returns the range of the number, if it does not use all its bits.
-    fn range(&self) -> Option<NumberRange> {
-        let [first, last] = self.range?;
-        Some(NumberRange::new(first, last))
-    }
-
-    fn check(&self, key: &str, header: usize, check: &mut Check) {
-        check.field(key, self.offset, self.bytes, header);
-        if let Some([first, last]) = self.range {
-            let highest = u64::MAX >> (64 - self.field().bits());
-            let is_valid = first < last && last <= highest && last - first < u64::MAX;
-            check.must(is_valid, &format!("{key}.range"), || {
-                (
-                    format!("[{first}, {last}] is not a range of numbers up to {highest}"),
-                    "set the lowest and the highest number that the sender uses".to_owned(),
-                )
-            });
-            let count = NumberRange::new(first, last).count();
-            check.must(
-                count.is_multiple_of(self.step.max(1)),
-                &format!("{key}.step"),
-                || {
-                    let message = format!("the {count} numbers of `range` are not whole steps");
-                    (message, "correct `range` or `step`".to_owned())
-                },
-            );
-        }
-        let bits = check.bits(key, self.bytes, self.bits, self.shift);
-        check.step(&format!("{key}.step"), self.step, bits);
-    }
+    check.step(&format!("{key}.step"), number.step, bits);
 }

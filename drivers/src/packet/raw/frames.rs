@@ -1,8 +1,8 @@
 //! Frame numbers: each packet states its frame, its place in the frame, and the part of the frame.
 
 use super::Field;
-use super::config::NumberConfig;
 use crate::packet::Reject;
+use crate::packet::field::FieldKeys;
 use crate::packet::parts::{Parts, Position};
 use daq_core::reorder::PacketId;
 
@@ -46,7 +46,7 @@ pub(super) struct FrameNumbers {
 
 impl Place {
     /// Returns the place that the keys `packet` and `position` describe.
-    pub(super) fn of(packet: Option<&NumberConfig>, position: Option<&NumberConfig>) -> Self {
+    pub(super) fn of(packet: Option<&FieldKeys>, position: Option<&FieldKeys>) -> Self {
         match (packet, position) {
             (Some(number), _) => Self::Number {
                 field: number.field(),

@@ -2,6 +2,7 @@
 
 use super::{Endian, Field};
 use crate::packet::checks::{Check, LARGEST_PACKET};
+use crate::packet::field::FieldKeys;
 use daq_core::units::ByteSize;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -56,16 +57,15 @@ impl MatchConfig {
         if let Some(length) = self.length {
             return Rule::Length(check.size("match.length", length, 1, LARGEST_PACKET));
         }
-        let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
-        check.field("match", offset, bytes, header);
         check.must(!self.values.is_empty(), "match.values", || {
             (
                 "no value is listed".to_owned(),
                 "list the values in packets with data".to_owned(),
             )
         });
-        let bits = check.bits("match", bytes, self.bits, self.shift);
-        let field = Field::new(offset, bytes, self.endian, self.shift, bits);
+        let (offset, bytes) = (self.offset.unwrap_or(0), self.bytes.unwrap_or(1));
+        let keys = FieldKeys::new(offset, bytes, self.endian).cut(self.bits, self.shift);
+        let field = keys.checked("match", header, check);
         Rule::Values(field, self.values.clone().into())
     }
 }

@@ -193,29 +193,3 @@ fn default_byte_order_is_noted() {
     );
     assert!(note.starts_with("`packet` is read in big-endian"), "{note}");
 }
-
-#[test]
-fn field_write_keeps_adjacent_bits() {
-    let field = Field::new(1, 2, Endian::Big, 4, 8);
-    let mut header = [0xff; 4];
-    field.write(&mut header, 0x1ab);
-    assert_eq!(header, [0xff, 0xfa, 0xbf, 0xff]);
-    assert_eq!(field.read(&header), Some(0xab));
-    assert_eq!(field.read(&header[..2]), None);
-}
-
-proptest! {
-    #[test]
-    fn field_round_trips(
-        offset in 0usize..20, bytes in 1usize..=8, little: bool, shift in 0u32..8, value: u64, noise: [u8; 32],
-    ) {
-        let endian = if little { Endian::Little } else { Endian::Big };
-        let bits = u32::try_from(bytes * 8).unwrap() - shift;
-        let field = Field::new(offset, bytes, endian, shift, bits);
-        let mut header = noise;
-        field.write(&mut header, value);
-        prop_assert_eq!(field.read(&header), Some(value & field.mask()));
-        prop_assert_eq!(&header[..offset], &noise[..offset]);
-        prop_assert_eq!(&header[field.end()..], &noise[field.end()..]);
-    }
-}

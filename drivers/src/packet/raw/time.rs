@@ -2,6 +2,7 @@
 
 use super::{Endian, Field};
 use crate::packet::checks::Check;
+use crate::packet::field::FieldKeys;
 use crate::packet::{TimeScale, TimeWrap};
 use daq_core::units::{Frequency, Period, UtcTime};
 use schemars::JsonSchema;
@@ -54,25 +55,15 @@ pub struct SecondsConfig {
 impl TimestampConfig {
     /// Returns the time in headers of `header` bytes.
     pub(super) fn time(&self, header: usize, check: &mut Check) -> HeaderTime {
-        check.field("timestamp", self.offset, self.bytes, header);
+        let keys = FieldKeys::new(self.offset, self.bytes, self.endian).cut(self.bits, self.shift);
+        let ticks = keys.checked("timestamp", header, check);
         let scale = check.scale(self.tick, self.rate, self.origin);
-        let bits = check.bits("timestamp", self.bytes, self.bits, self.shift);
-        let time = HeaderTime::new(
-            Field::new(self.offset, self.bytes, self.endian, self.shift, bits),
-            scale,
-        )
-        .declared(self.bits.is_some());
+        let time = HeaderTime::new(ticks, scale).declared(self.bits.is_some());
         let Some(seconds) = &self.seconds else {
             return time;
         };
-        let SecondsConfig {
-            offset,
-            bytes,
-            endian,
-        } = *seconds;
-        check.field("timestamp.seconds", offset, bytes, header);
-        let bits = check.bits("timestamp.seconds", bytes, None, 0);
-        time.after(Field::new(offset, bytes, endian, 0, bits))
+        let keys = FieldKeys::new(seconds.offset, seconds.bytes, seconds.endian);
+        time.after(keys.checked("timestamp.seconds", header, check))
     }
 }
 

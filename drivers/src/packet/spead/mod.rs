@@ -16,6 +16,7 @@ mod descriptors;
 mod detect;
 mod items;
 mod numbers;
+mod recognise;
 mod step;
 
 pub use config::SpeadConfig;
@@ -53,6 +54,7 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
 "#,
     schema: SpeadConfig::json_schema,
     parse: |table, diagnostics| section::finish(table, diagnostics, SpeadConfig::build),
+    recognise: recognise::RECOGNISERS,
 };
 
 /// Value of the stream control item that marks the end of a stream.
@@ -173,10 +175,15 @@ impl Spead {
         is_known.then(|| u32::from(address) * 8)
     }
 
+    /// Returns the size of the packet's header in bytes.
+    fn header_bytes(packet: &[u8]) -> Option<usize> {
+        let [.., high, low] = *packet.first_chunk::<WORD>()?;
+        Some(WORD + WORD * usize::from(u16::from_be_bytes([high, low])))
+    }
+
     /// Returns the item pointers of the packet.
     fn item_words(packet: &[u8]) -> Option<&[u8]> {
-        let [.., high, low] = *packet.first_chunk::<WORD>()?;
-        packet.get(WORD..WORD + WORD * usize::from(u16::from_be_bytes([high, low])))
+        packet.get(WORD..Self::header_bytes(packet)?)
     }
 
     /// Adds a timestamp in the item `id`, whose ticks have the time scale `scale`.

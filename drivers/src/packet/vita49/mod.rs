@@ -22,6 +22,7 @@ mod context;
 mod grid;
 mod prologue;
 mod rate;
+mod recognise;
 mod sending;
 mod stream;
 
@@ -64,6 +65,7 @@ payload   = "4 KiB"       # of each packet, without header and trailer
 "#,
     schema: Vita49Config::json_schema,
     parse: |table, diagnostics| section::finish(table, diagnostics, Vita49Config::build),
+    recognise: recognise::RECOGNISERS,
 };
 
 /// Seconds from 1970-01-01 to 1980-01-06, the start of GPS time.

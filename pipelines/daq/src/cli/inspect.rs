@@ -1,6 +1,7 @@
 //! `daq inspect` recognises the format of packets and suggests a source that receives them.
 
 use super::{exit, show};
+use daq_core::entry::Registry;
 use daq_core::units::Span;
 use daq_diagnostics::inspect::{self, LiveOptions, Report};
 use daq_pipelines::console::{Progress, print_error};
@@ -40,10 +41,11 @@ pub(super) struct Args {
 }
 
 /// Prints what the packets are. Returns 1 if nothing was recognised.
-pub(super) fn inspect(args: &Args) -> u8 {
+pub(super) fn inspect(registry: &Registry, args: &Args) -> u8 {
     let progress = Progress::start("inspect");
     let report = if let Some(path) = &args.capture {
-        inspect::capture(path, args.port, &progress).map_err(|error| (error.to_string(), exit::IO))
+        inspect::capture(path, args.port, registry, &progress)
+            .map_err(|error| (error.to_string(), exit::IO))
     } else {
         let options = LiveOptions {
             interface: args.interface.clone(),
@@ -51,7 +53,8 @@ pub(super) fn inspect(args: &Args) -> u8 {
             groups: args.groups.clone(),
             time: args.time.0,
         };
-        inspect::live(&options, &progress).map_err(|error| (error.to_string(), exit::UNAVAILABLE))
+        inspect::live(&options, registry, &progress)
+            .map_err(|error| (error.to_string(), exit::UNAVAILABLE))
     };
     progress.end();
     match report {

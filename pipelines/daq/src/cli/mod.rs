@@ -175,7 +175,7 @@ pub fn main_with(registry: &Registry) -> ExitCode {
         ),
         Command::Topo(args) => topo::topo(registry, &args),
         Command::Doctor { json, sample } => doctor(json, sample),
-        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Inspect(args) => inspect::inspect(registry, &args),
         Command::Bench(args) => bench::bench(&args),
         Command::Selftest(args) => selftest::selftest(registry, &args),
         Command::Tap(args) => tap::tap(&args),

@@ -1,6 +1,7 @@
 //! The packets of each flow: a pair of sender and destination.
 
 use super::split::Splitter;
+use daq_core::recognise::{CapturedPacket, Recogniser};
 use daq_drivers::packet::pcap::Datagram;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -12,18 +13,6 @@ const MAX_STORED: usize = 65_536;
 const MAX_STORED_TOTAL: usize = 1 << 20;
 /// Maximum number of flows. Packets of other flows are only counted.
 const MAX_FLOWS: usize = 4096;
-
-/// The first bytes of a packet.
-#[derive(Clone, Debug)]
-pub(super) struct Packet {
-    pub(super) source: SocketAddr,
-    /// Capture time in nanoseconds since 1970; 0 if unknown.
-    pub(super) ns: u64,
-    /// Size of the whole UDP payload in bytes.
-    pub(super) length: usize,
-    /// The first bytes of the UDP payload.
-    pub(super) head: Box<[u8]>,
-}
 
 /// All packets from one sender to one destination.
 #[derive(Debug)]
@@ -38,7 +27,7 @@ pub(super) struct Flow {
     /// Number of packets of each size.
     pub(super) sizes: BTreeMap<usize, u64>,
     /// The first packets, in the order of their arrival.
-    pub(super) stored: Vec<Packet>,
+    pub(super) stored: Vec<CapturedPacket>,
     splitter: Splitter,
 }
 
@@ -65,7 +54,7 @@ impl Flow {
         *self.sizes.entry(payload.len()).or_default() += 1;
         if self.stored.len() < MAX_STORED && *stored < MAX_STORED_TOTAL {
             *stored += 1;
-            self.stored.push(Packet {
+            self.stored.push(CapturedPacket {
                 source: self.source,
                 ns,
                 length: payload.len(),
@@ -84,6 +73,7 @@ impl Flow {
 /// The flows of a capture, in the order of their first packets.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
+    recognisers: Vec<Recogniser>,
     known: HashMap<(SocketAddr, SocketAddr), usize>,
     pub(super) list: Vec<Flow>,
     /// Number of packets of further flows, which were not examined.
@@ -97,6 +87,14 @@ pub(super) struct Flows {
 }
 
 impl Flows {
+    /// Creates an empty list. `recognisers` read the sizes of datagrams, if one record contains several.
+    pub(super) fn new(recognisers: Vec<Recogniser>) -> Self {
+        Self {
+            recognisers,
+            ..Self::default()
+        }
+    }
+
     /// Returns the index of the flow of a datagram; `None` if there are too many flows.
     fn flow(&mut self, datagram: &Datagram<'_>) -> Option<usize> {
         let key = (datagram.source, datagram.destination);
@@ -132,7 +130,7 @@ impl Flows {
             return;
         };
         let flow = &mut self.list[flow];
-        let segment = flow.splitter.segment(record);
+        let segment = flow.splitter.segment(record, &self.recognisers);
         if record.payload.is_empty() {
             flow.add(record.timestamp_ns, &[], &mut self.stored);
         }

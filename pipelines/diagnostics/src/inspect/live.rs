@@ -3,6 +3,7 @@
 use super::Report;
 use super::flow::Flows;
 use super::section::Origin;
+use daq_core::entry::Registry;
 use daq_core::units::deadline;
 use daq_drivers::packet::pcap::{Datagram, IpDatagrams, Skipped};
 use daq_drivers::sys::packet_socket::{IpVersion, PacketSocket, PacketSocketError};
@@ -66,8 +67,12 @@ pub enum LiveError {
 }
 
 /// Receives packets for a time and examines them. Captures on the interface if that is permitted; otherwise, a UDP socket
-/// receives packets to the port.
-pub fn live(options: &LiveOptions, progress: &Progress) -> Result<Report, LiveError> {
+/// receives packets to the port. The entries of `registry` recognise the packets.
+pub fn live(
+    options: &LiveOptions,
+    registry: &Registry,
+    progress: &Progress,
+) -> Result<Report, LiveError> {
     progress.timed_rounds(1, options.time);
     progress.step(None);
     let mut notes = Vec::new();
@@ -78,7 +83,7 @@ pub fn live(options: &LiveOptions, progress: &Progress) -> Result<Report, LiveEr
             .map(|version| PacketSocket::open(interface, version))
             .collect();
         match sockets {
-            Ok(sockets) => return capture(interface, &sockets, options, notes),
+            Ok(sockets) => return capture(interface, &sockets, options, registry, notes),
             Err(PacketSocketError::NotPermitted) if options.port.is_none() => {
                 let program = std::env::current_exe().unwrap_or_else(|_| "daq".into());
                 return Err(LiveError::NotPermitted {
@@ -92,7 +97,7 @@ pub fn live(options: &LiveOptions, progress: &Progress) -> Result<Report, LiveEr
             Err(error) => return Err(error.into()),
         }
     }
-    receive(options, notes)
+    receive(options, registry, notes)
 }
 
 /// Examines a copy of the packets that arrive at `interface`.
@@ -100,6 +105,7 @@ fn capture(
     interface: &str,
     sockets: &[PacketSocket],
     options: &LiveOptions,
+    registry: &Registry,
     mut notes: Vec<String>,
 ) -> Result<Report, LiveError> {
     // A switch sends packets of a group only to hosts that joined it.
@@ -107,7 +113,7 @@ fn capture(
         Some(_) => Some(udp(options, 0)?),
         None => None,
     };
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(registry.recognisers());
     // Fragments of IPv4 and IPv6 cannot be confused, because their addresses differ.
     let mut datagrams = IpDatagrams::default();
     let mut batch = RecvBatch::plain(BATCH, PACKET);
@@ -153,6 +159,7 @@ fn capture(
     Ok(Report::new(
         format!("interface {interface}"),
         &origin,
+        registry,
         &flows,
         datagrams.skipped(),
         notes,
@@ -178,7 +185,11 @@ fn udp(options: &LiveOptions, port: u16) -> Result<UdpSocket, LiveError> {
 }
 
 /// Examines the packets that arrive at a UDP socket.
-fn receive(options: &LiveOptions, mut notes: Vec<String>) -> Result<Report, LiveError> {
+fn receive(
+    options: &LiveOptions,
+    registry: &Registry,
+    mut notes: Vec<String>,
+) -> Result<Report, LiveError> {
     let port = options.port.unwrap_or(0);
     let socket = udp(options, port)?;
     // The socket does not report the destination of each packet.
@@ -186,7 +197,7 @@ fn receive(options: &LiveOptions, mut notes: Vec<String>) -> Result<Report, Live
         [group] => SocketAddr::new(*group, port),
         _ => socket.local(),
     };
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(registry.recognisers());
     let mut batch = RecvBatch::plain(BATCH, PACKET);
     batch.name_all(true);
     let end = deadline(options.time);
@@ -222,6 +233,7 @@ fn receive(options: &LiveOptions, mut notes: Vec<String>) -> Result<Report, Live
     Ok(Report::new(
         format!("UDP port {port}"),
         &origin,
+        registry,
         &flows,
         Skipped::default(),
         notes,

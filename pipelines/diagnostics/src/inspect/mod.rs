@@ -5,13 +5,11 @@
 //!   interface ────┼─▶ flows ─▶ recognisers ─▶ streams ─▶ report, [source.NAME]
 //!   UDP socket ───┘
 //! ```
-//! A *flow* has one sender and one destination. A *stream* consists of the flows that one source can receive.
+//! A *flow* has one sender and one destination. A *stream* consists of the flows that one source can receive. The recognisers are
+//! those of the packet formats and sources in the registry.
 
-mod account;
 mod flow;
 mod live;
-mod number;
-mod recognise;
 mod section;
 mod split;
 mod streams;
@@ -19,8 +17,9 @@ mod text;
 
 pub use live::{LiveError, LiveOptions, live};
 
-use account::Account;
+use daq_core::entry::Registry;
 use daq_drivers::packet::pcap::{Capture, PcapError, Skipped};
+use daq_drivers::packet::recognise::Account;
 use daq_pipelines::console::Progress;
 use flow::{Flow, Flows};
 use section::Origin;
@@ -127,6 +126,7 @@ impl Report {
     fn new(
         from: String,
         origin: &Origin<'_>,
+        registry: &Registry,
         flows: &Flows,
         skipped: Skipped,
         mut notes: Vec<String>,
@@ -158,7 +158,7 @@ impl Report {
         let span = first
             .zip(last)
             .and_then(|(first, last)| last.checked_sub(first));
-        let streams = streams::of(flows, origin);
+        let streams = streams::of(flows, origin, registry);
         Self {
             from,
             packets: sum(|flow| flow.packets),
@@ -183,12 +183,18 @@ impl Report {
     }
 }
 
-/// Examines the datagrams of a capture (pcap or pcapng), only those to `port` if it is set.
-pub fn capture(path: &Path, port: Option<u16>, progress: &Progress) -> Result<Report, PcapError> {
+/// Examines the datagrams of a capture (pcap or pcapng), only those to `port` if it is set. The entries of `registry` recognise
+/// them.
+pub fn capture(
+    path: &Path,
+    port: Option<u16>,
+    registry: &Registry,
+    progress: &Progress,
+) -> Result<Report, PcapError> {
     let mut capture = Capture::open(path)?;
     // The size of a pipe is 0, so its progress is unknown.
     progress.amount(std::fs::metadata(path).map_or(0, |file| file.len()));
-    let mut flows = Flows::default();
+    let mut flows = Flows::new(registry.recognisers());
     let mut notes = Vec::new();
     loop {
         match capture.next() {
@@ -215,6 +221,7 @@ pub fn capture(path: &Path, port: Option<u16>, progress: &Progress) -> Result<Re
     Ok(Report::new(
         path.display().to_string(),
         &origin,
+        registry,
         &flows,
         capture.skipped(),
         notes,

@@ -2,20 +2,15 @@
 
 use super::Report;
 use super::flow::Flow;
-use super::recognise::Key;
-use super::text::wrapped;
 use daq_core::config::{Diagnostics, Document, Section};
 use daq_core::entry::{Registry, SourceEntry, SourceSpec};
 use daq_core::plan::SourceKeys;
-use daq_drivers::SOURCES;
-use daq_drivers::packet::FORMATS;
+use daq_core::recognise::Key;
+use daq_drivers::packet::recognise::{WIDTH, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-
-/// Maximum number of characters in a line.
-pub(super) const WIDTH: usize = 79;
 
 /// Reason why there is no source for a format that needs other keys.
 const UNSUPPORTED: &str = "the packet formats of this daq cannot receive these numbers";
@@ -90,11 +85,11 @@ pub(super) fn section(
 
 /// Checks `section` as `daq check` does: its keys, and whether its samples fill frames of the source. Returns the reason if the
 /// source cannot receive packets.
-pub(super) fn check(section: &str) -> Result<(), String> {
+pub(super) fn check(section: &str, registry: &Registry) -> Result<(), String> {
     let mut diagnostics = Diagnostics::new();
     let document = Document::from_text("daq.toml", section, &mut diagnostics);
     let source = document.sections("source").into_iter().next();
-    let source = source.and_then(|section| source_of(section, &mut diagnostics));
+    let source = source.and_then(|section| source_of(section, registry, &mut diagnostics));
     let Some(source) = source else {
         return Err(UNSUPPORTED.to_owned());
     };
@@ -104,13 +99,16 @@ pub(super) fn check(section: &str) -> Result<(), String> {
 }
 
 /// Returns the source that `section` describes.
-fn source_of(mut section: Section, diagnostics: &mut Diagnostics) -> Option<Box<dyn SourceSpec>> {
-    let registry = Registry::default().with_all(FORMATS).with_all(SOURCES);
+fn source_of(
+    mut section: Section,
+    registry: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Option<Box<dyn SourceSpec>> {
     let drivers = registry.names::<SourceEntry>();
     let (driver, _) = section.take_string("driver", &drivers, diagnostics)?;
     let common = section.detach(&["ring"]);
     let entry = registry.find::<SourceEntry>(&driver)?;
-    let source = (entry.parse)(&mut section, &registry, diagnostics)?;
+    let source = (entry.parse)(&mut section, registry, diagnostics)?;
     let _: SourceKeys = section.read(common, diagnostics)?;
     Some(source)
 }

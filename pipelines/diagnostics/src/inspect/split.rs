@@ -3,7 +3,7 @@
 //! The format is not known yet, so the size of a datagram is found in headers that state it, or from headers that repeat at
 //! equal distances.
 
-use super::recognise::{spead, vita49};
+use daq_core::recognise::Recogniser;
 use daq_drivers::packet::pcap::Datagram;
 
 /// Number of bytes at the start of a datagram that are compared.
@@ -28,15 +28,16 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    /// Returns the size of each datagram in the record, except the last; at least 1.
-    pub(super) fn segment(&mut self, record: &Datagram<'_>) -> usize {
+    /// Returns the size of each datagram in the record, except the last; at least 1. `recognisers` read the sizes that datagrams
+    /// state.
+    pub(super) fn segment(&mut self, record: &Datagram<'_>, recognisers: &[Recogniser]) -> usize {
         let bytes = record.payload;
         let whole = bytes.len().max(1);
         // Offload leaves the checksum incomplete, so a valid checksum means a single datagram.
         if bytes.len() < MIN_SEGMENT + COMPARED || record.has_valid_checksum() {
             return whole;
         }
-        for stated in [spead::packet_len, vita49::packet_len] {
+        for stated in recognisers.iter().map(|one| one.packet_len) {
             match stated(bytes) {
                 Some(length) if length == bytes.len() => return whole,
                 Some(length)
@@ -87,13 +88,14 @@ mod tests {
 
     fn segment(payload: &[u8]) -> usize {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        Splitter::default().segment(&Datagram {
+        let record = Datagram {
             timestamp_ns: 0,
             source: address,
             destination: address,
             checksum: 0,
             payload,
-        })
+        };
+        Splitter::default().segment(&record, &[])
     }
 
     #[test]

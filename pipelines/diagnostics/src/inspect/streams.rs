@@ -1,10 +1,11 @@
 //! Groups flows into streams: the flows that one source can receive.
 
-use super::account::{Account, account};
-use super::flow::{Flow, Flows, Packet};
-use super::recognise::{self, Key, Recognised, Recogniser, Suggestion};
+use super::flow::{Flow, Flows};
 use super::section::{self, Origin};
 use super::{FlowReport, Format, Stream};
+use daq_core::entry::Registry;
+use daq_core::recognise::{CapturedPacket, Key, Recognised, Recogniser, Suggestion};
+use daq_drivers::packet::recognise::{self, Account, account};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason why there is no source for one of several streams to a port.
@@ -14,19 +15,20 @@ const SHARED: &str = "another stream uses the same port and numbers its packets 
 /// Flows with the same format.
 struct Group<'a> {
     flows: Vec<&'a Flow>,
-    recognise: Recogniser,
+    recogniser: Recogniser,
     found: Recognised,
     counts: Account,
 }
 
-/// Returns the streams of `flows`, largest first.
-pub(super) fn of(flows: &Flows, origin: &Origin<'_>) -> Vec<Stream> {
+/// Returns the streams of `flows`, largest first. The entries of `registry` recognise them.
+pub(super) fn of(flows: &Flows, origin: &Origin<'_>, registry: &Registry) -> Vec<Stream> {
+    let recognisers = registry.recognisers();
     let mut groups: Vec<Group<'_>> = Vec::new();
     let mut unknown: BTreeMap<_, Vec<&Flow>> = BTreeMap::new();
     for flow in &flows.list {
-        let packets: Vec<&Packet> = flow.stored.iter().collect();
-        match recognise::best(&packets) {
-            Some((recognise, found)) => groups.push(Group::new(vec![flow], recognise, found)),
+        let packets: Vec<&CapturedPacket> = flow.stored.iter().collect();
+        match recognise::best(&recognisers, &packets) {
+            Some((recogniser, found)) => groups.push(Group::new(vec![flow], recogniser, found)),
             None => unknown.entry(flow.destination).or_default().push(flow),
         }
     }
@@ -34,8 +36,8 @@ pub(super) fn of(flows: &Flows, origin: &Origin<'_>) -> Vec<Stream> {
     // A sender may change its port for each packet, so flows that are too short are examined together.
     for flows in unknown.into_values() {
         let together = union(&flows);
-        match recognise::best(&together).filter(|_| flows.len() > 1) {
-            Some((recognise, found)) => groups.push(Group::new(flows, recognise, found)),
+        match recognise::best(&recognisers, &together).filter(|_| flows.len() > 1) {
+            Some((recogniser, found)) => groups.push(Group::new(flows, recogniser, found)),
             None => streams.push(unrecognised(&flows)),
         }
     }
@@ -53,14 +55,14 @@ pub(super) fn of(flows: &Flows, origin: &Origin<'_>) -> Vec<Stream> {
             1 => "instrument".to_owned(),
             _ => format!("instrument-{number}"),
         };
-        group.stream(name, origin, is_shared(i))
+        group.stream(name, origin, registry, is_shared(i))
     });
     recognised.chain(streams).collect()
 }
 
 /// Returns the packets of `flows` in the order of their capture times.
-fn union<'a>(flows: &[&'a Flow]) -> Vec<&'a Packet> {
-    let mut packets: Vec<&Packet> = flows.iter().flat_map(|flow| &flow.stored).collect();
+fn union<'a>(flows: &[&'a Flow]) -> Vec<&'a CapturedPacket> {
+    let mut packets: Vec<&CapturedPacket> = flows.iter().flat_map(|flow| &flow.stored).collect();
     packets.sort_by_key(|packet| packet.ns);
     packets
 }
@@ -68,15 +70,16 @@ fn union<'a>(flows: &[&'a Flow]) -> Vec<&'a Packet> {
 /// Returns the section that `with` writes with `samples`, or without them if they do not fill the frames of the source. Fails if
 /// `daq check` refuses both.
 fn accepted(
+    registry: &Registry,
     with: impl Fn(Option<&str>) -> String,
     samples: Option<&str>,
 ) -> Result<String, String> {
     let whole = with(samples);
-    let Err(reason) = section::check(&whole) else {
+    let Err(reason) = section::check(&whole, registry) else {
         return Ok(whole);
     };
     let plain = with(None);
-    match section::check(&plain) {
+    match section::check(&plain, registry) {
         Ok(()) if samples.is_some() => Ok(plain),
         _ => Err(reason),
     }
@@ -88,7 +91,7 @@ fn unrecognised(flows: &[&Flow]) -> Stream {
         .map(|flow| flow.stored.len())
         .max()
         .unwrap_or(0);
-    let is_text = |packet: &Packet| {
+    let is_text = |packet: &CapturedPacket| {
         let is_printed = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
         !packet.head.is_empty() && packet.head.iter().all(is_printed)
     };
@@ -139,8 +142,8 @@ fn together<'a>(groups: &[Group<'a>]) -> Option<Group<'a>> {
         .iter()
         .flat_map(|group| group.flows.iter().copied())
         .collect();
-    let found = recognise::repeats::recognise(first.recognise, &union(&flows))?;
-    let one = Group::new(flows, first.recognise, found);
+    let found = recognise::without_repeats(&first.recogniser, &union(&flows))?;
+    let one = Group::new(flows, first.recogniser, found);
     let mut apart = Account::default();
     for group in groups {
         apart.add(&group.counts);
@@ -211,11 +214,11 @@ fn parts(groups: Vec<Group<'_>>) -> Vec<Group<'_>> {
 }
 
 impl<'a> Group<'a> {
-    fn new(flows: Vec<&'a Flow>, recognise: Recogniser, found: Recognised) -> Self {
+    fn new(flows: Vec<&'a Flow>, recogniser: Recogniser, found: Recognised) -> Self {
         let counts = account(found.places.iter().copied(), &found.numbering);
         Self {
             flows,
-            recognise,
+            recogniser,
             found,
             counts,
         }
@@ -243,7 +246,13 @@ impl<'a> Group<'a> {
     }
 
     /// Returns the stream. If `is_shared`, other streams use the same ports.
-    fn stream(self, name: String, origin: &Origin<'_>, is_shared: bool) -> Stream {
+    fn stream(
+        self,
+        name: String,
+        origin: &Origin<'_>,
+        registry: &Registry,
+        is_shared: bool,
+    ) -> Stream {
         let found = self.found;
         let (section, no_section) = match &found.suggestion {
             _ if is_shared => (None, Some(SHARED.to_owned())),
@@ -256,7 +265,7 @@ impl<'a> Group<'a> {
                 let with = |samples: Option<&str>| {
                     section::section(&name, kind, keys, samples, &self.flows, origin)
                 };
-                match accepted(with, samples.as_deref()) {
+                match accepted(registry, with, samples.as_deref()) {
                     Ok(section) => (Some(section), None),
                     Err(reason) => (None, Some(reason)),
                 }

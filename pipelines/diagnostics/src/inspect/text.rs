@@ -1,8 +1,7 @@
 //! The report as text for terminals of 80 columns.
 
-use super::number::scaled;
-use super::section::WIDTH;
 use super::{FlowReport, Report, Stream};
+use daq_drivers::packet::recognise::{WIDTH, scaled, wrapped};
 use std::fmt::{self, Write};
 
 /// Maximum number of flows of one stream, and of sizes of one flow, that are listed.
@@ -10,21 +9,6 @@ const MAX_LISTED: usize = 8;
 
 /// Maximum number of destinations without a format that are listed.
 const MAX_UNKNOWN: usize = 3;
-
-/// Divides `text` into lines of at most `width` characters, unless a word is longer.
-pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
 
 /// Writes `text` after `mark`, with the same indentation in all lines.
 fn item(f: &mut fmt::Formatter<'_>, mark: &str, text: &str) -> fmt::Result {

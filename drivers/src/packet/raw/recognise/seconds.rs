@@ -2,11 +2,10 @@
 //!
 //! Read as one number, such a time grows by a regular step only within a second, so it cannot number packets as it is.
 
-use super::Key;
-use super::field::FieldAt;
+use super::fixed::dotted;
 use super::headers::Headers;
-use crate::inspect::account::{Numbering, Place};
-use daq_drivers::packet::Endian;
+use crate::packet::field::{Endian, FieldKeys};
+use crate::packet::recognise::{Key, Numbering, Place};
 
 /// Size of each part in bytes.
 const PART: usize = 4;
@@ -24,8 +23,8 @@ const MIN_REGULAR: usize = 80;
 /// A time of two parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SplitTime {
-    pub(super) seconds: FieldAt,
-    pub(super) ticks: FieldAt,
+    pub(super) seconds: FieldKeys,
+    pub(super) ticks: FieldKeys,
     /// Number of ticks per second.
     pub(super) per_second: u64,
     tick: &'static str,
@@ -36,21 +35,20 @@ pub(super) struct SplitTime {
 impl SplitTime {
     /// Returns the time whose ticks are in the lowest bytes of `number` and grow by `step` from packet to packet. The seconds are
     /// next to them.
-    pub(super) fn find(headers: &Headers<'_>, number: &FieldAt, step: u64) -> Option<Self> {
+    pub(super) fn find(headers: &Headers<'_>, number: &FieldKeys, step: u64) -> Option<Self> {
         let ticks = lowest(number)?;
         let before = ticks.offset.checked_sub(PART);
         let beside = [before, Some(ticks.end())];
         // The most significant part is the most likely one, which precedes the ticks in network byte order.
-        let seconds = beside.into_iter().flatten().map(|offset| FieldAt {
-            offset,
-            bytes: PART,
-            endian: ticks.endian,
-        });
+        let seconds = beside
+            .into_iter()
+            .flatten()
+            .map(|offset| FieldKeys { offset, ..ticks });
         let mut found = seconds.filter_map(|seconds| Self::of(headers, seconds, ticks, step));
         found.next()
     }
 
-    fn of(headers: &Headers<'_>, seconds: FieldAt, ticks: FieldAt, step: u64) -> Option<Self> {
+    fn of(headers: &Headers<'_>, seconds: FieldKeys, ticks: FieldKeys, step: u64) -> Option<Self> {
         if seconds.end() > headers.end() {
             return None;
         }
@@ -78,29 +76,23 @@ impl SplitTime {
     }
 
     /// Returns the range of the ticks, if they can number packets: a second is then a whole number of steps.
-    pub(super) fn range(&self, step: u64) -> Option<(u64, u64)> {
+    pub(super) fn range(&self, step: u64) -> Option<[u64; 2]> {
         let is_whole = self.per_second.is_multiple_of(step.max(1));
-        is_whole.then_some((0, self.per_second - 1))
+        is_whole.then_some([0, self.per_second - 1])
     }
 
     /// Returns the place of a packet with this header in a run of whole times.
     pub(super) fn place(&self, head: &[u8]) -> Option<Place> {
         let seconds = self.seconds.read(head)?;
         let ticks = self.ticks.read(head)?;
-        Some(Place {
-            frame: seconds * self.per_second + ticks,
-            packet: 0,
-            part: 0,
-        })
+        Some(Place::of(seconds * self.per_second + ticks))
     }
 
     /// Returns how [`place`](Self::place) numbers packets.
     pub(super) const fn numbering(step: u64) -> Numbering {
         Numbering {
-            bits: 64,
             step,
-            packets: 1,
-            range: None,
+            ..Numbering::PLAIN
         }
     }
 
@@ -114,7 +106,7 @@ impl SplitTime {
         )
     }
 
-    pub(super) fn overlaps(&self, field: &FieldAt) -> bool {
+    pub(super) fn overlaps(&self, field: &FieldKeys) -> bool {
         self.seconds.overlaps(field) || self.ticks.overlaps(field)
     }
 
@@ -125,17 +117,9 @@ impl SplitTime {
 
     /// Returns the keys of the timestamp. A table in one line would be too long for a terminal.
     pub(super) fn key(&self) -> Key {
-        let endian = match self.ticks.endian {
-            Endian::Big => "big",
-            Endian::Little => "little",
-        };
-        let mut lines = vec![
-            format!("timestamp.offset = {}", self.ticks.offset),
-            format!("timestamp.bytes = {}", self.ticks.bytes),
-            format!("timestamp.endian = \"{endian}\""),
-            format!("timestamp.tick = \"{}\"", self.tick),
-            format!("timestamp.seconds = {{ {} }}", self.seconds.keys()),
-        ];
+        let mut lines = dotted("timestamp", &self.ticks.to_string());
+        lines.push(format!("timestamp.tick = \"{}\"", self.tick));
+        lines.push(format!("timestamp.seconds = {{ {} }}", self.seconds));
         if self.is_utc {
             lines.push("timestamp.origin = \"1970-01-01T00:00:00Z\"".to_owned());
         }
@@ -144,11 +128,11 @@ impl SplitTime {
 }
 
 /// Returns the field of the lowest [`PART`] bytes of `number`; `None` if it has fewer bytes.
-fn lowest(number: &FieldAt) -> Option<FieldAt> {
+fn lowest(number: &FieldKeys) -> Option<FieldKeys> {
     let more = number.bytes.checked_sub(PART)?;
-    Some(match number.endian {
-        Endian::Big => FieldAt::big(number.offset + more, PART),
-        Endian::Little => FieldAt::little(number.offset, PART),
+    Some(match number.endian.unwrap_or_default() {
+        Endian::Big => FieldKeys::big(number.offset + more, PART),
+        Endian::Little => FieldKeys::little(number.offset, PART),
     })
 }
 

@@ -1,5 +1,6 @@
 //! Counts lost, repeated and reordered packets by the numbers in their headers.
 
+use daq_core::recognise::{Numbering, Place};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,51 +8,6 @@ use std::collections::{BTreeMap, HashSet};
 const MAX_JUMP: u64 = 1 << 20;
 /// Minimum step back in packets to the first numbers of a run that is a restart of the sender instead of repeated numbers.
 const MIN_RESTART: i128 = 64;
-
-/// How frames and packets of a stream are numbered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Numbering {
-    /// Number of bits of the frame number, 1 to 64.
-    pub(super) bits: u32,
-    /// Increment of the frame number.
-    pub(super) step: u64,
-    /// Number of packets in each part of a frame.
-    pub(super) packets: u64,
-    /// The lowest and the highest frame number, if frame numbers do not use all their bits.
-    pub(super) range: Option<(u64, u64)>,
-}
-
-impl Numbering {
-    /// Returns the distance from frame number `from` to `to`, in the shorter direction.
-    fn jump(&self, from: u64, to: u64) -> i64 {
-        let unused = 64 - self.bits.clamp(1, 64);
-        match self.range {
-            None => (to.wrapping_sub(from) << unused).cast_signed() >> unused,
-            Some((first, last)) => {
-                let count = i128::from(last) - i128::from(first) + 1;
-                let ahead = (i128::from(to) - i128::from(from)).rem_euclid(count);
-                let jump = if ahead * 2 > count {
-                    ahead - count
-                } else {
-                    ahead
-                };
-                i64::try_from(jump).unwrap_or(i64::MAX)
-            }
-        }
-    }
-}
-
-/// The numbers of one packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The frame number as in the packet.
-    pub(super) frame: u64,
-    /// Index of the packet in its part of the frame, from 0. An index beyond the part means that the number belongs to a
-    /// message instead of a frame, so its packets are not expected.
-    pub(super) packet: u64,
-    /// Index of the part, such as the antenna; 0 if frames have one part. Packets are counted for each part.
-    pub(super) part: usize,
-}
 
 /// The numbers of one part between two restarts of its sender.
 #[derive(Debug, Default)]
@@ -65,24 +21,24 @@ struct Run {
 
 /// The result for the examined packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(super) struct Account {
+pub struct Account {
     /// Number of packets between the first and the last number.
-    pub(super) expected: u64,
+    pub expected: u64,
     /// Number of these packets that did not arrive.
-    pub(super) lost: u64,
+    pub lost: u64,
     /// Number of packets whose numbers had arrived before.
-    pub(super) duplicates: u64,
+    pub duplicates: u64,
     /// Number of packets that arrived after a packet with a higher number.
-    pub(super) reordered: u64,
+    pub reordered: u64,
     /// Number of packets without samples, such as leaders and messages.
-    pub(super) control: u64,
+    pub control: u64,
     /// Number of jumps that are too large for loss.
-    pub(super) restarts: u64,
+    pub restarts: u64,
 }
 
 impl Account {
     /// Adds the result of another sender.
-    pub(super) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         self.expected += other.expected;
         self.lost += other.lost;
         self.duplicates += other.duplicates;
@@ -93,10 +49,7 @@ impl Account {
 }
 
 /// Counts the packets with `places`, in the order of their arrival. A packet without a place is a control packet.
-pub(super) fn account(
-    places: impl IntoIterator<Item = Option<Place>>,
-    numbering: &Numbering,
-) -> Account {
+pub fn account(places: impl IntoIterator<Item = Option<Place>>, numbering: &Numbering) -> Account {
     let mut account = Account::default();
     let mut runs: BTreeMap<usize, Run> = BTreeMap::new();
     let packets = i128::from(numbering.packets.max(1));
@@ -137,10 +90,7 @@ pub(super) fn account(
 
 /// Returns the number of packets whose numbers contradict one run of numbers: those that had arrived before, and restarts. After a
 /// restart, the sender may use all numbers again.
-pub(super) fn conflicts(
-    places: impl IntoIterator<Item = Option<Place>>,
-    numbering: &Numbering,
-) -> u64 {
+pub fn conflicts(places: impl IntoIterator<Item = Option<Place>>, numbering: &Numbering) -> u64 {
     let mut runs: BTreeMap<usize, Pass> = BTreeMap::new();
     let packets = i128::from(numbering.packets.max(1));
     let places = places.into_iter().flatten();

@@ -3,13 +3,14 @@
 //! All packets have the same size, or the last packet of each frame is shorter. Numbers are suggested only if the packets do not
 //! contradict them: see [`Candidate::judge`].
 
-use super::field::{Behaviour, FieldAt};
+use super::behaviour::Behaviour;
 use super::fixed::{Fixed, Numbers};
 use super::headers::{Counter, Headers, MAX_HEADER};
 use super::seconds::SplitTime;
-use super::{Key, Packet, Recognised, Suggestion, mode, percent};
-use crate::inspect::account::{Numbering, Place, account, conflicts};
-use crate::inspect::number;
+use crate::packet::field::FieldKeys;
+use crate::packet::recognise::{
+    self, CapturedPacket, Key, Numbering, Place, Recognised, Suggestion, is_numbered, mode, percent,
+};
 
 /// Minimum number of packets of the most frequent size.
 const MIN_PACKETS: usize = 8;
@@ -21,10 +22,6 @@ const MAX_SIZES: usize = 4;
 const MAX_CONFIDENCE: f64 = 85.0;
 /// Minimum confidence in percent.
 const MIN_CONFIDENCE: u8 = 40;
-/// Maximum share in percent of lost packets: a number with more holes does not count packets.
-const MAX_LOST: u8 = 90;
-/// Maximum share in percent of packets whose numbers contradict those before them.
-const MAX_CONFLICTS: u8 = 5;
 /// Maximum share in percent of packets whose sizes contradict their numbers in a frame.
 const MAX_MISPLACED: u8 = 2;
 
@@ -50,7 +47,7 @@ impl Sizes {
 }
 
 /// Recognises packets with counters in a fixed header.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+pub(super) fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
     let (length, count) = mode(packets.iter().map(|packet| packet.length))?;
     if count < MIN_PACKETS || length == 0 {
         return None;
@@ -64,7 +61,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
 }
 
 /// Returns the pairs of the size `length` and another frequent one.
-fn pairs(packets: &[&Packet], length: usize) -> Vec<Sizes> {
+fn pairs(packets: &[&CapturedPacket], length: usize) -> Vec<Sizes> {
     let others = packets.iter().map(|packet| packet.length);
     let mut others: Vec<usize> = others.filter(|other| *other != length).collect();
     others.sort_unstable();
@@ -79,7 +76,7 @@ fn pairs(packets: &[&Packet], length: usize) -> Vec<Sizes> {
 }
 
 /// Returns what the packets of `sizes` are, if numbers in their headers order them.
-fn examine(packets: &[&Packet], sizes: Sizes) -> Option<Recognised> {
+fn examine(packets: &[&CapturedPacket], sizes: Sizes) -> Option<Recognised> {
     let headers = Headers::new(packets, &sizes.all())?;
     let counters = headers.counters();
     let examined = Examined {
@@ -104,21 +101,9 @@ struct Candidate {
     time: Option<SplitTime>,
 }
 
-impl Candidate {
-    fn fields(&self) -> Vec<FieldAt> {
-        match &self.numbers {
-            Numbers::Sequence { field, .. } => vec![*field],
-            Numbers::Packets { frame, packet, .. } => vec![*frame, *packet],
-            Numbers::Position {
-                frame, position, ..
-            } => vec![*frame, *position],
-        }
-    }
-}
-
 /// The packets of some sizes with the numbers in their headers.
 struct Examined<'a> {
-    packets: &'a [&'a Packet],
+    packets: &'a [&'a CapturedPacket],
     headers: &'a Headers<'a>,
     counters: &'a [Counter],
     sizes: Sizes,
@@ -159,7 +144,7 @@ impl Examined<'_> {
             (None, _) => return None,
         };
         let candidate = Candidate {
-            numbers: Numbers::Sequence { field, step },
+            numbers: Numbers::Sequence(field.stepping(step)),
             share,
             payload: None,
             time,
@@ -177,18 +162,16 @@ impl Examined<'_> {
         else {
             return None;
         };
-        let (frame, step) = self.frame_of(&counter.field)?;
+        let frame = self.frame_of(&counter.field)?;
         let packets = (last - first) / stride + 1;
         let at_most = self.sizes.full as u64;
         let field = counter.field;
         let (numbers, payload) = match stride {
             1 => {
-                let packet = field;
+                let packet = FieldKeys { first, ..field };
                 let numbers = Numbers::Packets {
                     frame,
-                    step,
                     packet,
-                    first,
                     packets,
                 };
                 (numbers, None)
@@ -197,7 +180,6 @@ impl Examined<'_> {
             _ if first == 0 && stride <= at_most && stride + MAX_HEADER as u64 >= at_most => {
                 let numbers = Numbers::Position {
                     frame,
-                    step,
                     position: field,
                     packets,
                 };
@@ -213,8 +195,8 @@ impl Examined<'_> {
         })
     }
 
-    /// Returns the number that changes where the number `packet` starts again, and its step.
-    fn frame_of(&self, packet: &FieldAt) -> Option<(FieldAt, u64)> {
+    /// Returns the number that changes where the number `packet` starts again.
+    fn frame_of(&self, packet: &FieldKeys) -> Option<FieldKeys> {
         let frames = self.counters.iter().filter_map(|counter| {
             let step = match counter.behaviour {
                 // In frames of two packets, every second packet changes the number.
@@ -224,24 +206,23 @@ impl Examined<'_> {
             let field = counter.field;
             self.headers
                 .is_pair(&field, packet)
-                .then_some((field, step))
+                .then_some(field.stepping(step))
         });
-        frames.min_by_key(|(field, step)| (*step, field.offset))
+        frames.min_by_key(|field| (field.step, field.offset))
     }
 
     /// Returns the packets with these numbers. Returns `None` if the numbers skip too many packets, if too many packets have the
     /// numbers of others, or if the shorter packets are not the last ones of frames.
     fn judge(&self, candidate: &Candidate) -> Option<Recognised> {
-        let used = candidate.fields();
-        let end = used.iter().map(FieldAt::end);
+        let used = candidate.numbers.fields();
+        let end = used.iter().map(FieldKeys::end);
         let end = end.chain(candidate.time.map(|time| time.end())).max()?;
         let (header, doubt) = self.header(candidate, end)?;
         let mut fixed = Fixed {
             header,
             payload: self.sizes.full - header,
             last: self.sizes.last.map(|last| last.saturating_sub(header)),
-            numbers: candidate.numbers.clone(),
-            range: None,
+            numbers: candidate.numbers,
             samples: None,
             more: Vec::new(),
         };
@@ -249,12 +230,7 @@ impl Examined<'_> {
             return None;
         }
         let (places, numbering) = self.places(candidate, &fixed);
-        let placed = places.iter().flatten().count() as u64;
-        let counts = account(places.iter().copied(), &numbering);
-        let conflicts = conflicts(places.iter().copied(), &numbering);
-        if counts.lost * 100 > counts.expected * u64::from(MAX_LOST)
-            || conflicts * 100 > placed * u64::from(MAX_CONFLICTS)
-        {
+        if !is_numbered(&places, &numbering) {
             return None;
         }
         let confidence = self.confidence(candidate.share);
@@ -282,6 +258,8 @@ impl Examined<'_> {
         let constant = constant_bytes(self.headers, header);
         why.extend(constant.map(|bytes| format!("constant bytes at the start: {bytes}")));
         let suggestion = suggestion(candidate, &mut fixed);
+        let at = |field: &FieldKeys| (field.offset, field.bytes, field.endian);
+        let used: Vec<_> = used.iter().map(at).collect();
         let layout = format!("raw {:?} {header} {used:?}", self.sizes.all());
         Some(Recognised {
             name: "fixed header with counters".to_owned(),
@@ -306,12 +284,12 @@ impl Examined<'_> {
 
     /// Returns the place of each packet, and how they are numbered.
     fn places(&self, candidate: &Candidate, fixed: &Fixed) -> (Vec<Option<Place>>, Numbering) {
-        let whole = |packet: &&&Packet| fixed.whole_place(packet).is_some();
-        if let (Some(time), Numbers::Sequence { step, .. }) = (candidate.time, &candidate.numbers) {
-            let place = |packet: &&Packet| time.place(&packet.head);
+        let whole = |packet: &&&CapturedPacket| fixed.whole_place(packet).is_some();
+        if let (Some(time), Numbers::Sequence(number)) = (candidate.time, &candidate.numbers) {
+            let place = |packet: &&CapturedPacket| time.place(&packet.head);
             let places = self.packets.iter();
             let places = places.map(|packet| Some(packet).filter(whole).and_then(place));
-            (places.collect(), SplitTime::numbering(*step))
+            (places.collect(), SplitTime::numbering(number.step))
         } else {
             let places = self.packets.iter();
             let places = places.map(|packet| fixed.whole_place(packet));
@@ -375,7 +353,7 @@ impl Examined<'_> {
     fn others(
         &self,
         candidate: &Candidate,
-        used: &[FieldAt],
+        used: &[FieldKeys],
         header: usize,
     ) -> (Vec<String>, Vec<Key>) {
         let (mut ambiguous, mut more) = (Vec::new(), Vec::new());
@@ -388,7 +366,7 @@ impl Examined<'_> {
         if let Some(time) = time.filter(|time| time.end() <= header) {
             more.push(time.key());
         }
-        let is_part = |field: &FieldAt| time.is_some_and(|time| time.overlaps(field));
+        let is_part = |field: &FieldKeys| time.is_some_and(|time| time.overlaps(field));
         for other in others.filter(|other| !is_part(&other.field)) {
             let rate = tick_rate(self.headers, other);
             ambiguous.push(other_number(other, rate.as_deref()));
@@ -396,7 +374,7 @@ impl Examined<'_> {
             let is_time = other.field.bytes >= 4 && more.is_empty() && !other.has_step_one();
             if let Some(rate) = rate.filter(|_| is_time) {
                 more.push(Key::new(
-                    format!("# timestamp = {{ {}, rate = \"{rate}\" }}", other.field.keys()),
+                    format!("# timestamp = {{ {}, rate = \"{rate}\" }}", other.field),
                     format!("{} grow by about {rate} of capture time; if this is a time, set the exact rate:", other.field.words()),
                 ));
             }
@@ -416,12 +394,13 @@ impl Examined<'_> {
 
 /// Returns the keys of the format. The ticks of a time number packets only if a second is a whole number of steps.
 fn suggestion(candidate: &Candidate, fixed: &mut Fixed) -> Suggestion {
-    let (Some(time), Numbers::Sequence { step, .. }) = (candidate.time, &candidate.numbers) else {
-        return fixed.suggestion();
+    let (Some(time), Numbers::Sequence(number)) = (candidate.time, &mut fixed.numbers) else {
+        return fixed.suggestion(true);
     };
-    fixed.range = time.range(*step);
-    if fixed.range.is_some() {
-        return fixed.suggestion();
+    let step = number.step;
+    number.range = time.range(step);
+    if number.range.is_some() {
+        return fixed.suggestion(true);
     }
     Suggestion::None(format!(
         "only a time of whole seconds and ticks numbers the packets. It grows by {step} ticks per packet, and a second of {} ticks \
@@ -432,29 +411,28 @@ fn suggestion(candidate: &Candidate, fixed: &mut Fixed) -> Suggestion {
 
 fn describe(numbers: &Numbers) -> Vec<String> {
     match numbers {
-        Numbers::Sequence { field, step } => {
+        Numbers::Sequence(number) => {
             vec![format!(
-                "{} grow by {step} from packet to packet",
-                field.words()
+                "{} grow by {} from packet to packet",
+                number.words(),
+                number.step
             )]
         }
         Numbers::Packets {
             frame,
-            step,
             packet,
-            first,
             packets,
         } => vec![
             format!(
-                "{} count the packets of a frame: {first} to {}",
+                "{} count the packets of a frame: {} to {}",
                 packet.words(),
-                first + packets - 1
+                packet.first,
+                packet.first + packets - 1
             ),
-            format!("{} grow by {step} from frame to frame", frame.words()),
+            growing(frame),
         ],
         Numbers::Position {
             frame,
-            step,
             position,
             packets,
         } => vec![
@@ -462,9 +440,17 @@ fn describe(numbers: &Numbers) -> Vec<String> {
                 "{} are the offset of the payload in a frame of {packets} packets",
                 position.words()
             ),
-            format!("{} grow by {step} from frame to frame", frame.words()),
+            growing(frame),
         ],
     }
+}
+
+fn growing(frame: &FieldKeys) -> String {
+    format!(
+        "{} grow by {} from frame to frame",
+        frame.words(),
+        frame.step
+    )
 }
 
 /// Returns the most probable size of the header, and what is uncertain about it. `end` is the first byte after the numbers.
@@ -514,7 +500,7 @@ fn tick_rate(headers: &Headers<'_>, counter: &Counter) -> Option<String> {
         .filter_map(|packet| Some((packet.ns, counter.field.read(&packet.head)?)));
     match counter.behaviour {
         Behaviour::Cycles { .. } => None,
-        _ => number::tick_rate(times),
+        _ => recognise::tick_rate(times),
     }
 }
 

@@ -1,13 +1,15 @@
 //! Tests of packets with counters in a fixed header.
 
 use super::*;
-use crate::inspect::recognise::best;
+use crate::packet::FORMATS;
+use crate::packet::recognise::{account, best};
+use daq_core::entry::Registry;
 
 /// Time of capture of the first packet in nanoseconds, a whole second.
 const START: u64 = 1_700_000_000_000_000_000;
 
 /// Returns a packet with `header` and `payload` bytes that look random, sent `number` times `interval` ns after the first.
-fn packet(header: &[u8], payload: usize, number: usize, interval: u64) -> Packet {
+fn packet(header: &[u8], payload: usize, number: usize, interval: u64) -> CapturedPacket {
     // The payload must not count, so its bytes are those of a hash.
     let noise = |i: usize| {
         let mixed = (number * 256 + i + 1) as u64;
@@ -18,7 +20,7 @@ fn packet(header: &[u8], payload: usize, number: usize, interval: u64) -> Packet
     };
     let length = header.len() + payload;
     let body = (0..payload.min(200)).map(noise);
-    Packet {
+    CapturedPacket {
         source: ([10, 0, 0, 1], 9).into(),
         ns: START + number as u64 * interval,
         length,
@@ -27,19 +29,20 @@ fn packet(header: &[u8], payload: usize, number: usize, interval: u64) -> Packet
 }
 
 /// Returns packets of `headers`; `payload` is the size of their payloads by the index.
-fn packets(headers: &[Vec<u8>], payload: impl Fn(usize) -> usize) -> Vec<Packet> {
+fn packets(headers: &[Vec<u8>], payload: impl Fn(usize) -> usize) -> Vec<CapturedPacket> {
     let headers = headers.iter().enumerate();
     headers
         .map(|(i, header)| packet(header, payload(i), i, 100_000))
         .collect()
 }
 
-fn found(packets: &[Packet]) -> Option<Recognised> {
-    best(&packets.iter().collect::<Vec<_>>()).map(|(_, found)| found)
+fn found(packets: &[CapturedPacket]) -> Option<Recognised> {
+    let recognisers = Registry::default().with_all(FORMATS).recognisers();
+    best(&recognisers, &packets.iter().collect::<Vec<_>>()).map(|(_, found)| found)
 }
 
 /// Returns the lines of the suggestion without spaces, and its comments.
-fn lines(packets: &[Packet]) -> (Vec<String>, Vec<String>) {
+fn lines(packets: &[CapturedPacket]) -> (Vec<String>, Vec<String>) {
     let Some(Suggestion::Format { keys, .. }) = found(packets).map(|found| found.suggestion) else {
         panic!("no format");
     };
@@ -134,7 +137,7 @@ fn number_that_starts_again_is_no_frame_number() {
 }
 
 /// Returns packets with the time in seconds and nanoseconds in their headers, in an order of bytes, `step` ns apart.
-fn timed(step: u64, count: usize, bytes: impl Fn(u32) -> [u8; 4]) -> Vec<Packet> {
+fn timed(step: u64, count: usize, bytes: impl Fn(u32) -> [u8; 4]) -> Vec<CapturedPacket> {
     let packets = (0..count).map(|i| {
         let ns = START + 250_000_000 + i as u64 * step;
         let parts = [ns / 1_000_000_000, ns % 1_000_000_000];
@@ -187,7 +190,7 @@ fn time_whose_steps_do_not_divide_a_second_is_no_number() {
 
 #[test]
 fn time_of_two_parts_beside_a_counter_is_the_timestamp() {
-    let packets: Vec<Packet> = timed(1_000_000, 3000, u32::to_be_bytes)
+    let packets: Vec<CapturedPacket> = timed(1_000_000, 3000, u32::to_be_bytes)
         .into_iter()
         .enumerate()
         .map(|(i, timed)| {

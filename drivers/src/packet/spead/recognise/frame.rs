@@ -1,7 +1,6 @@
 //! Frames that consist of several heaps: the items that number frames, and their parts such as antennas and bands.
 
-use super::super::{Key, mode, percent};
-use crate::inspect::text::wrapped;
+use crate::packet::recognise::{Key, MIN_SHARE, mode, percent, wrapped};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -9,8 +8,6 @@ use std::net::SocketAddr;
 pub(super) const MAX_PARTS: usize = 1024;
 /// Minimum number of frames from which their item is recognised.
 const MIN_FRAMES: usize = 3;
-/// Minimum share in percent of heaps that have an item, and of heaps with a frame and a part of their own.
-const MIN_SHARE: u8 = 90;
 
 /// What distinguishes heaps: the sender and the heap counter.
 pub(super) type HeapKey = (SocketAddr, u64);

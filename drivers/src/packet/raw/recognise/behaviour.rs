@@ -1,7 +1,6 @@
-//! A number at a fixed place of a header, and how it changes from packet to packet.
+//! How a number of a header changes from packet to packet.
 
-use super::mode;
-use daq_drivers::packet::{Endian, Field};
+use crate::packet::recognise::mode;
 
 /// Share of the differences that must be equal.
 const MIN_SHARE: f64 = 0.5;
@@ -11,78 +10,6 @@ const MIN_EXPLAINED: f64 = 0.95;
 const MAX_STEPS: i64 = 256;
 /// Maximum number of packets in a frame.
 const MAX_PACKETS: u64 = 1 << 20;
-
-/// The place of a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FieldAt {
-    pub(super) offset: usize,
-    /// Size in bytes, 1 to 8.
-    pub(super) bytes: usize,
-    pub(super) endian: Endian,
-}
-
-impl FieldAt {
-    pub(super) const fn big(offset: usize, bytes: usize) -> Self {
-        let endian = Endian::Big;
-        Self {
-            offset,
-            bytes,
-            endian,
-        }
-    }
-
-    pub(super) const fn little(offset: usize, bytes: usize) -> Self {
-        let endian = Endian::Little;
-        Self {
-            offset,
-            bytes,
-            endian,
-        }
-    }
-
-    pub(super) const fn end(&self) -> usize {
-        self.offset + self.bytes
-    }
-
-    pub(super) fn bits(&self) -> u32 {
-        u32::try_from(self.bytes * 8).unwrap_or(64)
-    }
-
-    /// Returns the number in `head`; `None` if `head` is too short.
-    pub(super) fn read(&self, head: &[u8]) -> Option<u64> {
-        Field::new(self.offset, self.bytes, self.endian, 0, self.bits()).read(head)
-    }
-
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        self.offset < other.end() && other.offset < self.end()
-    }
-
-    /// Returns the keys of the field in a configuration.
-    pub(super) fn keys(&self) -> String {
-        let endian = match self.endian {
-            Endian::Big => "big",
-            Endian::Little => "little",
-        };
-        let Self { offset, bytes, .. } = self;
-        if *bytes == 1 {
-            format!("offset = {offset}, bytes = 1")
-        } else {
-            format!("offset = {offset}, bytes = {bytes}, endian = \"{endian}\"")
-        }
-    }
-
-    /// Returns the field in words.
-    pub(super) fn words(&self) -> String {
-        let endian = match self.endian {
-            Endian::Big => "big endian",
-            Endian::Little => "little endian",
-        };
-        if self.bytes == 1 {
-            return format!("byte {}", self.offset);
-        }
-        format!("bytes {} to {} ({endian})", self.offset, self.end() - 1)
-    }
-}
 
 /// How a number changes from packet to packet.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,19 +3,20 @@
 //! Source: the detector header of slsDetectorPackage: frame number (8 bytes), exposure (4), packet number (4), bunch id (8),
 //! timestamp (8), module id, row, column (2 each), reserved (8), detector type (1), header version (1).
 
-use super::field::FieldAt;
 use super::fixed::{Fixed, Numbers};
-use super::{Key, Packet, Recognised, Suggestion, mode, percent};
-use crate::inspect::account::{Place, conflicts};
+use crate::packet::field::FieldKeys;
+use crate::packet::recognise::{
+    CapturedPacket, Key, MIN_SHARE, Place, Recognised, conflicts, mode, percent,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 const HEADER: usize = 48;
-const FRAME: FieldAt = FieldAt::little(0, 8);
-const PACKET: FieldAt = FieldAt::little(12, 4);
-const ROW: FieldAt = FieldAt::little(34, 2);
-const COLUMN: FieldAt = FieldAt::little(36, 2);
+const FRAME: FieldKeys = FieldKeys::little(0, 8);
+const PACKET: FieldKeys = FieldKeys::little(12, 4);
+const ROW: FieldKeys = FieldKeys::little(34, 2);
+const COLUMN: FieldKeys = FieldKeys::little(36, 2);
 /// Row and column as one number.
-const ROW_AND_COLUMN: FieldAt = FieldAt::little(34, 4);
+const ROW_AND_COLUMN: FieldKeys = FieldKeys::little(34, 4);
 const DETECTOR: usize = 46;
 const VERSION: usize = 47;
 /// Names of the detector types 1 to 7.
@@ -57,7 +58,7 @@ struct Numbered {
 /// Row and column of a module.
 type Module = (u64, u64);
 
-fn numbered(packet: &Packet) -> Option<Numbered> {
+fn numbered(packet: &CapturedPacket) -> Option<Numbered> {
     let head = &packet.head;
     let kind = (*head.get(DETECTOR)?, *head.get(VERSION)?);
     (kind.0 <= 7 && (1..=9).contains(&kind.1)).then_some(Numbered {
@@ -69,12 +70,12 @@ fn numbered(packet: &Packet) -> Option<Numbered> {
 }
 
 /// Recognises packets of PSI's detectors.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+pub(super) fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
     let (length, count) = mode(packets.iter().map(|packet| packet.length))?;
     let payload = length.checked_sub(HEADER).filter(|payload| *payload > 0)?;
     let read = packets.iter().filter(|packet| packet.length == length);
     let read: Vec<Numbered> = read.filter_map(|packet| numbered(packet)).collect();
-    if percent(read.len(), packets.len()) < 90 || percent(count, packets.len()) < 90 {
+    if percent(read.len(), packets.len()) < MIN_SHARE || percent(count, packets.len()) < MIN_SHARE {
         return None;
     }
     let last = read.iter().map(|numbers| numbers.packet).max()?;
@@ -98,17 +99,14 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         payload,
         last: None,
         numbers: Numbers::Packets {
-            frame: FRAME,
-            step,
-            packet: PACKET,
-            first,
+            frame: FRAME.stepping(step),
+            packet: FieldKeys { first, ..PACKET },
             packets: last + 1 - first,
         },
-        range: None,
         samples: Some("type = \"uint16\"".to_owned()),
         more: part(&modules).into_iter().collect(),
     };
-    let place = |packet: &&Packet| {
+    let place = |packet: &&CapturedPacket| {
         let module = numbered(packet)?.module;
         let part = modules.iter().position(|known| *known == module)?;
         let place = fixed.whole_place(packet)?;
@@ -139,20 +137,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         places,
         layout: format!("psi {length} {first} {last}"),
         // The parts of a source with several modules are already known.
-        suggestion: match fixed.suggestion() {
-            Suggestion::Format {
-                kind,
-                keys,
-                samples,
-                ..
-            } => Suggestion::Format {
-                kind,
-                keys,
-                samples,
-                has_parts: modules.len() == 1,
-            },
-            none @ Suggestion::None(_) => none,
-        },
+        suggestion: fixed.suggestion(modules.len() == 1),
     })
 }
 
@@ -194,7 +179,7 @@ fn part(modules: &[Module]) -> Option<Key> {
     }
     let rows: BTreeSet<u64> = modules.iter().map(|(row, _)| *row).collect();
     let columns: BTreeSet<u64> = modules.iter().map(|(_, column)| *column).collect();
-    let table = |field: &FieldAt, values: &BTreeSet<u64>| {
+    let table = |field: &FieldKeys, values: &BTreeSet<u64>| {
         let values: Vec<String> = values.iter().map(u64::to_string).collect();
         let lines: Vec<_> = values.chunks(8).map(|line| line.join(", ")).collect();
         // Lines of an array can be broken inside of a table. Long ones do not fit into a terminal.
@@ -202,7 +187,7 @@ fn part(modules: &[Module]) -> Option<Key> {
             [line] if line.len() < 8 => line.clone(),
             lines => format!("\n  {},\n", lines.join(",\n  ")),
         };
-        format!("{{ {}, values = [{values}] }}", field.keys())
+        format!("{{ {field}, values = [{values}] }}")
     };
     let (line, by) = match (rows.len(), columns.len()) {
         (count, _) if count == modules.len() => (table(&ROW, &rows), "row"),
@@ -261,10 +246,10 @@ fn list(modules: &[Module]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::account::account;
+    use crate::packet::recognise::{Suggestion, account};
 
     /// Returns packet `packet` of frame `frame` of a JUNGFRAU module.
-    fn packet(frame: u64, packet: u32, (row, column): (u16, u16)) -> Packet {
+    fn packet(frame: u64, packet: u32, (row, column): (u16, u16)) -> CapturedPacket {
         let mut head = frame.to_le_bytes().to_vec();
         head.extend(1000_u32.to_le_bytes());
         head.extend(packet.to_le_bytes());
@@ -272,7 +257,7 @@ mod tests {
         head.extend([row.to_le_bytes(), column.to_le_bytes()].concat());
         head.extend([0; 8]);
         head.extend([3, 2, packet.to_le_bytes()[0]]);
-        Packet {
+        CapturedPacket {
             source: ([10, 0, 0, 1], 9).into(),
             ns: 0,
             length: 8240,
@@ -281,7 +266,7 @@ mod tests {
     }
 
     /// Returns 12 frames of 16 packets of each of the `modules`, which take turns.
-    fn interleaved(modules: &[(u16, u16)]) -> Vec<Packet> {
+    fn interleaved(modules: &[(u16, u16)]) -> Vec<CapturedPacket> {
         let frames = (0..12).flat_map(|frame| (0..16).map(move |number| (frame, number)));
         let all = frames.flat_map(|(frame, number)| {
             modules

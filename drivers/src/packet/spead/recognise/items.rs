@@ -1,9 +1,8 @@
 //! The sender's own items.
 
-use super::super::{Key, Packet};
 use super::Heap;
 use super::frame::MAX_PARTS;
-use crate::inspect::number;
+use crate::packet::recognise::{CapturedPacket, Key, tick_rate};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The sender's own items and the values that were observed.
@@ -64,7 +63,11 @@ impl Items {
     }
 
     /// Returns the key of the item whose value grows with the time of capture.
-    pub(super) fn time_key(&self, packets: &[&Packet], parsed: &[Option<Heap>]) -> Option<Key> {
+    pub(super) fn time_key(
+        &self,
+        packets: &[&CapturedPacket],
+        parsed: &[Option<Heap>],
+    ) -> Option<Key> {
         let (id, _) = self
             .0
             .iter()
@@ -75,7 +78,7 @@ impl Items {
             let (_, value) = own.iter().find(|(own, _)| own == id)?;
             Some((packet.ns, (*value)?))
         });
-        let rate = number::tick_rate(times)?;
+        let rate = tick_rate(times)?;
         Some(Key::new(
             format!("# timestamp = {{ item = {id:#06x}, rate = \"{rate}\" }}"),
             format!("item {id:#06x} grows by about {rate} of capture time; set the exact rate:"),

@@ -7,7 +7,7 @@ const MIN_SPAN: u64 = 1_000_000;
 
 /// Returns the rate of a counter in packets, such as `1.712 GHz`, from pairs of capture time in nanoseconds and value. Returns
 /// `None` if the capture is too short or the value does not grow.
-pub(super) fn tick_rate(values: impl IntoIterator<Item = (u64, u64)>) -> Option<String> {
+pub fn tick_rate(values: impl IntoIterator<Item = (u64, u64)>) -> Option<String> {
     let mut values = values.into_iter();
     let (start, first) = values.next()?;
     let (end, last) = values.last()?;
@@ -18,7 +18,7 @@ pub(super) fn tick_rate(values: impl IntoIterator<Item = (u64, u64)>) -> Option<
 
 /// Returns `value` with a prefix and three or four digits, such as `1.712 G` and the unit. Every value below 1000 is a whole
 /// number.
-pub(super) fn scaled(value: f64, unit: &str) -> String {
+pub fn scaled(value: f64, unit: &str) -> String {
     let prefixes = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (factor, prefix) = prefixes
         .into_iter()
@@ -35,7 +35,7 @@ pub(super) fn scaled(value: f64, unit: &str) -> String {
 }
 
 /// Returns a size in bytes as a value of a configuration: a quoted string for whole binary units, else a number.
-pub(super) fn size(bytes: usize) -> String {
+pub fn size(bytes: usize) -> String {
     if bytes >= 1024 && bytes.is_multiple_of(1024) {
         format!("\"{}\"", ByteSize(bytes as u64))
     } else {

@@ -1,64 +1,47 @@
-//! GVSP, the stream protocol of GigE Vision: for each image a leader, packets with pixels, and a trailer; big endian.
-//!
-//! Header of 8 bytes: status (2), block id (2), packet format (1: leader, 2: trailer, 3: payload), packet id (3). With the top
-//! bit of the format byte set, the header has 20 bytes: the block id (8) and the packet id (4) follow.
+//! Recognises GVSP, the stream protocol of GigE Vision: for each image a leader, packets with pixels, and a trailer.
 
-use super::field::FieldAt;
-use super::fixed::{Fixed, Numbers};
-use super::{Key, Packet, Recognised, be, mode, percent};
+use crate::gige::gvsp::{
+    self, EXTENDED, EXTENDED_HEADER, Header, IMAGE, LEADER, PAYLOAD, STANDARD_HEADER, TRAILER,
+};
+use crate::gige::pixel::PixelFormat;
+use crate::packet::FieldKeys;
+use crate::packet::raw::recognise::fixed::{Fixed, Numbers};
+use crate::packet::recognise::{CapturedPacket, Key, MIN_SHARE, Recognised, mode, percent};
 use daq_core::layout::Samples;
-use daq_drivers::gige::pixel::PixelFormat;
 use std::collections::{HashMap, HashSet};
 
-const LEADER: u8 = 1;
-const TRAILER: u8 = 2;
-const PAYLOAD: u8 = 3;
-/// Bit of the format byte: the packet has extended ids.
-const EXTENDED: u8 = 0x80;
-#[derive(Clone, Copy)]
-struct Ids {
-    format: u8,
-    block: u64,
-    packet: u64,
-}
-
-fn ids(head: &[u8]) -> Option<Ids> {
-    let kind = *head.get(4)?;
-    let (block, packet) = if kind & EXTENDED == 0 {
-        (be::<2>(head, 2)?, be::<3>(head, 5)?)
-    } else {
-        (be::<8>(head, 8)?, be::<4>(head, 16)?)
-    };
-    let format = kind & 0x0f;
-    (matches!(format, LEADER | TRAILER | PAYLOAD) && kind & 0x70 == 0).then_some(Ids {
-        format,
-        block,
-        packet,
-    })
+fn header(head: &[u8]) -> Option<Header> {
+    let header = Header::read(head)?;
+    matches!(header.format, LEADER | TRAILER | PAYLOAD).then_some(header)
 }
 
 /// Recognises GVSP.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
-    let found: Vec<Option<Ids>> = packets.iter().map(|packet| ids(&packet.head)).collect();
-    let known: Vec<Ids> = found.iter().copied().flatten().collect();
+pub(super) fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
+    let found: Vec<Option<Header>> = packets.iter().map(|packet| header(&packet.head)).collect();
+    let known: Vec<Header> = found.iter().copied().flatten().collect();
     let count = |format| known.iter().filter(|ids| ids.format == format).count();
     let (leaders, trailers, data) = (count(LEADER), count(TRAILER), count(PAYLOAD));
     // A leader has packet id 0, and payload counts from 1.
-    let is_first = |ids: &&Ids| (ids.format == LEADER) == (ids.packet == 0);
+    let is_first = |ids: &&Header| (ids.format == LEADER) == (ids.id == 0);
     let valid = known.iter().filter(is_first).count();
     let confidence = percent(valid, packets.len());
-    if confidence < 90 || data == 0 || (leaders == 0 && trailers == 0) {
+    if confidence < MIN_SHARE || data == 0 || (leaders == 0 && trailers == 0) {
         return None;
     }
     let is_extended = packets
         .iter()
         .any(|packet| packet.head.get(4).is_some_and(|kind| kind & EXTENDED != 0));
     let (header, frame, packet) = if is_extended {
-        (20, FieldAt::big(8, 8), FieldAt::big(16, 4))
+        (EXTENDED_HEADER, FieldKeys::big(8, 8), FieldKeys::big(16, 4))
     } else {
-        (8, FieldAt::big(2, 2), FieldAt::big(5, 3))
+        // Block id 0 is reserved.
+        let frame = FieldKeys {
+            range: Some([1, 0xffff]),
+            ..FieldKeys::big(2, 2)
+        };
+        (STANDARD_HEADER, frame, FieldKeys::big(5, 3))
     };
-    let is_payload = |ids: &Option<Ids>| ids.is_some_and(|ids| ids.format == PAYLOAD);
+    let is_payload = |ids: &Option<Header>| ids.is_some_and(|ids| ids.format == PAYLOAD);
     let leader = packets.iter().zip(&found).find_map(|(packet, ids)| {
         (ids.as_ref()?.format == LEADER).then(|| Leader::of(&packet.head, header))?
     });
@@ -66,7 +49,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         .iter()
         .zip(&found)
         .filter(|(_, ids)| is_payload(ids))
-        .filter_map(|(packet, ids)| Some(((*ids)?.packet, packet.length.checked_sub(header)?)))
+        .filter_map(|(packet, ids)| Some(((*ids)?.id.into(), packet.length.checked_sub(header)?)))
         .collect();
     let size = ImageSize::of(&known, &payloads, leader.as_ref())?;
     let (payload, per_frame) = (size.payload, size.packets);
@@ -89,7 +72,10 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             .to_owned(),
     ];
     let mut more = vec![Key::new(
-        format!("match    = [{{ offset = 4, bytes = 1, values = [{kind}] }}]"),
+        format!(
+            "match    = [{{ {}, values = [{kind}] }}]",
+            FieldKeys::big(4, 1)
+        ),
         "leaders and trailers have another packet format and are counted as `control`:",
     )];
     let notes = size.notes(leader.as_ref());
@@ -100,18 +86,14 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         payload,
         last: size.last,
         numbers: Numbers::Packets {
-            frame,
-            step,
-            packet,
-            first: 1,
+            frame: frame.stepping(step),
+            packet: FieldKeys { first: 1, ..packet },
             packets: per_frame,
         },
-        // Block id 0 is reserved.
-        range: (!is_extended).then_some((1, 0xffff)),
         samples: leader.and_then(|leader| leader.samples(size.bytes())),
         more,
     };
-    let place = |(packet, ids): (&&Packet, &Option<Ids>)| {
+    let place = |(packet, ids): (&&CapturedPacket, &Option<Header>)| {
         is_payload(ids).then(|| fixed.place(packet)).flatten()
     };
     Some(Recognised {
@@ -122,54 +104,41 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         numbering: fixed.numbering(),
         places: packets.iter().zip(&found).map(place).collect(),
         layout: format!("gvsp {header} {payload} {per_frame}"),
-        suggestion: fixed.suggestion(),
+        suggestion: fixed.suggestion(true),
     })
 }
 
 /// What a leader states about its image.
 #[derive(Clone, Copy, Debug)]
 struct Leader {
-    pixel: u32,
-    width: u64,
-    height: u64,
-    /// Number of bytes after each line, and after the image.
-    padding: (u64, u64),
+    image: gvsp::Leader,
     /// The payload type with its flags.
-    kind: u64,
+    kind: u16,
 }
 
-/// Payload type of a leader of an image.
-const IMAGE: u64 = 1;
 /// Bits of the payload type that do not state the type, such as that of chunk data after the image.
-const TYPE_FLAGS: u64 = 0xc000;
+const TYPE_FLAGS: u16 = 0xc000;
 /// Maximum size of an image in bytes.
 const MAX_IMAGE: u64 = 1 << 32;
 
 impl Leader {
     fn of(head: &[u8], header: usize) -> Option<Self> {
-        let half = |at| be::<2>(head, header + at);
-        let word = |at| be::<4>(head, header + at);
-        Some(Self {
-            pixel: u32::try_from(word(12)?).ok()?,
-            width: word(16)?,
-            height: word(20)?,
-            padding: (half(32).unwrap_or(0), half(34).unwrap_or(0)),
-            kind: half(2)?,
-        })
+        let (kind, image) = gvsp::stated_image(head.get(header..)?)?;
+        Some(Self { image, kind })
     }
 
     fn format(&self) -> Option<PixelFormat> {
-        PixelFormat::of_code(self.pixel)
+        PixelFormat::of_code(self.image.pixel_format)
     }
 
     fn pixel_name(&self) -> String {
         let name = |format: PixelFormat| format.name.to_owned();
-        let code = || format!("pixel format {:#010x}", self.pixel);
+        let code = || format!("pixel format {:#010x}", self.image.pixel_format);
         self.format().map_or_else(code, name)
     }
 
     fn words(&self) -> String {
-        let Self { width, height, .. } = self;
+        let gvsp::Leader { width, height, .. } = self.image;
         let pixel = self.pixel_name();
         format!("the leader states {width} x {height} pixels, {pixel}")
     }
@@ -180,14 +149,15 @@ impl Leader {
             return None;
         }
         // Bits 16 to 23 of a code are the number of bits per pixel.
-        let bits = u64::from(self.pixel >> 16 & 0xff);
-        let (after_line, after_image) = self.padding;
-        let line_bits = self.width.checked_mul(bits)?;
+        let bits = u64::from(self.image.pixel_format >> 16 & 0xff);
+        let (after_line, after_image) = self.image.padding;
+        let line_bits = u64::from(self.image.width).checked_mul(bits)?;
+        let height = u64::from(self.image.height);
         let pixels = match after_line {
-            0 => line_bits.checked_mul(self.height)?.div_ceil(8),
-            padding => (line_bits.div_ceil(8) + padding).checked_mul(self.height)?,
+            0 => line_bits.checked_mul(height)?.div_ceil(8),
+            padding => (line_bits.div_ceil(8) + u64::from(padding)).checked_mul(height)?,
         };
-        let bytes = pixels.checked_add(after_image)?;
+        let bytes = pixels.checked_add(after_image.into())?;
         (1..=MAX_IMAGE).contains(&bytes).then_some(bytes)
     }
 
@@ -228,7 +198,7 @@ impl ImageSize {
     ///
     /// The packet id of a trailer is the number of packets before it. Without a trailer, the size of the image in the leader
     /// determines their number. Otherwise, it is at least the largest number that arrived.
-    fn of(known: &[Ids], payloads: &[(u64, usize)], leader: Option<&Leader>) -> Option<Self> {
+    fn of(known: &[Header], payloads: &[(u64, usize)], leader: Option<&Leader>) -> Option<Self> {
         let highest = payloads.iter().map(|(packet, _)| *packet).max()?;
         // The last packet of an image may be the most frequent size only if images have few packets.
         let before_last = payloads.iter().filter(|(packet, _)| *packet < highest);
@@ -299,14 +269,14 @@ impl ImageSize {
 }
 
 /// Returns the most frequent number of packets before a trailer; `None` without a trailer.
-fn trailer_count(known: &[Ids]) -> Option<u64> {
+fn trailer_count(known: &[Header]) -> Option<u64> {
     let trailers = known.iter().filter(|ids| ids.format == TRAILER);
-    let counts = trailers.map(|ids| ids.packet.saturating_sub(1));
+    let counts = trailers.map(|ids| u64::from(ids.id).saturating_sub(1));
     mode(counts.filter(|count| *count > 0)).map(|(count, _)| count)
 }
 
 /// Returns the most frequent number of the last packet of an image, of the images whose trailer arrived if there are any.
-fn usual_count(known: &[Ids]) -> Option<u64> {
+fn usual_count(known: &[Header]) -> Option<u64> {
     let ended: HashSet<u64> = known
         .iter()
         .filter(|ids| ids.format == TRAILER)
@@ -315,7 +285,7 @@ fn usual_count(known: &[Ids]) -> Option<u64> {
     let mut last: HashMap<u64, u64> = HashMap::new();
     for ids in known.iter().filter(|ids| ids.format == PAYLOAD) {
         let most = last.entry(ids.block).or_default();
-        *most = (*most).max(ids.packet);
+        *most = (*most).max(ids.id.into());
     }
     let of_ended = last.iter().filter(|(block, _)| ended.contains(block));
     let of_ended = mode(of_ended.map(|(_, most)| *most));
@@ -327,18 +297,18 @@ fn usual_count(known: &[Ids]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::recognise::Suggestion;
+    use crate::packet::recognise::Suggestion;
 
     const MONO8: u32 = 0x0108_0001;
     const MONO16: u32 = 0x0110_0007;
 
-    fn packet(block: u16, format: u8, id: u32, data: &[u8], length: usize) -> Packet {
+    fn packet(block: u16, format: u8, id: u32, data: &[u8], length: usize) -> CapturedPacket {
         let mut head = vec![0, 0];
         head.extend(block.to_be_bytes());
         head.extend(((u32::from(format) << 24) | id).to_be_bytes());
         head.extend(data);
         head.resize(head.len().max((length + 8).min(64)), 7);
-        Packet {
+        CapturedPacket {
             source: ([10, 0, 0, 1], 9).into(),
             ns: 0,
             length: length + 8,
@@ -347,7 +317,7 @@ mod tests {
     }
 
     /// Returns an image of 320 x 240 pixels, followed by `chunk` bytes, in packets of 1464 bytes.
-    fn image(block: u16, pixel: u32, chunk: usize) -> Vec<Packet> {
+    fn image(block: u16, pixel: u32, chunk: usize) -> Vec<CapturedPacket> {
         let bytes = 320 * 240 * (pixel >> 19 & 3) as usize + chunk;
         let mut leader = vec![0, 0];
         leader.extend(if chunk > 0 { [0x40, 1] } else { [0, 1] });
@@ -366,7 +336,7 @@ mod tests {
     }
 
     /// Returns the keys of the suggestion without spaces, and `samples`.
-    fn keys(packets: &[Packet]) -> (Vec<String>, Option<String>) {
+    fn keys(packets: &[CapturedPacket]) -> (Vec<String>, Option<String>) {
         let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();
         let Suggestion::Format { keys, samples, .. } = found.suggestion else {
             panic!("no format");
@@ -388,12 +358,12 @@ mod tests {
             }
             packets
         };
-        let packets: Vec<Packet> = (1..4).flat_map(lost).collect();
+        let packets: Vec<CapturedPacket> = (1..4).flat_map(lost).collect();
         let (lines, _) = keys(&packets);
         assert!(has(&lines, "packets=53"), "{lines:?}");
         assert!(has(&lines, "last=672"), "{lines:?}");
         // Without any last packet, the leader states the size.
-        let whole: Vec<Packet> = packets
+        let whole: Vec<CapturedPacket> = packets
             .into_iter()
             .filter(|packet| packet.length != 680)
             .collect();
@@ -410,7 +380,7 @@ mod tests {
         let (lines, _) = keys(&packets);
         assert!(has(&lines, "packets=53"), "{lines:?}");
         // Only a leader and the first packets.
-        let begin: Vec<Packet> = image(8, MONO8, 0).into_iter().take(20).collect();
+        let begin: Vec<CapturedPacket> = image(8, MONO8, 0).into_iter().take(20).collect();
         let (lines, _) = keys(&begin);
         assert!(has(&lines, "packets=53"), "{lines:?}");
         assert!(has(&lines, "last=672"), "{lines:?}");
@@ -429,7 +399,7 @@ mod tests {
             ]
             .concat()
         };
-        let packets: Vec<Packet> = (1..9).flat_map(short).collect();
+        let packets: Vec<CapturedPacket> = (1..9).flat_map(short).collect();
         let (lines, _) = keys(&packets);
         assert!(has(&lines, "payload=1464"), "{lines:?}");
         assert!(has(&lines, "packets=2"), "{lines:?}");
@@ -439,7 +409,7 @@ mod tests {
     #[test]
     fn chunk_data_are_noted_and_decide_whether_samples_are_set() {
         for (chunk, samples) in [(40, Some("type = \"uint16\"".to_owned())), (41, None)] {
-            let packets: Vec<Packet> = (1..6)
+            let packets: Vec<CapturedPacket> = (1..6)
                 .flat_map(|block| image(block, MONO16, chunk))
                 .collect();
             let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();

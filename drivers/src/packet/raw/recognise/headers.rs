@@ -3,9 +3,9 @@
 //! Each byte that changes can be the lowest byte of a number, in both byte orders. The number extends over the bytes that
 //! change with it, and over constant zero bytes to a natural size.
 
-use super::Packet;
-use super::field::{Behaviour, FieldAt, behaviour, is_held_cycle};
-use daq_drivers::packet::Endian;
+use super::behaviour::{Behaviour, behaviour, is_held_cycle};
+use crate::packet::field::{Endian, FieldKeys};
+use crate::packet::recognise::CapturedPacket;
 
 /// Number of bytes at the start of a packet that can be its header.
 pub(super) const MAX_HEADER: usize = 128;
@@ -19,7 +19,7 @@ const MIN_TEXT: usize = 20;
 /// A number in the header and its behaviour.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counter {
-    pub(super) field: FieldAt,
+    pub(super) field: FieldKeys,
     pub(super) behaviour: Behaviour,
 }
 
@@ -34,15 +34,15 @@ impl Counter {
 
 /// The packets of some sizes.
 pub(super) struct Headers<'a> {
-    pub(super) packets: Vec<&'a Packet>,
+    pub(super) packets: Vec<&'a CapturedPacket>,
     /// Whether the byte at each offset changes.
     pub(super) changes: Vec<bool>,
 }
 
 impl<'a> Headers<'a> {
     /// Returns the packets with one of the `sizes`; `None` if there are too few.
-    pub(super) fn new(packets: &[&'a Packet], sizes: &[usize]) -> Option<Self> {
-        let packets: Vec<&Packet> = packets
+    pub(super) fn new(packets: &[&'a CapturedPacket], sizes: &[usize]) -> Option<Self> {
+        let packets: Vec<&CapturedPacket> = packets
             .iter()
             .copied()
             .filter(|packet| sizes.contains(&packet.length))
@@ -70,26 +70,22 @@ impl<'a> Headers<'a> {
         !self.changes[at] && self.byte(at) == 0
     }
 
-    pub(super) fn values(&self, field: &FieldAt) -> Vec<u64> {
+    pub(super) fn values(&self, field: &FieldKeys) -> Vec<u64> {
         let values = self.packets.iter().map(|packet| field.read(&packet.head));
         values.flatten().collect()
     }
 
-    fn behaviour(&self, field: &FieldAt) -> Option<Behaviour> {
-        behaviour(&self.values(field), field.bits())
+    fn behaviour(&self, field: &FieldKeys) -> Option<Behaviour> {
+        behaviour(&self.values(field), field.field().bits())
     }
 
     /// Returns the field of `bytes` bytes whose lowest byte is at `at`, if it fits.
-    fn field(&self, at: usize, bytes: usize, endian: Endian) -> Option<FieldAt> {
+    fn field(&self, at: usize, bytes: usize, endian: Endian) -> Option<FieldKeys> {
         let offset = match endian {
             Endian::Big => (at + 1).checked_sub(bytes)?,
             Endian::Little => at,
         };
-        (offset + bytes <= self.end()).then_some(FieldAt {
-            offset,
-            bytes,
-            endian,
-        })
+        (offset + bytes <= self.end()).then(|| FieldKeys::new(offset, bytes, endian))
     }
 
     /// Returns whether the byte at `at` is a digit in each of many packets.
@@ -103,13 +99,13 @@ impl<'a> Headers<'a> {
 
     /// Returns the number whose lowest changing byte is at `at`; `None` if the byte is a digit of a text.
     fn counter(&self, at: usize, endian: Endian) -> Option<Counter> {
-        let fields: Vec<FieldAt> = (1..=8)
+        let fields: Vec<FieldKeys> = (1..=8)
             .map_while(|bytes| self.field(at, bytes, endian))
             .collect();
         if self.is_text(at) {
             return None;
         }
-        let highest = |field: &FieldAt| match endian {
+        let highest = |field: &FieldKeys| match endian {
             Endian::Big => field.offset,
             Endian::Little => field.end() - 1,
         };
@@ -128,13 +124,13 @@ impl<'a> Headers<'a> {
     /// Extends `field` over constant bytes to a natural size at a natural offset, if the value then still counts.
     fn extend(
         &self,
-        field: FieldAt,
+        field: FieldKeys,
         behaviour: Behaviour,
-        highest: impl Fn(&FieldAt) -> usize,
-        fields: &[FieldAt],
-    ) -> (FieldAt, Behaviour) {
+        highest: impl Fn(&FieldKeys) -> usize,
+        fields: &[FieldKeys],
+    ) -> (FieldKeys, Behaviour) {
         let minimal = field.bytes;
-        let is_aligned = |field: &FieldAt| {
+        let is_aligned = |field: &FieldKeys| {
             matches!(field.bytes, 2 | 4 | 8) && field.offset.is_multiple_of(field.bytes)
         };
         let zeros = fields[minimal..]
@@ -144,7 +140,7 @@ impl<'a> Headers<'a> {
         let widest = minimal + zeros;
         let natural = minimal.next_power_of_two();
         // Constant bytes above the changing ones belong to the number if they fill its natural size, or if they are small.
-        let is_quiet = |wide: &FieldAt| {
+        let is_quiet = |wide: &FieldKeys| {
             let added = &fields[minimal..wide.bytes];
             added.iter().all(|field| !self.changes[highest(field)])
                 && (wide.bytes <= widest
@@ -174,8 +170,8 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns a note if the constant byte above a short number may belong to it.
-    pub(super) fn above(&self, field: &FieldAt) -> Option<String> {
-        let at = match field.endian {
+    pub(super) fn above(&self, field: &FieldKeys) -> Option<String> {
+        let at = match field.endian.unwrap_or_default() {
             Endian::Big => field.offset.checked_sub(1)?,
             Endian::Little => field.end(),
         };
@@ -191,7 +187,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns whether the number is the time of capture since 1970, in seconds or a decimal fraction of them.
-    fn is_time(&self, field: &FieldAt) -> bool {
+    fn is_time(&self, field: &FieldKeys) -> bool {
         let scales = [1.0, 1e3, 1e6, 1e9];
         scales
             .iter()
@@ -199,20 +195,20 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns whether the number is the time of capture in whole seconds since 1970.
-    pub(super) fn is_seconds(&self, field: &FieldAt) -> bool {
+    pub(super) fn is_seconds(&self, field: &FieldKeys) -> bool {
         self.is_scaled_time(field, 1e9)
     }
 
     /// Returns whether the number times `scale` is the time of capture in nanoseconds since 1970.
-    fn is_scaled_time(&self, field: &FieldAt, scale: f64) -> bool {
+    fn is_scaled_time(&self, field: &FieldKeys, scale: f64) -> bool {
         let packet = self.packets[0];
         let value = field.read(&packet.head).unwrap_or(0) as f64;
         packet.ns > 0 && (value * scale / packet.ns as f64 - 1.0).abs() < 0.05
     }
 
     /// Returns whether the number grows by about `rate` per second of the time of capture.
-    pub(super) fn grows_with(&self, field: &FieldAt, rate: f64) -> bool {
-        let time = |packet: &&Packet| Some((packet.ns, field.read(&packet.head)?));
+    pub(super) fn grows_with(&self, field: &FieldKeys, rate: f64) -> bool {
+        let time = |packet: &&CapturedPacket| Some((packet.ns, field.read(&packet.head)?));
         let ends = (
             self.packets.first().and_then(time),
             self.packets.last().and_then(time),
@@ -234,7 +230,7 @@ impl<'a> Headers<'a> {
         // Wider numbers contain the parts of themselves; at equal size, natural offsets are more likely. In the wrong byte
         // order, a number seems to grow in larger steps.
         let rank = |counter: &Counter| {
-            let FieldAt { offset, bytes, .. } = counter.field;
+            let FieldKeys { offset, bytes, .. } = counter.field;
             let (is_held, step) = match counter.behaviour {
                 Behaviour::Steps { step, .. } => (false, step),
                 Behaviour::Cycles { stride, .. } => (false, stride),
@@ -258,7 +254,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns the indices of packets in which the number `moved`.
-    fn moves(&self, field: &FieldAt, moved: impl Fn(u64, u64) -> bool) -> Vec<usize> {
+    fn moves(&self, field: &FieldKeys, moved: impl Fn(u64, u64) -> bool) -> Vec<usize> {
         let values = self.values(field);
         let pairs = values.windows(2).enumerate();
         pairs
@@ -269,8 +265,8 @@ impl<'a> Headers<'a> {
 
     /// Returns whether `frame` changes where `packet` starts again, and does not start again itself, as the number of a detector
     /// module does.
-    pub(super) fn is_pair(&self, frame: &FieldAt, packet: &FieldAt) -> bool {
-        if is_held_cycle(&self.values(frame), frame.bits()) {
+    pub(super) fn is_pair(&self, frame: &FieldKeys, packet: &FieldKeys) -> bool {
+        if is_held_cycle(&self.values(frame), frame.field().bits()) {
             return false;
         }
         let starts = self.moves(packet, |before, after| after < before);

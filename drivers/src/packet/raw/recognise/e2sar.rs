@@ -3,9 +3,9 @@
 //! Reassembly header of 20 bytes: version (upper 4 bits, 1) and reserved bits (2), data id (2), offset in the buffer (4), length
 //! of the buffer (4), event number (8). The header of the load balancer (16 bytes, `LB`) may precede it.
 
-use super::field::FieldAt;
 use super::fixed::{Fixed, Numbers};
-use super::{Packet, Recognised, be, mode, percent};
+use crate::packet::field::FieldKeys;
+use crate::packet::recognise::{CapturedPacket, MIN_SHARE, Recognised, be, mode, percent};
 use std::collections::BTreeSet;
 
 const BALANCER: usize = 16;
@@ -19,7 +19,7 @@ struct Segment {
     event: u64,
 }
 
-fn segment(packet: &Packet, at: usize) -> Option<Segment> {
+fn segment(packet: &CapturedPacket, at: usize) -> Option<Segment> {
     let head = packet.head.get(at..)?;
     let payload = packet.length.checked_sub(at + HEADER)? as u64;
     let segment = Segment {
@@ -33,12 +33,12 @@ fn segment(packet: &Packet, at: usize) -> Option<Segment> {
 }
 
 /// Recognises E2SAR.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+pub(super) fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
     let balanced = packets
         .iter()
         .filter(|packet| packet.head.starts_with(b"LB"))
         .count();
-    let at = if percent(balanced, packets.len()) >= 90 {
+    let at = if percent(balanced, packets.len()) >= MIN_SHARE {
         BALANCER
     } else {
         0
@@ -48,7 +48,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let confidence = percent(known.len(), packets.len());
     // Without several offsets, any packet with these few constant bits would match.
     let offsets: BTreeSet<u64> = known.iter().map(|segment| segment.offset).collect();
-    if confidence < 90 || !offsets.contains(&0) || offsets.len() < 2 {
+    if confidence < MIN_SHARE || !offsets.contains(&0) || offsets.len() < 2 {
         return None;
     }
     let (length, _) = mode(known.iter().map(|segment| segment.length))?;
@@ -68,7 +68,6 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         ));
     }
     let fixed = Fixed {
-        range: None,
         header: at + HEADER,
         payload,
         last: usize::try_from(length)
@@ -78,15 +77,14 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
                 rest => rest,
             }),
         numbers: Numbers::Position {
-            frame: FieldAt::big(at + 12, 8),
-            step,
-            position: FieldAt::big(at + 4, 4),
+            frame: FieldKeys::big(at + 12, 8).stepping(step),
+            position: FieldKeys::big(at + 4, 4),
             packets: length.div_ceil(payload as u64),
         },
         samples: None,
         more: Vec::new(),
     };
-    let place = |(packet, segment): (&&Packet, &Option<Segment>)| {
+    let place = |(packet, segment): (&&CapturedPacket, &Option<Segment>)| {
         segment.filter(|segment| segment.length == length)?;
         fixed.place(packet)
     };
@@ -114,6 +112,6 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
         numbering: fixed.numbering(),
         places: packets.iter().zip(&segments).map(place).collect(),
         layout: format!("e2sar {at} {length} {payload}"),
-        suggestion: fixed.suggestion(),
+        suggestion: fixed.suggestion(true),
     })
 }

@@ -6,16 +6,23 @@
 mod frame;
 mod items;
 
-use super::{Key, Packet, Recognised, Suggestion, mode, percent};
-use crate::inspect::account::{Numbering, Place};
-use daq_drivers::packet::spead::item;
+use super::Spead;
+use super::items::{Fields, IMMEDIATE, WORD, has_descriptor, item};
+use crate::packet::recognise::{
+    CapturedPacket, Key, MIN_SHARE, Numbering, Place, Recognised, Recogniser, Suggestion, mode,
+    percent,
+};
 use frame::{FrameItems, HeapKey, Heaps};
 use items::Items;
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
-/// Minimum share in percent of packets that must be SPEAD.
-const MIN_SHARE: u8 = 90;
+/// How SPEAD packets are recognised.
+pub(super) const RECOGNISERS: &[Recogniser] = &[Recogniser {
+    recognise,
+    packet_len,
+}];
+
 /// Minimum number of different sizes of heaps, none of which has half of the packets, for which each heap is a frame of its own
 /// size.
 const MIN_SIZES: usize = 4;
@@ -30,7 +37,6 @@ struct Heap {
     length: u64,
     offset: u64,
     payload: u64,
-    header: usize,
     is_message: bool,
     is_descriptor: bool,
     /// The sender's own items: identifier, and the value if the pointer contains it.
@@ -59,79 +65,80 @@ impl Heap {
     }
 }
 
-/// Returns the items of a packet.
-fn parse(bytes: &[u8]) -> Option<Heap> {
-    let [0x53, 4, pointer, address @ (5 | 6), _, _, high, low] = *bytes.first_chunk::<8>()? else {
-        return None;
-    };
-    if pointer + address != 8 {
-        return None;
+/// The items of a packet that state its place, and the size of its header in bytes.
+struct Start<'a> {
+    address_bits: u32,
+    header: usize,
+    /// The item pointers. Those of a very long header may exceed the stored bytes.
+    words: &'a [u8],
+    counter: u64,
+    heap: u64,
+    offset: u64,
+    payload: u64,
+    is_message: bool,
+}
+
+impl<'a> Start<'a> {
+    /// Reads the header at the start of `bytes`; `None` if it is not SPEAD, or if an item is missing.
+    fn read(bytes: &'a [u8]) -> Option<Self> {
+        let address_bits = Spead::flavour(bytes)?;
+        let header = Spead::header_bytes(bytes)?;
+        let words = bytes.get(WORD..header.min(bytes.len()))?;
+        let fields = Fields::read(words, address_bits, None);
+        Some(Self {
+            address_bits,
+            header,
+            words,
+            counter: fields.counter?,
+            heap: fields.heap?,
+            offset: fields.offset?,
+            payload: fields.payload?,
+            is_message: fields.control.is_some(),
+        })
     }
-    let address_bits = u32::from(address) * 8;
-    let header = 8 + 8 * usize::from(u16::from_be_bytes([high, low]));
-    let mut heap = Heap {
-        sender: (Ipv4Addr::UNSPECIFIED, 0).into(),
-        address_bits,
-        counter: 0,
-        length: 0,
-        offset: 0,
-        payload: 0,
-        header,
-        is_message: false,
-        is_descriptor: false,
-        own: Vec::new(),
-        in_payload: Vec::new(),
-    };
-    let mut found = [false; 4];
-    // The items of a very long header may exceed the stored bytes.
-    let items = bytes.get(8..header.min(bytes.len()))?;
-    for word in items.as_chunks::<8>().0 {
-        let word = u64::from_be_bytes(*word);
-        let (is_immediate, value) = (word >> 63 == 1, word & ((1 << address_bits) - 1));
-        let id = (word & !(1 << 63)) >> address_bits;
-        let field = match (id, is_immediate) {
-            (item::HEAP_COUNTER, true) => &mut heap.counter,
-            (item::HEAP_LENGTH, true) => &mut heap.length,
-            (item::HEAP_OFFSET, true) => &mut heap.offset,
-            (item::PAYLOAD_LENGTH, true) => &mut heap.payload,
-            (item::STREAM_CONTROL, true) => {
-                heap.is_message = true;
-                continue;
-            }
-            (item::DESCRIPTOR, _) => {
-                heap.is_descriptor = true;
-                continue;
-            }
-            _ => {
-                heap.own.push((id, is_immediate.then_some(value)));
-                if !is_immediate && id != 0 {
-                    heap.in_payload.push((id, value));
-                }
-                continue;
-            }
-        };
-        *field = value;
-        if let Some(found) = usize::try_from(id - 1).ok().and_then(|i| found.get_mut(i)) {
-            *found = true;
-        }
-    }
-    if header > bytes.len() {
-        heap.in_payload.clear();
-    }
-    (found == [true; 4]).then_some(heap)
 }
 
 /// Returns the items of a packet of a flow.
-fn read(packet: &Packet) -> Option<Heap> {
-    let heap = parse(&packet.head)?;
-    let sender = packet.source;
-    Some(Heap { sender, ..heap })
+fn read(packet: &CapturedPacket) -> Option<Heap> {
+    let start = Start::read(&packet.head)?;
+    let mask = (1 << start.address_bits) - 1;
+    let mut heap = Heap {
+        sender: packet.source,
+        address_bits: start.address_bits,
+        counter: start.counter,
+        length: start.heap,
+        offset: start.offset,
+        payload: start.payload,
+        is_message: start.is_message,
+        is_descriptor: has_descriptor(start.words, start.address_bits),
+        own: Vec::new(),
+        in_payload: Vec::new(),
+    };
+    for word in start.words.as_chunks::<WORD>().0 {
+        let word = u64::from_be_bytes(*word);
+        let (is_immediate, value) = (word & IMMEDIATE != 0, word & mask);
+        let id = (word & !IMMEDIATE) >> start.address_bits;
+        let is_protocol = match id {
+            item::DESCRIPTOR => true,
+            item::HEAP_COUNTER..=item::STREAM_CONTROL => is_immediate,
+            _ => false,
+        };
+        if !is_protocol {
+            heap.own.push((id, is_immediate.then_some(value)));
+        }
+        if !is_protocol && !is_immediate && id != 0 && start.header <= packet.head.len() {
+            heap.in_payload.push((id, value));
+        }
+    }
+    Some(heap)
 }
 
 /// Returns the size in bytes of the packet at the start of `bytes`.
-pub(in crate::inspect) fn packet_len(bytes: &[u8]) -> Option<usize> {
-    let heap = parse(bytes)?;
-    Some(heap.header + usize::try_from(heap.payload).ok()?)
+fn packet_len(bytes: &[u8]) -> Option<usize> {
+    let start = Start::read(bytes)?;
+    start
+        .header
+        .checked_add(usize::try_from(start.payload).ok()?)
 }
 
 /// The sizes of a heap with samples.
@@ -193,7 +200,7 @@ impl Sizes {
 }
 
 /// Recognises SPEAD.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
     let parsed: Vec<Option<Heap>> = packets.iter().map(|packet| read(packet)).collect();
     let all: Vec<&Heap> = parsed.iter().flatten().collect();
     let confidence = percent(all.len(), packets.len());
@@ -226,11 +233,7 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
     let place = |heap: &Option<Heap>| {
         let heap = heap.as_ref()?;
         if sizes.differs {
-            return (is_frame(heap) && heap.offset == 0).then_some(Place {
-                frame: heap.counter,
-                packet: 0,
-                part: 0,
-            });
+            return (is_frame(heap) && heap.offset == 0).then_some(Place::of(heap.counter));
         }
         if let Some(frame) = &frame {
             let (frame, part) = frame.place(own.get(&heap.key())?)?;
@@ -247,9 +250,8 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             u64::MAX
         };
         Some(Place {
-            frame: heap.counter,
             packet,
-            part: 0,
+            ..Place::of(heap.counter)
         })
     };
     let mut why = vec![

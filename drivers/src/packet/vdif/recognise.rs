@@ -1,59 +1,31 @@
-//! VDIF frames of radio telescopes, with or without a sequence number of 8 bytes before the frame.
-//!
-//! Header of 32 bytes (16 in legacy frames), little-endian words: seconds since the reference epoch (30 bits, then legacy and
-//! invalid), frame number within the second (24) and reference epoch (6), frame length in units of 8 bytes (24), channels (5,
-//! log2) and version (3), station (16), thread (10), bits per sample - 1 (5), complex (1).
+//! Recognises VDIF, with or without a sequence number of 8 bytes before each frame.
 
-use super::{Key, Packet, Recognised, Suggestion, le, mode, percent};
-use crate::inspect::account::{Numbering, Place};
-use crate::inspect::number;
+use super::{Header, VTP};
+use crate::packet::recognise::{
+    CapturedPacket, Key, MIN_SHARE, Numbering, Place, Recognised, Recogniser, Suggestion, mode,
+    percent, size,
+};
 use daq_core::units::counted;
 use std::collections::{BTreeMap, BTreeSet};
 
-#[derive(Clone, Copy)]
-struct Frame {
-    seconds: u64,
-    number: u64,
-    epoch: u64,
-    length: usize,
-    header: usize,
-    thread: u64,
-    station: u64,
-    channels: u64,
-    bits: u64,
-    /// Whether the sender marked the frame as invalid. Its second and number need not be valid.
-    is_invalid: bool,
-}
+/// How VDIF frames are recognised.
+pub(super) const RECOGNISERS: &[Recogniser] = &[Recogniser::new(recognise)];
 
 /// Number of seconds per hour.
 const HOUR: u64 = 3600;
 
-impl Frame {
+impl Header {
     /// Returns the hour of the frame. Frames of a short capture belong to one reference epoch and to few hours.
-    const fn hour(&self) -> u64 {
-        (self.epoch << 30 | self.seconds) / HOUR
+    fn hour(&self) -> u64 {
+        ((self.epoch() as u64) << 30 | self.seconds()) / HOUR
     }
 }
 
-fn frame(packet: &Packet, at: usize) -> Option<Frame> {
-    let head = packet.head.get(at..)?;
-    let word = |index: usize| le::<4>(head, index * 4);
-    let (first, second, third, fourth) = (word(0)?, word(1)?, word(2)?, word(3)?);
-    let length = usize::try_from(third & 0xff_ffff).ok()? * 8;
-    let header = if first >> 30 & 1 == 1 { 16 } else { 32 };
-    let frame = Frame {
-        seconds: first & 0x3fff_ffff,
-        number: second & 0xff_ffff,
-        epoch: second >> 24 & 0x3f,
-        length,
-        header,
-        thread: fourth >> 16 & 0x3ff,
-        station: fourth & 0xffff,
-        channels: 1 << (third >> 24 & 0x1f),
-        bits: (fourth >> 26 & 0x1f) + 1,
-        is_invalid: first >> 31 == 1,
-    };
-    (packet.length == at + length && length > header).then_some(frame)
+/// Returns the header at byte `at` of a packet, if it states the size of the packet.
+fn header(packet: &CapturedPacket, at: usize) -> Option<Header> {
+    let header = Header::read(packet.head.get(at..)?)?;
+    let length = header.length();
+    (packet.length == at + length && length > header.bytes()).then_some(header)
 }
 
 /// The number of frames of one thread per second.
@@ -76,12 +48,12 @@ const MAX_DIFFERENCE: u64 = 2;
 
 impl FrameRate {
     /// Returns the rate of the usual frames of `packets`.
-    fn of(packets: &[&Packet], frames: &[Option<Frame>]) -> Option<Self> {
+    fn of(packets: &[&CapturedPacket], frames: &[Option<Header>]) -> Option<Self> {
         let timed = packets.iter().zip(frames);
-        let timed: Vec<(u64, Frame)> = timed
+        let timed: Vec<(u64, Header)> = timed
             .filter_map(|(packet, frame)| Some((packet.ns, (*frame)?)))
             .collect();
-        let least = highest(timed.iter().map(|(_, frame)| frame.number))? + 1;
+        let least = highest(timed.iter().map(|(_, frame)| frame.frame()))? + 1;
         let measured = measured(&timed);
         let ends = ends(&timed, least);
         let rate = |frames, doubt| Some(Self { frames, doubt });
@@ -118,11 +90,11 @@ fn highest(numbers: impl Iterator<Item = u64>) -> Option<u64> {
 }
 
 /// Returns for each second that ends in these frames the highest number in it, plus 1. Numbers above `least` are damaged.
-fn ends(timed: &[(u64, Frame)], least: u64) -> Vec<u64> {
+fn ends(timed: &[(u64, Header)], least: u64) -> Vec<u64> {
     let mut seconds: BTreeMap<u64, u64> = BTreeMap::new();
-    for (_, frame) in timed.iter().filter(|(_, frame)| frame.number < least) {
-        let frames = seconds.entry(frame.seconds).or_default();
-        *frames = (*frames).max(frame.number + 1);
+    for (_, frame) in timed.iter().filter(|(_, frame)| frame.frame() < least) {
+        let frames = seconds.entry(frame.seconds()).or_default();
+        *frames = (*frames).max(frame.frame() + 1);
     }
     let next = |second: &u64| seconds.contains_key(&(second + 1));
     let ended = seconds.iter().filter(|(second, _)| next(second));
@@ -130,22 +102,22 @@ fn ends(timed: &[(u64, Frame)], least: u64) -> Vec<u64> {
 }
 
 /// Returns the rate by the times of capture within the second with the most frames; `None` without times.
-fn measured(timed: &[(u64, Frame)]) -> Option<u64> {
-    let runs = timed.chunk_by(|(_, one), (_, next)| one.seconds == next.seconds);
+fn measured(timed: &[(u64, Header)]) -> Option<u64> {
+    let runs = timed.chunk_by(|(_, one), (_, next)| one.seconds() == next.seconds());
     let run = runs.max_by_key(|run| run.len())?;
     let ((start, first), (end, last)) = (run.first()?, run.last()?);
     let ns = end.checked_sub(*start).filter(|ns| *ns > 0 && *start > 0)?;
-    let frames = last.number.checked_sub(first.number)?;
+    let frames = last.frame().checked_sub(first.frame())?;
     let rate = (u128::from(frames) * 1_000_000_000 + u128::from(ns) / 2) / u128::from(ns);
     u64::try_from(rate).ok()
 }
 
 /// Returns whether the seconds of the frames pass as fast as the times of capture, if there are `rate` frames per second.
-fn keeps_time(timed: &[(u64, Frame)], rate: u64) -> bool {
+fn keeps_time(timed: &[(u64, Header)], rate: u64) -> bool {
     let (Some((start, first)), Some((end, last))) = (timed.first(), timed.last()) else {
         return false;
     };
-    let time = |frame: &Frame| frame.seconds as f64 + frame.number as f64 / rate as f64;
+    let time = |frame: &Header| frame.seconds() as f64 + frame.frame() as f64 / rate as f64;
     let (sent, arrived) = (
         time(last) - time(first),
         end.saturating_sub(*start) as f64 / 1e9,
@@ -171,27 +143,27 @@ fn roundest(least: u64, measured: u64) -> u64 {
 }
 
 /// Returns the key that selects threads: all of them if each is a channel, otherwise that of `frame`.
-fn thread_key(frame: &Frame, threads: &[u64]) -> Key {
-    let all: Vec<String> = threads.iter().map(u64::to_string).collect();
+fn thread_key(frame: &Header, threads: &[u32]) -> Key {
+    let all: Vec<String> = threads.iter().map(u32::to_string).collect();
     match threads {
-        [_, _, ..] if frame.channels == 1 => Key::new(
+        [_, _, ..] if frame.samples().channels == 1 => Key::new(
             format!("thread  = [{}]", all.join(", ")),
             "the threads are the parts of a frame; with `channels` and `order = \"planar\"` in `samples`, each is a channel:",
         ),
         [_, _, ..] => Key::new(
-            format!("thread  = {}", frame.thread),
+            format!("thread  = {}", frame.thread()),
             "one of several threads; another source on the same port can receive another one:",
         ),
-        _ => Key::new(format!("thread  = {}", frame.thread), ""),
+        _ => Key::new(format!("thread  = {}", frame.thread()), ""),
     }
 }
 
-fn keys(frame: &Frame, threads: &[u64], at: usize, rate: FrameRate) -> Vec<Key> {
+fn keys(frame: &Header, threads: &[u32], at: usize, rate: FrameRate) -> Vec<Key> {
     let line = |text: String| Key::new(text, "");
     let mut keys = vec![
         line(format!(
             "payload = {}",
-            number::size(frame.length - frame.header)
+            size(frame.length() - frame.bytes())
         )),
         thread_key(frame, threads),
     ];
@@ -207,50 +179,51 @@ fn keys(frame: &Frame, threads: &[u64], at: usize, rate: FrameRate) -> Vec<Key> 
 }
 
 /// Recognises VDIF.
-pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
+fn recognise(packets: &[&CapturedPacket]) -> Option<Recognised> {
     let read =
-        |at| -> Vec<Option<Frame>> { packets.iter().map(|packet| frame(packet, at)).collect() };
-    let (at, frames) = [0, 8]
+        |at| -> Vec<Option<Header>> { packets.iter().map(|packet| header(packet, at)).collect() };
+    let (at, frames) = [0, VTP]
         .map(|at| (at, read(at)))
         .into_iter()
         .max_by_key(|(at, frames)| (frames.iter().flatten().count(), usize::MAX - at))?;
-    let all: Vec<Frame> = frames.iter().copied().flatten().collect();
+    let all: Vec<Header> = frames.iter().copied().flatten().collect();
     let confidence = percent(all.len(), packets.len());
     let (middle, _) = mode(
         all.iter()
-            .filter(|frame| !frame.is_invalid)
-            .map(Frame::hour),
+            .filter(|frame| !frame.is_invalid())
+            .map(Header::hour),
     )?;
     // Single frames may be damaged.
-    let is_usual = |frame: &Frame| !frame.is_invalid && frame.hour().abs_diff(middle) <= 1;
-    let known: Vec<Frame> = all.iter().copied().filter(is_usual).collect();
-    let invalid = all.iter().filter(|frame| frame.is_invalid).count();
-    if percent(known.len() + invalid, all.len()) < 90 {
+    let is_usual = |frame: &Header| !frame.is_invalid() && frame.hour().abs_diff(middle) <= 1;
+    let known: Vec<Header> = all.iter().copied().filter(is_usual).collect();
+    let invalid = all.iter().filter(|frame| frame.is_invalid()).count();
+    if percent(known.len() + invalid, all.len()) < MIN_SHARE {
         return None;
     }
-    let seconds: BTreeSet<u64> = known.iter().map(|frame| frame.seconds).collect();
-    let numbers: BTreeSet<u64> = known.iter().map(|frame| frame.number).collect();
+    let seconds: BTreeSet<u64> = known.iter().map(Header::seconds).collect();
+    let numbers: BTreeSet<u64> = known.iter().map(Header::frame).collect();
     let (first, last) = (*seconds.first()?, *seconds.last()?);
-    if confidence < 90 || last - first > 2 * HOUR || numbers.len() < 2 {
+    if confidence < MIN_SHARE || last - first > 2 * HOUR || numbers.len() < 2 {
         return None;
     }
-    let (length, _) = mode(known.iter().map(|frame| frame.length))?;
-    let example = known.iter().find(|frame| frame.length == length)?;
-    let threads: Vec<u64> = known
+    let (length, _) = mode(known.iter().map(Header::length))?;
+    let example = known.iter().find(|frame| frame.length() == length)?;
+    let threads: Vec<u32> = known
         .iter()
-        .map(|frame| frame.thread)
+        .map(Header::thread)
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect();
-    let usual: Vec<Option<Frame>> = frames.iter().map(|frame| frame.filter(is_usual)).collect();
+    let usual: Vec<Option<Header>> = frames.iter().map(|frame| frame.filter(is_usual)).collect();
     let rate = FrameRate::of(packets, &usual)?;
-    let place = |frame: &Option<Frame>| {
+    let place = |frame: &Option<Header>| {
         let frame = frame.filter(is_usual)?;
-        let thread = threads.iter().position(|thread| *thread == frame.thread)?;
+        let thread = threads
+            .iter()
+            .position(|thread| *thread == frame.thread())?;
         Some(Place {
-            frame: (frame.seconds - first) * rate.frames + frame.number,
-            packet: 0,
             part: thread,
+            ..Place::of((frame.seconds() - first) * rate.frames + frame.frame())
         })
     };
     let mut ambiguous = Vec::new();
@@ -276,27 +249,17 @@ pub(super) fn recognise(packets: &[&Packet]) -> Option<Recognised> {
             ),
             format!(
                 "station {}, {}, {}, {} bits{per_second}",
-                example.station,
+                example.station(),
                 counted(threads.len(), "thread"),
-                counted(example.channels, "channel"),
-                example.bits
+                counted(example.samples().channels, "channel"),
+                example.samples().bits
             ),
         ],
         ambiguous,
-        numbering: Numbering {
-            bits: 64,
-            step: 1,
-            packets: 1,
-            range: None,
-        },
+        numbering: Numbering::PLAIN,
         places: frames.iter().map(place).collect(),
-        layout: format!("vdif {at} {length} {}", example.header),
-        suggestion: Suggestion::Format {
-            kind: "vdif",
-            keys: keys(example, &threads, at, rate),
-            samples: None,
-            has_parts: false,
-        },
+        layout: format!("vdif {at} {length} {}", example.bytes()),
+        suggestion: Suggestion::format("vdif", keys(example, &threads, at, rate)),
     })
 }
 
@@ -305,12 +268,12 @@ mod tests {
     use super::*;
 
     /// Returns 20 frames within one second, `ns` apart.
-    fn within_a_second(ns: u64) -> Vec<Packet> {
+    fn within_a_second(ns: u64) -> Vec<CapturedPacket> {
         let packets = (0..20_u64).map(|n| {
             let words = [1000, (46 << 24) | (100 + n), 5032 / 8, (1 << 26) | 0x4142];
             let words = words.iter().map(|word| u32::try_from(*word).unwrap());
             let head: Vec<u8> = words.flat_map(u32::to_le_bytes).chain([0; 16]).collect();
-            Packet {
+            CapturedPacket {
                 source: ([10, 0, 0, 1], 9).into(),
                 ns: 1_700_000_000_000_000_000 + n * ns,
                 length: 5032,
@@ -336,7 +299,7 @@ mod tests {
     }
 
     /// Returns one frame per entry of `numbers`, which count frames from the start of second 1000, sent at their time.
-    fn at_rate(numbers: impl Iterator<Item = u64>, rate: u64) -> Vec<Packet> {
+    fn at_rate(numbers: impl Iterator<Item = u64>, rate: u64) -> Vec<CapturedPacket> {
         let packets = numbers.map(|n| {
             let mut packet = within_a_second(0).remove(0);
             let mut head = packet.head.to_vec();
@@ -351,7 +314,7 @@ mod tests {
         packets.collect()
     }
 
-    fn rate_key(packets: &[Packet]) -> Key {
+    fn rate_key(packets: &[CapturedPacket]) -> Key {
         let found = recognise(&packets.iter().collect::<Vec<_>>()).unwrap();
         let Suggestion::Format { keys, .. } = found.suggestion else {
             panic!("no format");

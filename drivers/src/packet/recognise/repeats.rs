@@ -1,6 +1,6 @@
 //! Packets that were captured twice, such as on the interface of a VLAN and on its network card (`tcpdump -i any`).
 
-use super::{Packet, Recognised, Recogniser, percent};
+use super::{CapturedPacket, Recognised, Recogniser, percent};
 use std::collections::HashMap;
 
 /// Maximum number of packets between a packet and its repetition.
@@ -8,22 +8,19 @@ const MAX_DISTANCE: usize = 64;
 /// Minimum share of repeated packets in percent from which they hide the order of the others.
 const MIN_SHARE: u8 = 5;
 
-/// Calls `recognise` with the packets that differ from those shortly before them, if many do not.
-pub(in crate::inspect) fn recognise(
-    recognise: Recogniser,
-    packets: &[&Packet],
-) -> Option<Recognised> {
+/// Lets `recogniser` examine the packets that differ from those shortly before them, if many do not.
+pub fn recognise(recogniser: &Recogniser, packets: &[&CapturedPacket]) -> Option<Recognised> {
     let firsts = firsts(packets);
-    let unique: Vec<&Packet> = packets
+    let unique: Vec<&CapturedPacket> = packets
         .iter()
         .zip(&firsts)
         .filter_map(|(packet, first)| first.is_none().then_some(*packet))
         .collect();
     let repeated = packets.len() - unique.len();
     if percent(repeated, packets.len()) < MIN_SHARE {
-        return recognise(packets);
+        return (recogniser.recognise)(packets);
     }
-    let mut found = recognise(&unique)?;
+    let mut found = (recogniser.recognise)(&unique)?;
     let mut next = found.places.iter();
     let mut places = Vec::with_capacity(packets.len());
     for first in firsts {
@@ -43,7 +40,7 @@ pub(in crate::inspect) fn recognise(
 }
 
 /// Returns for each packet the index of an equal packet shortly before it.
-fn firsts(packets: &[&Packet]) -> Vec<Option<usize>> {
+fn firsts(packets: &[&CapturedPacket]) -> Vec<Option<usize>> {
     let mut seen: HashMap<(usize, &[u8]), usize> = HashMap::new();
     let mut firsts = Vec::with_capacity(packets.len());
     for (i, packet) in packets.iter().enumerate() {
@@ -61,15 +58,16 @@ fn firsts(packets: &[&Packet]) -> Vec<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::account::account;
-    use crate::inspect::recognise::best;
+    use crate::packet::FORMATS;
+    use crate::packet::recognise::{account, best};
+    use daq_core::entry::Registry;
 
-    fn packet(number: u64) -> Packet {
+    fn packet(number: u64) -> CapturedPacket {
         let noise = |i: u64| (number * 31 + i * 17 + number * i) % 253;
         let noise: Vec<u8> = (0..200)
             .map(|i| u8::try_from(noise(i)).unwrap_or(0))
             .collect();
-        Packet {
+        CapturedPacket {
             source: ([10, 0, 0, 1], 9).into(),
             ns: 0,
             length: 1040,
@@ -88,9 +86,13 @@ mod tests {
                     .unwrap_or(0);
                 numbers.insert((at + distance).min(numbers.len()), number);
             }
-            let packets: Vec<Packet> = numbers.into_iter().map(packet).collect();
-            let packets: Vec<&Packet> = packets.iter().collect();
-            let (_, found) = best(&packets).expect("the counter is recognised");
+            let packets: Vec<CapturedPacket> = numbers.into_iter().map(packet).collect();
+            let packets: Vec<&CapturedPacket> = packets.iter().collect();
+            let (_, found) = best(
+                &Registry::default().with_all(FORMATS).recognisers(),
+                &packets,
+            )
+            .expect("the counter is recognised");
             let counts = account(found.places.iter().copied(), &found.numbering);
             assert_eq!(
                 (counts.expected, counts.lost, counts.duplicates),
