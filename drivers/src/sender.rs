@@ -29,6 +29,14 @@ pub struct Allowed {
     pub port: Option<u16>,
 }
 
+/// Returns the addresses that `allowed` names. A network does not name addresses, so then there are none.
+pub(crate) fn addresses(allowed: &[Allowed]) -> Vec<IpAddr> {
+    if !allowed.iter().all(Allowed::is_host) {
+        return Vec::new();
+    }
+    allowed.iter().map(|allowed| allowed.network).collect()
+}
+
 /// Returns the 32-bit words of an address for comparison: one for IPv4, four for IPv6.
 pub(crate) fn words(address: IpAddr) -> Vec<u32> {
     match address {

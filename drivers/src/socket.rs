@@ -11,7 +11,7 @@ use daq_core::units::{ByteSize, Span};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,11 @@ impl SocketKeys {
     /// Returns the senders whose packets are accepted; empty for every sender.
     pub(crate) fn from(&self) -> &[Allowed] {
         List::or_none(self.from.as_ref())
+    }
+
+    /// Returns the addresses of the senders whose packets are accepted, if the keys name single addresses.
+    pub(crate) fn senders(&self) -> Vec<IpAddr> {
+        sender::addresses(self.from())
     }
 
     /// Returns every problem of the keys for sockets that are bound to `listen`.

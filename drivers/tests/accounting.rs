@@ -82,9 +82,9 @@ fn formats() -> [(Format, u32); 6] {
 
 /// Returns the datagram that contains packet `number`. `run` is the content of the payload.
 fn datagram(format: &Format, number: u64, run: u8) -> Vec<u8> {
-    let per_unit = u64::from(format.numbering().packets_per_unit);
+    let per_unit = u64::from(format.facts().numbering.packets_per_unit);
     let sub = u32::try_from(number % per_unit).unwrap();
-    let layout = format.packet_layout();
+    let layout = format.facts().layout;
     let payload = vec![run; layout.range(sub % layout.count()).len()];
     let unit = (number / per_unit) & format.unit_mask();
     let mut bytes = Vec::new();
@@ -128,13 +128,15 @@ fn schedule(format: &Format, faults: &[Fault]) -> Vec<Vec<u8>> {
 
 /// Receives `datagrams` in batches of `batch`, and returns the counts.
 fn receive(format: &Format, packets: u32, datagrams: &[Vec<u8>], batch: usize) -> SourceReport {
-    let (layout, numbering) = (format.packet_layout(), format.numbering());
+    let (layout, numbering) = (format.facts().layout, format.facts().numbering);
     let per_unit = numbering.packets_per_unit;
     let geometry = Geometry {
         numbering,
         first_bytes: layout.first.min(layout.unit_bytes),
-        parts: format.parts(),
-        frame_bytes: layout.unit_bytes * format.parts() as usize * (packets / per_unit) as usize,
+        parts: format.facts().parts,
+        frame_bytes: layout.unit_bytes
+            * format.facts().parts as usize
+            * (packets / per_unit) as usize,
         window: 8,
         max_gap: 65_536,
         ..Geometry::new(packets, layout.rest)

@@ -8,10 +8,11 @@ use daq_core::reorder::Geometry;
 use daq_drivers::packet::pcap::Capture;
 use daq_drivers::packet::spead::{Item, Spead, SpeadConfig, build_packet};
 use daq_drivers::packet::{
-    Endian, Field, Format, PacketLayout, Parsed, Raw, RawConfig, Reject, Split, TimeScale,
-    VdifConfig, Vita49Config,
+    Endian, Field, Finding, Format, Origins, PacketLayout, Parsed, Raw, RawConfig, Reject,
+    SizeDetector, SourceOfFormat, Split, TimeScale, VdifConfig, Vita49Config,
 };
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 fn time() -> Duration {
@@ -32,12 +33,13 @@ fn check(format: &mut Format, packet: &[u8], cut: usize) {
     let whole = format.parse(packet);
     if let Ok(Parsed::Data(data)) = &whole {
         assert!(
-            data.payload.end + format.trailer_len() <= packet.len() || format.trailer_len() == 0
+            data.payload.end + format.facts().trailer <= packet.len()
+                || format.facts().trailer == 0
         );
         assert!(data.payload.end <= packet.len());
-        assert!(data.sub < format.numbering().packets_per_unit);
+        assert!(data.sub < format.facts().numbering.packets_per_unit);
         assert!(data.unit <= format.unit_mask());
-        let layout = format.packet_layout();
+        let layout = format.facts().layout;
         let place = layout.range(data.sub % layout.count());
         assert_eq!(data.payload.len(), place.len());
         assert_eq!(format.header_len(data.sub), data.payload.start);
@@ -132,9 +134,7 @@ fn fuzz_spead_parts() {
         .with_test_time(time())
         .for_each(|packets| {
             let mut format = configured("heap = 100\npacket = 40\nfirst = 24");
-            let detector = configured("samples = \"adc\"\nheap = 100")
-                .start_detection(&geometry, 1)
-                .and_then(|format| format.detector());
+            let detector = detector(&configured("samples = \"adc\"\nheap = 100"), &geometry);
             let detector = detector.expect("sizes are unknown");
             for (cut, items, bytes) in packets {
                 let items: Vec<_> = items
@@ -177,9 +177,7 @@ fn fuzz_spead_sizes() {
         .with_test_time(time())
         .for_each(|packets| {
             let mut format = configured("max_heap = 200\npacket = 40\nfirst = 24");
-            let detector = configured("max_heap = 200")
-                .start_detection(&geometry, 1)
-                .and_then(|format| format.detector());
+            let detector = detector(&configured("max_heap = 200"), &geometry);
             let detector = detector.expect("sizes are unknown");
             for (items, bytes) in packets {
                 // All mandatory items exist, and arbitrary items replace their values.
@@ -200,7 +198,7 @@ fn fuzz_spead_sizes() {
                 {
                     let layout = PacketLayout {
                         unit_bytes,
-                        ..format.packet_layout()
+                        ..format.facts().layout
                     };
                     assert!(unit_bytes <= 200 && data.payload.end <= packet.len());
                     assert!(data.sub < layout.count());
@@ -243,10 +241,10 @@ fn fuzz_kept_fields() {
                 .flat_map(|format| [(format, bytes), (format, &packet)])
             {
                 let kept = format.read_kept(packet);
-                assert!(kept.mask() < 1 << format.kept().len());
+                assert!(kept.mask() < 1 << format.facts().kept.len());
                 for i in 0..3 {
                     assert_eq!(
-                        format.why_not_kept(i, packet).is_some(),
+                        format.explain(Finding::NoKeptField(i), packet).is_some(),
                         i < 2 && matches!(format, Format::Spead(_))
                     );
                 }
@@ -294,8 +292,20 @@ fn vdif(vtp: bool) -> Format {
 }
 
 fn with_samples(mut format: Format) -> Format {
-    format.use_samples(&samples()).unwrap();
+    let source = SourceOfFormat {
+        origins: &Origins::default(),
+        samples: &samples(),
+    };
+    format.use_source(&source).unwrap();
     format
+}
+
+fn detector(format: &Format, geometry: &Geometry) -> Option<Arc<dyn SizeDetector>> {
+    format
+        .detect()?
+        .start_detection(geometry, 1)
+        .detect()?
+        .detector()
 }
 
 #[test]

@@ -10,8 +10,8 @@ use daq_core::reorder::Numbering;
 use daq_drivers::packet::datagram::Depacketizer;
 use daq_drivers::packet::spead::{Item, Spead, build_packet, item};
 use daq_drivers::packet::{
-    Endian, Field, Format, Fragment, Packet, PacketFormat, PacketLayout, Parsed, Raw, Reject,
-    Split, TimeScale,
+    Build, Endian, Field, Format, FormatFacts, Fragment, Packet, PacketFormat, PacketLayout, Parse,
+    Parsed, Raw, Reject, Split, TimeScale,
 };
 use daq_drivers::sys::send::Sender;
 use daq_drivers::sys::socket::Interface;
@@ -67,10 +67,10 @@ fn without_causes(mut report: SourceReport) -> SourceReport {
 type Sent = Vec<u8>;
 
 fn datagram(format: &Format, sequence: u64) -> Sent {
-    let per = u64::from(format.numbering().packets_per_unit);
+    let per = u64::from(format.facts().numbering.packets_per_unit);
     let (unit, sub) = (sequence / per, u32::try_from(sequence % per).unwrap());
     let mut out = Vec::new();
-    let bytes = format.packet_layout().range(sub).len();
+    let bytes = format.facts().layout.range(sub).len();
     format.build(
         unit & format.unit_mask(),
         sub,
@@ -144,7 +144,7 @@ fn open(text: &str, slot: usize, slots: usize) -> SourceFixture {
 #[derive(Clone, Debug)]
 struct Wrong;
 
-impl PacketFormat for Wrong {
+impl Parse for Wrong {
     fn parse_split(&mut self, header: &[u8], _: usize) -> Result<Split, Reject> {
         let payload = 4..header.len() + 1;
         Ok(Split::Whole(match header[0] {
@@ -178,23 +178,15 @@ impl PacketFormat for Wrong {
     fn header_len(&self, _: u32) -> usize {
         4
     }
+}
 
-    fn numbering(&self) -> Numbering {
-        Numbering::PLAIN
-    }
-
-    fn packet_layout(&self) -> PacketLayout {
-        PacketLayout {
-            unit_bytes: 100,
-            first: 100,
-            rest: 100,
-        }
-    }
-
+impl Build for Wrong {
     fn build_header(&self, _: u64, _: u32, _: Option<u64>, _: usize, _: &mut Vec<u8>) {}
+}
 
-    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
-        Box::new(Self)
+impl PacketFormat for Wrong {
+    fn facts(&self) -> FormatFacts {
+        FormatFacts::new(Numbering::PLAIN, PacketLayout::single(100))
     }
 }
 
@@ -295,7 +287,7 @@ fn descriptors_and_end_of_stream_are_not_loss() {
         };
         let spead = Spead::new(40, layout, 1);
         let format = Format::Spead(spead.clone());
-        let per = u64::from(format.numbering().packets_per_unit);
+        let per = u64::from(format.facts().numbering.packets_per_unit);
         let port = free_address();
         let mut fixture = open(&spead_text(port, layout, 3), layout.unit_bytes, 64);
         let descriptors = |unit| {

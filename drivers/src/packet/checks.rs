@@ -209,7 +209,7 @@ mod tests {
             timestamp = { offset = 8, bytes = 8, rate = "1712 MHz", origin = "10 s" }
         "#)
         .unwrap();
-        let numbering = format.numbering();
+        let numbering = format.facts().numbering;
         assert_eq!((numbering.width, numbering.step), (20, 8));
         assert_eq!(
             format.time_scale().unwrap().ns(1_712_000_000),

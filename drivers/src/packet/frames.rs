@@ -1,7 +1,7 @@
 //! Assembles packets of a format into frames.
 
 use super::keys::PacketKeys;
-use super::{Format, Origins, PacketLayout, Selector};
+use super::{Detect, Format, FormatFacts, Origins, PacketLayout, Selector, SourceOfFormat};
 use daq_core::config::Problem;
 use daq_core::entry::{FrameFacts, SourceContext, SourceFacts};
 use daq_core::layout::{Layout, Order, Samples};
@@ -23,6 +23,7 @@ const WINDOW: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) struct Frames {
     format: Format,
+    facts: FormatFacts,
     keys: PacketKeys,
     samples: Samples,
     /// Why packets of the format cannot contain the samples.
@@ -44,9 +45,13 @@ impl Frames {
         batch: usize,
     ) -> Self {
         let samples = keys.samples();
-        let used = format.use_origins(origins);
+        let source = SourceOfFormat {
+            origins,
+            samples: &samples,
+        };
         Self {
-            problem: used.and_then(|()| format.use_samples(&samples)).err(),
+            problem: format.use_source(&source).err(),
+            facts: format.facts(),
             format,
             samples,
             keys: keys.clone(),
@@ -57,24 +62,21 @@ impl Frames {
 
     /// Returns the facts about a source of these frames that follow from the packets. A source adds its own facts.
     pub(crate) fn facts(&self) -> SourceFacts {
-        let (format, unknown) = (&self.format, self.format.unknown_sizes());
+        let format = &self.facts;
         SourceFacts {
             preferred_slot: Some(self.preferred_slot()),
             detected_from: self.detected_from(),
             detects_frame_size: self.detects_frame_size(),
-            kept: format.kept(),
+            kept: format.kept.clone(),
             arrival: Some(Arrival {
                 declared: self.keys.window,
                 threads: self.threads,
                 batch: self.batch,
-                is_detected: unknown.is_some(),
+                is_detected: format.unknown_sizes.is_some(),
             }),
-            number_advice: format.number_advice(),
-            counts: format.counts(),
-            parts: match format.parts() {
-                1 => Vec::new(),
-                _ => format.part_names(),
-            },
+            number_advice: format.number_advice,
+            counts: format.counts.clone(),
+            parts: format.named_parts(),
             threads: self.threads,
             notes: self.notes(),
             ..SourceFacts::default()
@@ -85,7 +87,8 @@ impl Frames {
     pub(crate) fn in_slots(&self, slot: usize) -> Result<FrameFacts, Problem> {
         let geometry = self.geometry(slot)?;
         let layout = self.layout(&geometry)?;
-        let detector = self.start_detection(&geometry).detector();
+        let format = self.start_detection(&geometry);
+        let detector = format.detect().and_then(Detect::detector);
         Ok(FrameFacts {
             memory: detector.map_or(0, |detector| detector.hold_bytes()),
             ..FrameFacts::new(geometry, layout)
@@ -94,7 +97,7 @@ impl Frames {
 
     /// Returns which datagrams belong to the source, if several sources can receive from one port.
     pub(crate) fn selector(&self) -> Option<Selector> {
-        self.format.selector()
+        self.facts.selector.clone()
     }
 
     /// Returns the format for the receiving threads of the source of `context`.
@@ -106,16 +109,18 @@ impl Frames {
 
     /// Returns the format for the receiving threads, which detect its unknown sizes together.
     fn start_detection(&self, geometry: &Geometry) -> Format {
-        let detecting = self.format.start_detection(geometry, self.threads);
-        detecting.unwrap_or_else(|| self.format.clone())
+        match self.format.detect() {
+            Some(detect) => detect.start_detection(geometry, self.threads),
+            None => self.format.clone(),
+        }
     }
 
     /// Returns the preferred number of payload bytes in a slot.
     pub(crate) fn preferred_slot(&self) -> usize {
-        let unit = self.format.packet_layout().unit_bytes * self.format.parts() as usize;
-        match self.format.unknown_sizes() {
+        let unit = self.facts.unit_bytes();
+        match self.facts.unknown_sizes {
             Some(known) => known.frame.unwrap_or(SLOT),
-            None if self.format.is_unit_frame() => unit,
+            None if self.facts.is_unit_frame => unit,
             None => self.packets(SLOT).max(self.whole()) * unit,
         }
     }
@@ -125,18 +130,18 @@ impl Frames {
         self.detection_note()
             .into_iter()
             .chain(self.keys.note())
-            .chain(self.format.notes())
+            .chain(self.facts.notes.iter().cloned())
             .collect()
     }
 
     /// Returns a note if the sizes of the format are detected at run time.
     fn detection_note(&self) -> Option<String> {
-        let unknown = self.format.unknown_sizes()?;
+        let unknown = self.facts.unknown_sizes?;
         let limit = match unknown.frame {
             Some(_) => String::new(),
             None => format!(
                 "; kernels that read the ring need {}s of the same size as the ring's slots",
-                self.format.unit_key()
+                self.facts.unit_key
             ),
         };
         let (values, from) = (unknown.values, unknown.from);
@@ -145,12 +150,12 @@ impl Frames {
 
     /// Returns what the frame geometry is detected from, or `None` if the geometry is known.
     pub(crate) fn detected_from(&self) -> Option<&'static str> {
-        self.format.unknown_sizes().map(|unknown| unknown.from)
+        self.facts.unknown_sizes.map(|unknown| unknown.from)
     }
 
     /// Returns whether the frame size is also detected at run time.
     fn detects_frame_size(&self) -> bool {
-        let unknown = self.format.unknown_sizes();
+        let unknown = self.facts.unknown_sizes;
         unknown.is_some_and(|known| known.frame.is_none())
     }
 
@@ -162,14 +167,14 @@ impl Frames {
     /// Returns the minimum number of packets per frame so that a frame contains whole points (samples of all channels).
     fn whole(&self) -> usize {
         let point = self.point();
-        let payload = self.format.packet_layout().unit_bytes;
+        let payload = self.facts.layout.unit_bytes;
         point / gcd(point, payload)
     }
 
     /// Returns the maximum number of `raw` packets in a slot of `slot` bytes, rounded down so that the frame contains
     /// whole points if possible.
     fn packets(&self, slot: usize) -> usize {
-        let max = slot / self.format.packet_layout().unit_bytes.max(1);
+        let max = slot / self.facts.layout.unit_bytes.max(1);
         let whole = self.whole();
         if max >= whole {
             max / whole * whole
@@ -183,13 +188,13 @@ impl Frames {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
-        let format = &self.format;
-        let layout = match format.unknown_sizes() {
-            Some(known) => largest(known.frame.unwrap_or(slot) / format.parts().max(1) as usize),
-            None => format.packet_layout(),
+        let format = &self.facts;
+        let parts = format.parts;
+        let layout = match format.unknown_sizes {
+            Some(known) => largest(known.frame.unwrap_or(slot) / parts.max(1) as usize),
+            None => format.layout,
         };
-        let parts = format.parts();
-        let (count, frame_bytes) = if format.is_unit_frame() {
+        let (count, frame_bytes) = if format.is_unit_frame {
             (
                 layout.count().saturating_mul(parts),
                 layout.unit_bytes.saturating_mul(parts as usize),
@@ -210,7 +215,7 @@ impl Frames {
             first_bytes: layout.range(0).len(),
             packet_bytes: layout.rest,
             frame_bytes,
-            numbering: self.format.numbering(),
+            numbering: format.numbering,
             // The planner limits a default window to the slots of the ring.
             window: self.keys.window.unwrap_or(WINDOW),
             max_gap: self.keys.max_gap(),
@@ -224,12 +229,12 @@ impl Frames {
     /// Returns the error for a unit that does not fit into a slot.
     fn too_large(&self, unit: usize, slot: usize) -> Problem {
         let (key, unit, slot) = (
-            self.format.unit_key(),
+            self.facts.unit_key,
             ByteSize(unit as u64),
             ByteSize(slot as u64),
         );
         let message = format!("a {key} of {unit} does not fit into slots of {slot}");
-        let help = if self.format.is_unit_frame() {
+        let help = if self.facts.is_unit_frame {
             format!("one {key} is one frame: set `slot = \"{unit}\"` in the ring's section")
         } else {
             "raise `slot` of the ring".to_owned()
@@ -241,7 +246,7 @@ impl Frames {
     /// timestamps.
     fn frame_ns(&self, frame_bytes: usize) -> u64 {
         // The timestamp of a unit that is a frame is that of the frame. In planar order a packet's timestamp is independent of its position.
-        let is_of_frame = self.format.has_frame_times();
+        let is_of_frame = self.facts.has_frame_times;
         let is_in_order = self.samples.order == Order::Interleaved;
         if is_in_order && !is_of_frame {
             self.declared_ns(frame_bytes)
@@ -271,7 +276,7 @@ impl Frames {
         // Packets may end inside a packed number. Only whole frames contain whole numbers.
         let number = self.samples.scalar.bytes().unwrap_or(1);
         let packet = geometry.packet_bytes;
-        if !self.format.is_unit_frame() && !packet.is_multiple_of(number) {
+        if !self.facts.is_unit_frame && !packet.is_multiple_of(number) {
             let message = format!(
                 "a packet with {packet} bytes of payload does not contain a whole number of samples of {number} bytes"
             );
@@ -348,18 +353,18 @@ fn largest(bytes: usize) -> PacketLayout {
 
 /// Replaces the upper bounds of `planned` with the sizes that `format` has detected.
 pub(crate) fn pinned(planned: &Geometry, format: &Format) -> Geometry {
-    let (layout, parts) = (format.packet_layout(), format.parts());
-    let frame_bytes = layout.unit_bytes * parts as usize;
+    let facts = format.facts();
+    let (layout, frame_bytes) = (facts.layout, facts.unit_bytes());
     let scaled = |ns: u64| {
         let scaled = u128::from(ns) * frame_bytes as u128 / planned.frame_bytes.max(1) as u128;
         u64::try_from(scaled).unwrap_or(u64::MAX)
     };
     Geometry {
-        packets_per_frame: layout.count().saturating_mul(parts),
+        packets_per_frame: layout.count().saturating_mul(facts.parts),
         first_bytes: layout.range(0).len(),
         packet_bytes: layout.rest,
         frame_bytes,
-        numbering: format.numbering(),
+        numbering: facts.numbering,
         frame_ns: scaled(planned.frame_ns),
         declared_ns: scaled(planned.declared_ns),
         ..*planned

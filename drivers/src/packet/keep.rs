@@ -155,7 +155,7 @@ fn check_names(check: &mut Check, names: &[&str]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Format, RawConfig, spead};
+    use super::super::{Finding, Format, RawConfig, spead};
     use daq_core::config::Problem;
     use daq_core::frame::KeptFields;
 
@@ -171,7 +171,7 @@ mod tests {
              { offset = 10, bytes = 8, endian = \"little\", name = \"bunch_id\" },
              { offset = 8, bytes = 2, bits = 4, shift = 4, name = \"nibble\" }")
         .unwrap();
-        assert_eq!(format.kept(), ["module", "bunch_id", "nibble"]);
+        assert_eq!(format.facts().kept, ["module", "bunch_id", "nibble"]);
         let mut packet = [0; 32];
         packet[8..10].copy_from_slice(&0x1234_u16.to_be_bytes());
         packet[10..18].copy_from_slice(&u64::MAX.to_le_bytes());
@@ -219,9 +219,9 @@ mod tests {
         let items = [spead::Item::immediate(0x4101, 42), addressed];
         spead::build_packet(40, &items, &[0; 8], &mut packet);
         assert_eq!(format.read_kept(&packet), KeptFields::default().with(0, 42));
-        let why = format.why_not_kept(1, &packet).unwrap();
+        let why = format.explain(Finding::NoKeptField(1), &packet).unwrap();
         assert!(why.contains("item 0x4103 is in the payload"), "{why}");
-        let why = format.why_not_kept(1, &[]).unwrap();
+        let why = format.explain(Finding::NoKeptField(1), &[]).unwrap();
         assert!(
             why.contains("no item 0x4103") && why.contains("`keep`"),
             "{why}"

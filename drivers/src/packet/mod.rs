@@ -1,13 +1,13 @@
 //! Packet formats: which unit a datagram belongs to, and which packet of the unit it is.
 //!
 //! ```text
-//!   datagram ──▶ PacketFormat::parse ──▶ Data    { unit, sub, payload, timestamp }
+//!   datagram ──▶ Parse::parse ──▶ Data    { unit, sub, payload, timestamp }
 //!                                    ├─▶ Control   end of stream, or a unit that is not a frame
 //!                                    └─▶ Reject    reason why the packet is invalid
 //! ```
 //! A *unit* is the part of the stream that has one sequence number: a packet of `raw`, or a heap of `spead`. A unit
 //! consists of one or more packets. Parsers do not allocate, never panic, and read only the header, so the payload may
-//! already be stored somewhere else ([`PacketFormat::parse_split`]).
+//! already be stored somewhere else ([`Parse::parse_split`]).
 //!
 //! The units and packets of a format mean the same for sockets, AF_XDP and captures: [`datagram::Depacketizer`] places them in
 //! the reorder window. A new format is one file with its keys and its [`PacketFormat`], and one line in [`FORMATS`].
@@ -39,7 +39,8 @@ mod time;
 pub use daq_core::reorder::Numbering;
 pub use field::{Endian, Field, FieldKeys};
 pub use format::{
-    FORMATS, Format, FormatEntry, PacketFormat, Progress, SizeDetector, UnknownSizes, hold_bytes,
+    Build, Detect, FORMATS, Finding, FlowNeeds, Format, FormatEntry, FormatFacts, PacketClock,
+    PacketFormat, Parse, Progress, SizeDetector, SourceOfFormat, UnknownSizes, hold_bytes,
 };
 pub use keep::{KeptFieldConfig, KeptItemConfig};
 pub(crate) use keys::PacketKeys;
@@ -75,7 +76,7 @@ pub struct Packet {
     pub sub: u32,
     /// Byte range of the payload in the packet.
     pub payload: Range<usize>,
-    /// The sender's timestamp in ticks, if the packet contains one; see [`PacketFormat::time_scale`].
+    /// The sender's timestamp in ticks, if the packet contains one; see [`Parse::clock`].
     pub timestamp: Option<u64>,
 }
 
@@ -115,7 +116,7 @@ pub enum Control {
 pub struct Fragment {
     /// The sender's sequence number exactly as in the packet.
     pub unit: u64,
-    /// The part of the unit, below [`PacketFormat::parts`].
+    /// The part of the unit, below [`FormatFacts::parts`].
     pub part: u32,
     /// Offset of the payload in the part, in bytes.
     pub offset: usize,
@@ -131,8 +132,8 @@ pub enum Parsed {
     /// The packet contains the payload of one packet slot.
     Data(Packet),
     /// The packet contains the payload of one packet slot, in a unit whose size differs from that of other units. Each unit is a
-    /// frame, and no unit is larger than [`PacketFormat::packet_layout`] states. Only for formats with
-    /// [`PacketFormat::has_sized_units`].
+    /// frame, and no unit is larger than [`FormatFacts::layout`] states. Only for formats with
+    /// [`FormatFacts::has_sized_units`].
     Sized {
         /// The packet.
         packet: Packet,
@@ -145,7 +146,7 @@ pub enum Parsed {
     Control(Control),
 }
 
-/// The result of [`PacketFormat::parse_split`].
+/// The result of [`Parse::parse_split`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Split {
     /// The given bytes contained the whole header.

@@ -14,9 +14,9 @@ pub(super) struct Outgoing(pub(super) Format);
 
 impl OutgoingFormat for Outgoing {
     fn warnings(&self) -> Vec<Problem> {
-        let format = &self.0;
-        let short = format.time_scale().zip(format.time_wrap());
-        let Some(after) = short.and_then(|(scale, wrap)| wrap.too_short(&scale)) else {
+        let clock = self.0.clock();
+        let short = clock.and_then(|clock| clock.wrap?.too_short(&clock.scale));
+        let Some(after) = short else {
             return Vec::new();
         };
         let message = format!(
@@ -31,15 +31,15 @@ impl OutgoingFormat for Outgoing {
     fn builder(&self, frames: &OutgoingFrames) -> Result<Box<dyn PacketBuilder>, Problem> {
         let sized = self.0.for_sending(frames)?;
         let format = sized.unwrap_or_else(|| self.0.clone());
-        let layout = format.packet_layout();
-        let parts = format.parts().max(1);
-        if parts > 1 && format.part_origin().is_some() {
+        let facts = format.facts();
+        let (layout, parts) = (facts.layout, facts.parts.max(1));
+        if parts > 1 && facts.has_parts_by_address {
             let message = "the packets of all parts go to the same port, so they must contain the number of their part";
             let help =
                 "remove `part`, name one receiver for each part in `to`, and set split = \"parts\"";
             return Err(Problem::at("format.part", message).help(help));
         }
-        if !format.kept().is_empty() {
+        if !facts.kept.is_empty() {
             let message = "packets that are sent cannot contain kept fields";
             return Err(Problem::at("format.keep", message).help("remove `keep`"));
         }
@@ -70,7 +70,8 @@ impl OutgoingFormat for Outgoing {
         let packets_per_part = layout.count();
         let parts = u32::try_from(frame / layout.unit_bytes.max(1)).unwrap_or(u32::MAX);
         Ok(Box::new(Builder {
-            numbering: format.numbering(),
+            numbering: facts.numbering,
+            trailer: facts.trailer,
             layout,
             packets_per_part,
             packets: parts.saturating_mul(packets_per_part),
@@ -84,6 +85,7 @@ impl OutgoingFormat for Outgoing {
 struct Builder {
     format: Format,
     numbering: Numbering,
+    trailer: usize,
     layout: PacketLayout,
     packets_per_part: u32,
     /// Number of packets of a frame.
@@ -131,7 +133,7 @@ impl PacketBuilder for Builder {
     }
 
     fn trailer_len(&self) -> usize {
-        self.format.trailer_len()
+        self.trailer
     }
 
     fn describe(&self, frame: u64, time: Timestamp, packets: &mut Vec<Vec<u8>>) {
@@ -185,8 +187,8 @@ mod tests {
             Some(sized) => sized,
             None => format.0.clone(),
         };
-        let (numbering, layout) = (parser.numbering(), parser.packet_layout());
-        let parts = parser.parts() as usize;
+        let facts = parser.facts();
+        let (numbering, layout, parts) = (facts.numbering, facts.layout, facts.parts as usize);
         let mut found = vec![0; bytes.len()];
         let first = numbering.after(0, frame * u64::from(builder.packets()));
         for i in 0..builder.packets() {

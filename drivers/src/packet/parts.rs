@@ -1,9 +1,8 @@
 //! The part of a frame that a packet belongs to: its detector module, antenna, or sender.
 
 use super::field::{Endian, Field, FieldKeys};
-use super::{Flow, Reject};
+use super::{Flow, FlowNeeds, Reject};
 use crate::packet::checks::{Check, FIRST_ITEM};
-use crate::sender::Allowed;
 use daq_core::config::Problem;
 use schemars::JsonSchema;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
@@ -76,16 +75,14 @@ pub struct Origins {
 }
 
 impl Origins {
-    /// Returns the ports of `listen` and the addresses of `from`. A network in `from` does not name addresses, so then there are none.
-    pub(crate) fn new(listen: &[SocketAddr], from: &[Allowed]) -> Self {
+    /// Returns the ports of `listen` and the addresses `senders`.
+    pub(crate) fn new(listen: &[SocketAddr], senders: &[IpAddr]) -> Self {
         let mut origins = Self::default();
         for address in listen {
             add(&mut origins.ports, PartValue::Number(address.port().into()));
         }
-        if from.iter().all(Allowed::is_host) {
-            for allowed in from {
-                add(&mut origins.senders, PartValue::Address(allowed.network));
-            }
+        for sender in senders {
+            add(&mut origins.senders, PartValue::Address(*sender));
         }
         origins
     }
@@ -434,19 +431,6 @@ impl Parts {
         })
     }
 
-    /// Returns what distinguishes flows of different parts: the sender's address if both that and the port do.
-    pub(crate) fn origin(&self) -> Option<Origin> {
-        let mut origins = self.dimensions.iter().filter_map(Dimension::origin);
-        let first = origins.next()?;
-        Some(origins.fold(first, |origin, other| {
-            if other == Origin::Address {
-                other
-            } else {
-                origin
-            }
-        }))
-    }
-
     /// Selects the flow of the packets that follow.
     pub(crate) fn use_flow(&mut self, flow: &Flow) {
         for dimension in &mut self.dimensions {
@@ -493,20 +477,17 @@ impl Parts {
             })
     }
 
-    /// Returns `flow` with only the addresses that distinguish parts.
-    pub(super) fn reduced(&self, flow: &Flow) -> Flow {
-        let uses = |origin| {
-            self.dimensions
-                .iter()
-                .any(|dimension| dimension.origin() == Some(origin))
-        };
-        Flow {
-            source: flow
-                .source
-                .filter(|_| uses(Origin::Address))
-                .map(|from| (from.ip(), 0).into()),
-            destination: flow.destination.filter(|_| uses(Origin::Port)),
+    /// Returns the addresses that distinguish parts.
+    pub(super) fn flow_needs(&self) -> FlowNeeds {
+        let origins = self.dimensions.iter().filter_map(Dimension::origin);
+        let mut needs = FlowNeeds::default();
+        for origin in origins {
+            match origin {
+                Origin::Address => needs.sender = true,
+                Origin::Port => needs.destination = true,
+            }
         }
+        needs
     }
 
     /// Returns the part of a packet whose numbers the function `read` returns. Returns `None` if the packet does not contain a
@@ -615,6 +596,7 @@ fn unknown(value: u64) -> Reject {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sender::{self, Allowed};
 
     fn parts(keys: &str) -> Result<Parts, String> {
         let text = format!("[part]\n{keys}");
@@ -697,12 +679,11 @@ mod tests {
         let listen: Vec<SocketAddr> = ["0.0.0.0:50001", "0.0.0.0:50000", "[::]:50001"]
             .map(|address| address.parse().unwrap())
             .into();
-        let from = |text: &[&str]| -> Vec<Allowed> {
-            text.iter()
-                .map(|allowed| allowed.parse().unwrap())
-                .collect()
+        let addresses = |text: &str| {
+            let allowed: Vec<Allowed> = text.split(' ').map(|one| one.parse().unwrap()).collect();
+            sender::addresses(&allowed)
         };
-        let origins = Origins::new(&listen, &from(&["10.0.0.7", "10.0.0.5:4000"]));
+        let origins = Origins::new(&listen, &addresses("10.0.0.7 10.0.0.5:4000"));
         let mut ports = parts("from = \"port\"").unwrap();
         assert_eq!((ports.count(), ports.max_count()), (1, MAX_PARTS));
         ports.use_origins(&origins).unwrap();
@@ -712,7 +693,7 @@ mod tests {
         let mut senders = parts("from = \"address\"").unwrap();
         senders.use_origins(&origins).unwrap();
         assert_eq!(senders.names(), ["10.0.0.7", "10.0.0.5"]);
-        let network = Origins::new(&listen, &from(&["10.0.0.7", "10.1.0.0/16"]));
+        let network = Origins::new(&listen, &addresses("10.0.0.7 10.1.0.0/16"));
         let mut unknown = parts("from = \"address\"").unwrap();
         let problem = unknown.use_origins(&network).unwrap_err();
         assert!(

@@ -17,8 +17,8 @@ mod time;
 use super::field::{Endian, Field};
 use super::keep::Keep;
 use super::{
-    Control, Flow, FormatEntry, Numbering, Origin, Origins, Packet, PacketFormat, PacketLayout,
-    Parsed, Reject, Split, TimeScale, TimeWrap, section,
+    Build, Control, Flow, FormatEntry, FormatFacts, Numbering, Packet, PacketClock, PacketFormat,
+    PacketLayout, Parse, Parsed, Reject, SourceOfFormat, Split, TimeScale, section,
 };
 pub use config::RawConfig;
 use daq_core::config::Problem;
@@ -182,49 +182,6 @@ impl Raw {
             time.write(header, ticks);
         }
     }
-}
-
-impl PacketFormat for Raw {
-    #[inline]
-    fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
-        self.check(packet, packet.len())
-    }
-
-    #[inline]
-    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        let length = header.len().saturating_add(rest);
-        if header.len() < self.header && length >= self.header {
-            return Ok(Split::Longer {
-                header: self.header,
-            });
-        }
-        self.check(header, length).map(Split::Whole)
-    }
-
-    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
-        let Some(frames) = &self.frames else {
-            return Some(self.len());
-        };
-        let header = bytes.get(..self.header)?;
-        let number = self.sequence.read(header)?;
-        let payload = frames
-            .id(number, header)
-            .map_or(self.payload, |id| frames.payload_of(id.sub));
-        Some(self.header + payload + self.trailer)
-    }
-
-    #[inline]
-    fn header_len(&self, _: u32) -> usize {
-        self.header
-    }
-
-    fn fixed_header_len(&self) -> Option<usize> {
-        Some(self.header)
-    }
-
-    fn trailer_len(&self) -> usize {
-        self.trailer
-    }
 
     /// The number of a unit has the bit width of its field.
     fn numbering(&self) -> Numbering {
@@ -277,72 +234,6 @@ impl PacketFormat for Raw {
         }
     }
 
-    fn parts(&self) -> u32 {
-        self.frames
-            .as_ref()
-            .map_or(1, |frames| frames.parts.count())
-    }
-
-    fn part_names(&self) -> Vec<String> {
-        self.frames
-            .as_ref()
-            .map_or_else(Vec::new, |frames| frames.parts.names())
-    }
-
-    fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
-        match &mut self.frames {
-            Some(frames) => frames.parts.use_origins(origins),
-            None => Ok(()),
-        }
-    }
-
-    fn part_origin(&self) -> Option<Origin> {
-        self.frames.as_ref()?.parts.origin()
-    }
-
-    fn use_flow(&mut self, flow: &Flow) {
-        if let Some(frames) = &mut self.frames {
-            frames.parts.use_flow(flow);
-        }
-    }
-
-    fn is_unit_frame(&self) -> bool {
-        self.frames.is_some()
-    }
-
-    fn unit_key(&self) -> &'static str {
-        if self.frames.is_some() {
-            "frame"
-        } else {
-            "payload"
-        }
-    }
-
-    #[inline]
-    fn time_scale(&self) -> Option<TimeScale> {
-        self.time.as_ref().map(|time| time.scale)
-    }
-
-    #[inline]
-    fn time_wrap(&self) -> Option<&TimeWrap> {
-        self.time.as_ref()?.wrap.as_ref()
-    }
-
-    fn start(&mut self, _: &str, _: &Counts) {
-        if let Some(time) = &mut self.time {
-            time.restart();
-        }
-        self.range = self.range.as_ref().map(NumberRange::restarted);
-    }
-
-    fn kept(&self) -> Vec<String> {
-        self.keep.names()
-    }
-
-    fn read_kept(&self, packet: &[u8]) -> KeptFields {
-        self.keep.read(|field| field.read(packet))
-    }
-
     fn notes(&self) -> Vec<String> {
         let notes = self
             .order_note
@@ -351,7 +242,64 @@ impl PacketFormat for Raw {
             .chain(self.range_note);
         notes.map(str::to_owned).collect()
     }
+}
 
+impl Parse for Raw {
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        let length = header.len().saturating_add(rest);
+        if header.len() < self.header && length >= self.header {
+            return Ok(Split::Longer {
+                header: self.header,
+            });
+        }
+        self.check(header, length).map(Split::Whole)
+    }
+
+    #[inline]
+    fn parse(&mut self, packet: &[u8]) -> Result<Parsed, Reject> {
+        self.check(packet, packet.len())
+    }
+
+    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        let Some(frames) = &self.frames else {
+            return Some(self.len());
+        };
+        let header = bytes.get(..self.header)?;
+        let number = self.sequence.read(header)?;
+        let payload = frames
+            .id(number, header)
+            .map_or(self.payload, |id| frames.payload_of(id.sub));
+        Some(self.header + payload + self.trailer)
+    }
+
+    #[inline]
+    fn header_len(&self, _: u32) -> usize {
+        self.header
+    }
+
+    #[inline]
+    fn clock(&self) -> Option<PacketClock<'_>> {
+        let time = self.time.as_ref()?;
+        Some(PacketClock {
+            scale: time.scale,
+            wrap: time.wrap.as_ref(),
+        })
+    }
+
+    fn use_flow(&mut self, flow: &Flow) -> Result<(), Reject> {
+        if let Some(frames) = &mut self.frames {
+            frames.parts.use_flow(flow);
+        }
+        Ok(())
+    }
+
+    fn read_kept(&self, packet: &[u8]) -> KeptFields {
+        self.keep.read(|field| field.read(packet))
+    }
+}
+
+impl Build for Raw {
     /// Header bytes that belong to no field are zero.
     fn build_header(
         &self,
@@ -373,9 +321,46 @@ impl PacketFormat for Raw {
             }
         }
     }
+}
 
-    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
-        Box::new(self.clone())
+impl PacketFormat for Raw {
+    fn facts(&self) -> FormatFacts {
+        let facts = FormatFacts {
+            number_advice: self.number_advice(),
+            header: Some(self.header),
+            trailer: self.trailer,
+            unit_key: "payload",
+            kept: self.keep.names(),
+            notes: self.notes(),
+            ..FormatFacts::new(self.numbering(), self.packet_layout())
+        };
+        let Some(frames) = &self.frames else {
+            return facts;
+        };
+        FormatFacts {
+            parts: frames.parts.count(),
+            part_names: frames.parts.names(),
+            has_parts_by_address: frames.parts.flow_needs().origin().is_some(),
+            flow: frames.parts.flow_needs(),
+            unit_key: "frame",
+            is_unit_frame: true,
+            has_frame_times: self.time.is_some(),
+            ..facts
+        }
+    }
+
+    fn use_source(&mut self, source: &SourceOfFormat<'_>) -> Result<(), Problem> {
+        match &mut self.frames {
+            Some(frames) => frames.parts.use_origins(source.origins),
+            None => Ok(()),
+        }
+    }
+
+    fn start(&mut self, _: &str, _: &Counts) {
+        if let Some(time) = &mut self.time {
+            time.restart();
+        }
+        self.range = self.range.as_ref().map(NumberRange::restarted);
     }
 }
 

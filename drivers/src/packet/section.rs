@@ -99,14 +99,14 @@ pub fn with_format(registry: &Registry, keys: Schema, required: bool) -> Schema 
 
 #[cfg(test)]
 mod tests {
-    use super::super::{FORMATS, PacketFormat, Parsed, raw};
+    use super::super::{FORMATS, Parsed, raw};
     use super::*;
     use daq_core::config::Document;
 
     static OWN: FormatEntry = FormatEntry {
         name: "own",
         parse: |table, diagnostics| match (raw::ENTRY.parse)(table, diagnostics)? {
-            Format::Raw(raw) => Some(Format::Other(raw.boxed_clone())),
+            Format::Raw(raw) => Some(Format::Other(Box::new(raw))),
             other => Some(other),
         },
         ..raw::ENTRY
@@ -160,7 +160,7 @@ mod tests {
             "kind = \"own\"\nheader = 8\npayload = 2\nsequence = { offset = 0, bytes = 8 }\n";
         let mut format = parse(&registry, keys);
         assert_eq!(
-            (format.header_len(0), format.packet_layout().count()),
+            (format.header_len(0), format.facts().layout.count()),
             (8, 1)
         );
         let parsed = format.parse(&[0, 0, 0, 0, 0, 0, 0, 5, 1, 2]);

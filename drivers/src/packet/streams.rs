@@ -6,6 +6,7 @@
 //! The numbers of packets follow from their times, so the packets of all streams with the same number belong to the same frame.
 
 use super::checks::Check;
+use super::{FormatFacts, Numbering, PacketLayout};
 use daq_core::config::Problem;
 use daq_core::layout::{Order, Samples};
 use daq_core::reorder::PacketId;
@@ -128,6 +129,37 @@ impl StreamFrames {
         })
     }
 
+    /// Returns the facts about packets of `payload` bytes whose numbers are counted by `numbering`. A packet is a unit unless
+    /// `frames` is set.
+    pub(super) fn facts(
+        frames: Option<&Self>,
+        payload: usize,
+        numbering: Numbering,
+    ) -> FormatFacts {
+        let Some(frames) = frames else {
+            return FormatFacts {
+                unit_key: "payload",
+                ..FormatFacts::new(numbering, PacketLayout::single(payload))
+            };
+        };
+        let layout = PacketLayout {
+            unit_bytes: frames.part_bytes(payload),
+            first: payload,
+            rest: payload,
+        };
+        let numbering = Numbering {
+            packets_per_unit: frames.packets_per_frame(),
+            ..numbering
+        };
+        FormatFacts {
+            parts: frames.streams,
+            unit_key: "frame",
+            is_unit_frame: true,
+            has_frame_times: true,
+            ..FormatFacts::new(numbering, layout)
+        }
+    }
+
     /// Sets the number of packets of each stream if the configuration does not: the largest divisor of `whole`, or the largest number
     /// if `whole` is 0, with which a frame has at max [`FRAME`] bytes. Packets have `payload` bytes.
     pub(super) fn settle(&mut self, payload: usize, whole: u64) {
@@ -138,10 +170,6 @@ impl StreamFrames {
         let divides = |packets: &u64| whole.is_multiple_of(*packets);
         let packets = (1..=max).rev().find(divides);
         self.packets = packets.map_or(1, |packets| u32::try_from(packets).unwrap_or(1));
-    }
-
-    pub(super) const fn streams(&self) -> u32 {
-        self.streams
     }
 
     /// Returns the number of packets of each stream, at least 1.
@@ -220,7 +248,7 @@ mod tests {
         let mut frames = StreamFrames::new(3, None, &mut check).unwrap();
         // At most 43 packets of 8000 bytes and three streams have 1 MiB, and 40 divide the packets of a second.
         frames.settle(8000, 4000);
-        assert_eq!((frames.streams(), frames.packets()), (3, 40));
+        assert_eq!((frames.streams, frames.packets()), (3, 40));
         for (number, stream) in [(0, 0), (39, 2), (40, 1), (u64::MAX - 3, 2)] {
             let PacketId { unit, sub } = frames.place(stream, number);
             assert_eq!(frames.number(unit, sub), (number, stream));

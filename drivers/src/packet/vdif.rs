@@ -25,14 +25,14 @@ use super::checks::{Check, LARGEST_PACKET};
 use super::selector::{Condition, Selector};
 use super::streams::StreamFrames;
 use super::{
-    Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject, Split,
-    TimeScale, section,
+    Build, Format, FormatEntry, FormatFacts, Numbering, Packet, PacketClock, PacketFormat, Parse,
+    Parsed, Reject, SourceOfFormat, Split, TimeScale, section,
 };
 use daq_core::claim::StreamIds;
 use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::layout::Samples;
-use daq_core::ledger::{CountSet, Counts};
+use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::PacketId;
 use daq_core::units::ByteSize;
@@ -561,44 +561,6 @@ impl Vdif {
             expected.channels,
         );
     }
-}
-
-impl PacketFormat for Vdif {
-    #[inline]
-    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        self.check(header, header.len().saturating_add(rest))
-    }
-
-    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
-        let header = Header::read(bytes.get(self.before..)?)?;
-        Some(self.before + header.length())
-    }
-
-    #[inline]
-    fn header_len(&self, _: u32) -> usize {
-        self.header
-    }
-
-    fn numbering(&self) -> Numbering {
-        Numbering {
-            packets_per_unit: self
-                .grouped
-                .as_ref()
-                .map_or(1, StreamFrames::packets_per_frame),
-            ..Numbering::PLAIN
-        }
-    }
-
-    fn packet_layout(&self) -> PacketLayout {
-        PacketLayout {
-            unit_bytes: self
-                .grouped
-                .as_ref()
-                .map_or(self.payload, |grouped| grouped.part_bytes(self.payload)),
-            first: self.payload,
-            rest: self.payload,
-        }
-    }
 
     /// The bytes 12 and 13 of a header are the station, 14 and the lower bits of 15 are the thread.
     fn selector(&self) -> Option<Selector> {
@@ -628,58 +590,37 @@ impl PacketFormat for Vdif {
         };
         Selector::new(conditions, streams)
     }
+}
 
-    fn parts(&self) -> u32 {
-        self.grouped.as_ref().map_or(1, StreamFrames::streams)
+impl Parse for Vdif {
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        self.check(header, header.len().saturating_add(rest))
     }
 
-    fn part_names(&self) -> Vec<String> {
-        self.threads.iter().map(u32::to_string).collect()
+    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        let header = Header::read(bytes.get(self.before..)?)?;
+        Some(self.before + header.length())
     }
 
-    fn is_unit_frame(&self) -> bool {
-        self.grouped.is_some()
-    }
-
-    fn unit_key(&self) -> &'static str {
-        if self.grouped.is_some() {
-            "frame"
-        } else {
-            "payload"
-        }
+    #[inline]
+    fn header_len(&self, _: u32) -> usize {
+        self.header
     }
 
     /// Timestamps are UTC in nanoseconds.
     #[inline]
-    fn time_scale(&self) -> Option<TimeScale> {
-        Some(TimeScale {
+    fn clock(&self) -> Option<PacketClock<'_>> {
+        let scale = TimeScale {
             nanoseconds: 1,
             ticks: 1,
             origin_ns: Some(0),
-        })
-    }
-
-    fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
-        let samples = match &self.grouped {
-            Some(grouped) => grouped.packet_samples(samples)?,
-            None => samples.clone(),
         };
-        self.use_packet_samples(&samples)?;
-        if let Some(grouped) = &mut self.grouped {
-            grouped.settle(self.payload, self.frames_per_second);
-        }
-        Ok(())
+        Some(PacketClock { scale, wrap: None })
     }
+}
 
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![StreamCounts::SET]
-    }
-
-    fn start(&mut self, name: &str, counts: &Counts) {
-        name.clone_into(&mut self.source);
-        self.counts = StreamCounts::of(counts);
-    }
-
+impl Build for Vdif {
     /// The header has the first reference epoch, in 2000. Fields about the samples are zero.
     fn build_header(&self, unit: u64, sub: u32, _: Option<u64>, payload: usize, out: &mut Vec<u8>) {
         let frames = self.frames_per_second.max(1);
@@ -714,9 +655,33 @@ impl PacketFormat for Vdif {
         let problem = Problem::at("format.kind", "daq cannot send VDIF frames");
         Err(problem.help("set kind = \"vita49\", \"spead\" or \"raw\""))
     }
+}
 
-    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
-        Box::new(self.clone())
+impl PacketFormat for Vdif {
+    fn facts(&self) -> FormatFacts {
+        FormatFacts {
+            part_names: self.threads.iter().map(u32::to_string).collect(),
+            selector: self.selector(),
+            counts: vec![StreamCounts::SET],
+            ..StreamFrames::facts(self.grouped.as_ref(), self.payload, Numbering::PLAIN)
+        }
+    }
+
+    fn use_source(&mut self, source: &SourceOfFormat<'_>) -> Result<(), Problem> {
+        let samples = match &self.grouped {
+            Some(grouped) => grouped.packet_samples(source.samples)?,
+            None => source.samples.clone(),
+        };
+        self.use_packet_samples(&samples)?;
+        if let Some(grouped) = &mut self.grouped {
+            grouped.settle(self.payload, self.frames_per_second);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, name: &str, counts: &Counts) {
+        name.clone_into(&mut self.source);
+        self.counts = StreamCounts::of(counts);
     }
 }
 

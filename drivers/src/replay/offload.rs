@@ -56,7 +56,7 @@ fn begins_with_packets(format: &Format, payload: &[u8], packet: usize) -> bool {
         }
     };
     match (id(0), id(1)) {
-        (Some(first), Some(second)) => format.numbering().next(first) == second,
+        (Some(first), Some(second)) => format.facts().numbering.next(first) == second,
         _ => false,
     }
 }

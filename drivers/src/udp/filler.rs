@@ -151,17 +151,17 @@ impl Receiver {
 
     /// Prepares to receive into predicted packet slots if the packets are large enough, once the format is known.
     fn prepare(&mut self) {
-        let format = self.depacketizer.format();
-        if format.is_detecting() {
+        let format = self.depacketizer.format().facts();
+        if format.unknown_sizes.is_some() {
             return;
         }
         self.is_prepared = true;
-        let trailer = format.trailer_len();
-        let header = format.fixed_header_len().unwrap_or(HEADER);
+        let trailer = format.trailer;
+        let header = format.header.unwrap_or(HEADER);
         let packets = MAX_BATCH_PACKETS.min(HEADERS / (header + trailer).max(1));
         if self.exclusive
-            && format.packet_layout().rest >= MIN_SCATTER_PAYLOAD
-            && !format.has_sized_units()
+            && format.layout.rest >= MIN_SCATTER_PAYLOAD
+            && !format.has_sized_units
             && !self.is_by_sender()
         {
             self.scatter = Some(Scatter::new(MESSAGES, packets, header, trailer));
@@ -171,7 +171,7 @@ impl Receiver {
 
     /// Returns whether the format needs the address of a packet's sender.
     fn is_by_sender(&self) -> bool {
-        self.depacketizer.format().flow_origin() == Some(Origin::Address)
+        self.depacketizer.flow_origin() == Some(Origin::Address)
     }
 
     fn receive(&mut self, window: &mut ReorderWindow) -> io::Result<Got> {

@@ -58,13 +58,14 @@ pub const ENTRY: SourceEntry = SourceEntry {
     parse: |section, registry, diagnostics| {
         let (format, config) = section::read(section, registry, diagnostics, UdpConfig::problems)?;
         let threads = config.threads();
-        let payload = match format.unknown_sizes() {
+        let facts = format.facts();
+        let payload = match facts.unknown_sizes {
             // The packets of coalesced messages are counted only if their size is known.
             Some(_) => usize::MAX,
-            None => format.packet_layout().rest,
+            None => facts.layout.rest,
         };
         let batch = filler::batch(payload, threads);
-        let origins = Origins::new(&config.listen.0, config.socket_keys.from());
+        let origins = Origins::new(&config.listen.0, &config.socket_keys.senders());
         let frames = Frames::new(format, &config.packet_keys, &origins, threads, batch);
         Some(Box::new(Udp { config, frames }))
     },

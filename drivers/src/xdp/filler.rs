@@ -244,7 +244,7 @@ impl Receiver {
                 }
             }
         });
-        let duplicate = if self.depacketizer.format().flow_origin().is_some() {
+        let duplicate = if self.depacketizer.flow_origin().is_some() {
             let flows = datagrams.map(|(whole, payload, received)| {
                 let flow = headers::flow(whole).unwrap_or_default();
                 (&whole[payload], received, flow)

@@ -82,7 +82,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     parse: |section, registry, diagnostics| {
         let (format, config) = section::read(section, registry, diagnostics, XdpConfig::problems)?;
         let threads = config.queues.0.len();
-        let origins = Origins::new(&config.listen.0, config.socket_keys.from());
+        let origins = Origins::new(&config.listen.0, &config.socket_keys.senders());
         let frames = Frames::new(format, &config.packet_keys, &origins, threads, link::BATCH);
         Some(Box::new(Xdp { config, frames }))
     },

@@ -12,27 +12,27 @@ use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::process::{Child, Command, Stdio};
 
-const SENDER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 5), 4001);
+pub(super) const SENDER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 5), 4001);
 const PORT: u16 = 7148;
-const RECEIVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), PORT);
+pub(super) const RECEIVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), PORT);
 /// Nanoseconds between packets.
 const INTERVAL: u64 = 100_000;
 
 /// A capture of UDP packets in Ethernet frames.
-struct Pcap {
-    bytes: Vec<u8>,
+pub(super) struct Pcap {
+    pub(super) bytes: Vec<u8>,
     ns: u64,
 }
 
 impl Pcap {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut bytes = 0xa1b2_3c4d_u32.to_le_bytes().to_vec();
         bytes.extend([2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0]);
         let ns = 1_700_000_000_000_000_000;
         Self { bytes, ns }
     }
 
-    fn add(&mut self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) {
+    pub(super) fn add(&mut self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) {
         let length = u16::try_from(payload.len() + 8).unwrap();
         let mut frame = vec![0; 12];
         frame.extend([8, 0, 0x45, 0]);

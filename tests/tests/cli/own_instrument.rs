@@ -1,6 +1,7 @@
 //! Runs the program of `docs/examples/own-instrument`, and uses each of its entries.
 
-use daq_testkit::{Daq, binary, free_udp_port, repository, wait_for};
+use super::inspect::{Pcap, RECEIVER, SENDER};
+use daq_testkit::{Daq, assert_contains, binary, free_udp_port, repository, wait_for};
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::Command;
@@ -86,6 +87,14 @@ fn program() -> PathBuf {
     program
 }
 
+/// Returns a packet of the format `counted`.
+fn packet(number: u32) -> Vec<u8> {
+    let mut packet = vec![0; 8 + 512];
+    packet[..2].copy_from_slice(&[0xda, 0x01]);
+    packet[4..8].copy_from_slice(&number.to_be_bytes());
+    packet
+}
+
 #[test]
 fn own_instrument_has_all_commands_of_daq() {
     let port = free_udp_port();
@@ -118,6 +127,17 @@ fn own_instrument_has_all_commands_of_daq() {
     daq.write("new.toml", &print(&["new", "ramp/peak/index"]));
     assert!(print(&["check", "new.toml"]).contains("ok"));
 
+    let mut capture = Pcap::new();
+    (0..64).for_each(|number| capture.add(SENDER, RECEIVER, &packet(number)));
+    std::fs::write(daq.path("capture.pcap"), &capture.bytes).unwrap();
+    let report = print(&["inspect", "capture.pcap"]);
+    assert_contains!(report => "1. counted packets (100 % sure)", "kind = \"counted\"\nmagic = 0xda01");
+    daq.write(
+        "inspected.toml",
+        &print(&["inspect", "capture.pcap", "--toml"]),
+    );
+    assert!(print(&["check", "inspected.toml"]).contains("ok"));
+
     let mut card = command(&["emulate", "fifo", "--socket", "card.sock", "--once"]);
     let mut card = card.spawn().unwrap();
     wait_for("the socket of the card", || {
@@ -127,10 +147,9 @@ fn own_instrument_has_all_commands_of_daq() {
     live.wait_ready();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     for number in 0_u32..64 {
-        let mut packet = [0; 8 + 512];
-        packet[..2].copy_from_slice(&[0xda, 0x01]);
-        packet[4..8].copy_from_slice(&number.to_be_bytes());
-        socket.send_to(&packet, ("127.0.0.1", port)).unwrap();
+        socket
+            .send_to(&packet(number), ("127.0.0.1", port))
+            .unwrap();
     }
     for source in ["ramp", "card", "served", "net"] {
         let least = if source == "ramp" { 800 } else { 32 };

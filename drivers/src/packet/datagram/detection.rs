@@ -33,11 +33,11 @@ pub(super) struct Detection {
 impl Detection {
     /// Returns the state for a format that must be detected, or `None` for a known format.
     pub(super) fn new(format: &Format) -> Option<Self> {
-        let detector = format.detector()?;
+        let detector = format.detect()?.detector()?;
         Some(Self {
             pending: PendingDatagrams::new(detector.hold_bytes()),
             detector,
-            flows: format.flow_origin().map(|_| Vec::new()),
+            flows: format.facts().flow.origin().map(|_| Vec::new()),
             is_pinned: false,
         })
     }
@@ -178,7 +178,7 @@ impl Depacketizer {
         if detection.is_pinned {
             return true;
         }
-        let observed = match self.format.flow_reject() {
+        let observed = match self.flow_reject {
             Some(reject) => Err(reject),
             None => detection.detector.observe(bytes),
         };
@@ -254,7 +254,7 @@ impl Depacketizer {
                 "source {}: cannot detect the sizes of {}s and packets: {why}. Rejected: {}; further rejected \
                  packets are only counted",
                 self.name,
-                self.format.unit_key(),
+                self.format.facts().unit_key,
                 counted(rejected, "packet"),
             );
         }
@@ -331,7 +331,7 @@ mod tests {
         let config: SpeadConfig = toml::from_str("heap = 256\nframe = { item = 0x1600 }").unwrap();
         let format = config.build().unwrap();
         let planned = Geometry {
-            numbering: format.numbering(),
+            numbering: format.facts().numbering,
             first_bytes: 1,
             ..Geometry::new(HEAP, 1)
         };
@@ -344,7 +344,7 @@ mod tests {
             let fixture = RingFixture::new(options);
             let ledger = SourceLedger::default();
             let mut window = ReorderWindow::new(fixture.producer, planned, 1, &ledger).remove(0);
-            let detecting = format.start_detection(&planned, 1).unwrap();
+            let detecting = format.detect().unwrap().start_detection(&planned, 1);
             let mut depacketizer = Depacketizer::new("adc", detecting);
             let mut sent = 0;
             let mut put = |port: u16, bytes: &[u8]| {

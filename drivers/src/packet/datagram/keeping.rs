@@ -1,7 +1,7 @@
 //! Reads the kept fields of packets that are placed.
 
 use super::Depacketizer;
-use crate::packet::Format;
+use crate::packet::{Finding, FormatFacts};
 use daq_core::reorder::{Batch, Outcome};
 
 /// Whether fields are kept, and whether a missing field was logged.
@@ -13,9 +13,9 @@ pub(super) struct Keeping {
 }
 
 impl Keeping {
-    pub(super) fn of(format: &Format) -> Self {
+    pub(super) fn of(format: &FormatFacts) -> Self {
         Self {
-            fields: format.kept().len(),
+            fields: format.kept.len(),
             is_missing_logged: false,
         }
     }
@@ -43,7 +43,7 @@ impl Depacketizer {
             && let Some(missing) = (0..self.keeping.fields).find(|i| kept.get(*i).is_none())
         {
             self.keeping.is_missing_logged = true;
-            if let Some(why) = self.format.why_not_kept(missing, packet) {
+            if let Some(why) = self.format.explain(Finding::NoKeptField(missing), packet) {
                 tracing::warn!("source {}: frames lack a kept field: {why}", self.name);
             }
         }

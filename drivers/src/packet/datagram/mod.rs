@@ -6,7 +6,9 @@ mod keeping;
 pub(crate) mod pending;
 mod reassembly;
 
-use crate::packet::{Control, Flow, Format, Fragment, Packet, Parsed, Reject, Split};
+use crate::packet::{
+    Control, Finding, Flow, FlowNeeds, Format, Fragment, Origin, Packet, Parsed, Reject, Split,
+};
 use clock_check::ClockCheck;
 use daq_core::frame::{KeptFields, Timestamp};
 use daq_core::ledger::{FAR_NUMBER, Rejections};
@@ -24,13 +26,13 @@ const PAYLOAD_RANGE: Reject = Reject::Other {
 /// A format whose packets are never fragments returned a fragment.
 const UNEXPECTED_FRAGMENT: Reject = Reject::Other {
     name: "unexpected_fragment",
-    message: "the packet covers packet slots only partly, but `has_fragments` of the packet format returns false: this is an error in the code of the packet format",
+    message: "the packet covers packet slots only partly, but `has_fragments` of the packet format's facts is false: this is an error in the code of the packet format",
 };
 
 /// Packets do not agree with the format about units that differ in size.
 const UNEXPECTED_SIZE: Reject = Reject::Other {
     name: "unexpected_size",
-    message: "the packet is `Sized`, but `has_sized_units` of the packet format returns false, or the reverse: this is an error in the code of the packet format",
+    message: "the packet is `Sized`, but `has_sized_units` of the packet format's facts is false, or the reverse: this is an error in the code of the packet format",
 };
 
 /// Reason of packets whose numbers have arrived before, if it is unknown whether the sender has restarted.
@@ -44,6 +46,10 @@ pub struct Depacketizer {
     format: Format,
     /// The current flow, if the source has selected one.
     flow: Option<Flow>,
+    /// The addresses that distinguish flows.
+    flow_needs: FlowNeeds,
+    /// Why packets of the current flow are rejected, if they are.
+    flow_reject: Option<Reject>,
     /// Whether the format contains timestamps.
     has_time: bool,
     /// Whether units differ in size.
@@ -81,16 +87,19 @@ enum Put {
 impl Depacketizer {
     /// Creates a depacketizer for the source `name`. Each thread needs its own depacketizer.
     pub fn new(name: &str, format: Format) -> Self {
+        let facts = format.facts();
         Self {
             name: name.to_owned(),
             detection: Detection::new(&format).map(Box::new),
-            reassembly: Reassembly::of(&format),
-            has_time: format.time_scale().is_some(),
-            has_sized_units: format.has_sized_units(),
+            reassembly: Reassembly::of(&facts),
+            has_time: format.clock().is_some(),
+            has_sized_units: facts.has_sized_units,
             clock_check: ClockCheck::default(),
-            keeping: Keeping::of(&format),
+            keeping: Keeping::of(&facts),
             format,
             flow: None,
+            flow_needs: facts.flow,
+            flow_reject: None,
             rejections: Rejections::default(),
             logged: Logged::default(),
         }
@@ -98,10 +107,10 @@ impl Depacketizer {
 
     /// Continues with the detected `format`.
     fn use_format(&mut self, format: Format) {
-        self.reassembly = Reassembly::of(&format);
+        self.reassembly = Reassembly::of(&format.facts());
         self.format = format;
         if let Some(flow) = &self.flow {
-            self.format.use_flow(flow);
+            self.flow_reject = self.format.use_flow(flow).err();
         }
     }
 
@@ -160,11 +169,16 @@ impl Depacketizer {
         }
     }
 
-    /// Selects the flow of the datagrams that follow, for formats that [need](crate::packet::PacketFormat::flow_origin) it.
+    /// Returns which address distinguishes flows, or `None` if all datagrams belong to one flow.
+    pub const fn flow_origin(&self) -> Option<Origin> {
+        self.flow_needs.origin()
+    }
+
+    /// Selects the flow of the datagrams that follow, for formats that [need](crate::packet::FormatFacts::flow) it.
     pub fn use_flow(&mut self, flow: Flow) {
-        let flow = self.format.reduce_flow(&flow);
+        let flow = self.flow_needs.reduced(&flow);
         if self.flow != Some(flow) {
-            self.format.use_flow(&flow);
+            self.flow_reject = self.format.use_flow(&flow).err();
             self.flow = Some(flow);
         }
     }
@@ -454,14 +468,21 @@ impl Depacketizer {
     #[cold]
     fn log_other_unit(&mut self, bytes: u64) {
         self.logged.other_unit = true;
-        let note = self.format.other_unit_note(bytes);
+        let finding = Finding::OtherUnit { bytes };
+        let note = self.format.explain(finding, &[]).unwrap_or_else(|| {
+            let facts = self.format.facts();
+            let (key, wanted) = (facts.unit_key, facts.layout.unit_bytes);
+            format!(
+                "a {key} has {bytes} bytes, not {wanted}, so it is not a frame. Its packets are counted as `control`"
+            )
+        });
         tracing::info!("source {}: {note}", self.name);
     }
 
     #[cold]
     fn log_missing_time(&mut self, bytes: &[u8]) {
         if !std::mem::replace(&mut self.logged.missing_time, true)
-            && let Some(why) = self.format.why_no_time(bytes)
+            && let Some(why) = self.format.explain(Finding::NoTimestamp, bytes)
         {
             tracing::warn!(
                 "source {}: frames have no timestamp: {why}, or omit `timestamp` to use the receive \

@@ -3,7 +3,7 @@
 //! A sender that restarts sends units with the same numbers. Therefore a unit begins again if the epoch has changed, if its number is
 //! no longer near the stream, or if other bytes arrive at the same place.
 
-use crate::packet::{Format, Fragment, PacketLayout};
+use crate::packet::{FormatFacts, Fragment, PacketLayout};
 use daq_core::frame::KeptFields;
 use std::ops::Range;
 
@@ -108,10 +108,10 @@ pub(crate) enum Added {
 
 impl Reassembly {
     /// Returns the reassembly buffer for `format`, if its packets may be parts.
-    pub(crate) fn of(format: &Format) -> Option<Box<Self>> {
+    pub(crate) fn of(format: &FormatFacts) -> Option<Box<Self>> {
         format
-            .has_fragments()
-            .then(|| Box::new(Self::new(format.packet_layout(), format.parts())))
+            .has_fragments
+            .then(|| Box::new(Self::new(format.layout, format.parts)))
     }
 
     fn new(layout: PacketLayout, parts: u32) -> Self {

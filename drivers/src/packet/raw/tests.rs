@@ -24,7 +24,7 @@ fn raw_packet_written_by_hand_is_parsed() {
     };
     assert_eq!(format().parse(&packet), Ok(Parsed::Data(expected)));
     assert_eq!(
-        format().numbering(),
+        format().facts().numbering,
         Numbering {
             width: 48,
             step: 2,
@@ -111,7 +111,7 @@ fn range_is_checked_and_continues_numbers() {
     }
     let keys = "frame = { offset = 0, bytes = 2, range = [1, 65535] }\npackets = 2\npacket = { offset = 2, bytes = 2 }";
     let mut format = build(keys).unwrap();
-    assert_eq!(format.numbering().width, 64);
+    assert_eq!(format.facts().numbering.width, 64);
     for unit in 65_533..65_540 {
         let mut packet = Vec::new();
         format.build(unit, 1, None, &[0; 8], &mut packet);
@@ -132,7 +132,8 @@ fn block_identifiers_of_gige_vision_skip_zero() {
             .unwrap()
             .build()
             .unwrap()
-            .notes()
+            .facts()
+            .notes
             .concat()
     };
     assert!(notes(gvsp).contains("`range` of `frame` is [1, 65535]"));
@@ -170,7 +171,7 @@ fn default_byte_order_is_noted() {
         let Format::Raw(raw) = config.build().unwrap() else {
             panic!("{keys}");
         };
-        raw.notes().concat()
+        raw.facts().notes.concat()
     };
     let note =
         notes("packets = 2\nframe = { offset = 0, bytes = 8 }\npacket = { offset = 8, bytes = 4 }");

@@ -52,10 +52,11 @@ pub fn by_parser(
     keys: Vec<Key>,
     packets: &[&CapturedPacket],
 ) -> Option<Recognised> {
+    let facts = parser.facts();
     let numbering = Numbering {
-        bits: parser.numbering().width,
-        step: parser.numbering().step,
-        packets: parser.packet_layout().count().into(),
+        bits: facts.numbering.width,
+        step: facts.numbering.step,
+        packets: facts.layout.count().into(),
         range: None,
     };
     let mut accepted = 0;

@@ -26,8 +26,9 @@ pub use items::{Item, build_packet, item};
 use super::keep::Keep;
 use super::parts::UNKNOWN_FLOW;
 use super::{
-    Control, Flow, Format, FormatEntry, Fragment, Numbering, Origin, Origins, Packet, PacketFormat,
-    PacketLayout, Parsed, Reject, SizeDetector, Split, TimeScale, TimeWrap, UnknownSizes, section,
+    Build, Control, Detect, Finding, Flow, Format, FormatEntry, FormatFacts, Fragment, Numbering,
+    Packet, PacketClock, PacketFormat, PacketLayout, Parse, Parsed, Reject, SizeDetector,
+    SourceOfFormat, Split, TimeScale, TimeWrap, UnknownSizes, section,
 };
 use daq_core::config::Problem;
 use daq_core::frame::KeptFields;
@@ -56,6 +57,13 @@ pub(super) const ENTRY: FormatEntry = FormatEntry {
     parse: |table, diagnostics| section::finish(table, diagnostics, SpeadConfig::build),
     recognise: recognise::RECOGNISERS,
 };
+
+/// The key and the help of the warning that heap counters repeat.
+const NUMBER_ADVICE: (&str, &str) = (
+    "format.step",
+    "check `step` and `address_bits`, which limit the number of different heap counters; otherwise compare `delivered` with the \
+     sender's own count",
+);
 
 /// Value of the stream control item that marks the end of a stream.
 const STREAM_STOP: u64 = 2;
@@ -477,17 +485,6 @@ impl Spead {
         ];
         build_packet(self.address_bits, &items, &[0], out);
     }
-}
-
-impl PacketFormat for Spead {
-    #[inline]
-    fn header_len(&self, sub: u32) -> usize {
-        if sub == 0 || self.numbers.is_some() && self.split(sub).1 == 0 {
-            self.first_header
-        } else {
-            self.rest_header
-        }
-    }
 
     /// The heap counter or an item is the number, and a unit has one heap for each part.
     fn numbering(&self) -> Numbering {
@@ -498,71 +495,66 @@ impl PacketFormat for Spead {
         }
     }
 
-    fn number_advice(&self) -> (&'static str, &'static str) {
-        (
-            "format.step",
-            "check `step` and `address_bits`, which limit the number of different heap counters; otherwise compare `delivered` \
-             with the sender's own count",
+    fn parts(&self) -> u32 {
+        let numbers = self.numbers.as_ref();
+        numbers.map_or(1, |numbers| numbers.parts.count())
+    }
+
+    fn unknown_sizes(&self) -> Option<UnknownSizes> {
+        self.given.map(|given| UnknownSizes {
+            frame: given
+                .heap
+                .map(|heap| heap.saturating_mul(self.parts() as usize)),
+            values: if self.is_counted() {
+                "packet sizes and the step of heap counters"
+            } else {
+                "packet sizes"
+            },
+            from: "the first heaps",
+        })
+    }
+
+    fn other_unit_note(&self, bytes: u64) -> String {
+        let wanted = self.layout.unit_bytes;
+        // Only the first such heap is logged.
+        if self.is_sized && self.last_described.is_none() {
+            return format!(
+                "a heap has {bytes} bytes, more than `max_heap`, which is {wanted}. Its packets and those of further such heaps \
+                 are counted as `control`. If the heap contains samples, set `max_heap = {bytes}`, or more"
+            );
+        }
+        if self.is_sized {
+            return format!(
+                "a heap of {bytes} bytes contains descriptors, so it is not a frame. Its packets and those of further such heaps \
+                 are counted as `control`. If it also contains samples, configure the sender to send descriptors in heaps of \
+                 their own"
+            );
+        }
+        format!(
+            "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
+             heaps are counted as `control`, like the packets of descriptors. If it is the first heap of a sender, and contains \
+             samples and descriptors (as with spead2), set `samples` to the item with the samples and remove `packet` and `first`, \
+             so that daq finds them. If all heaps have this size, set `heap = {bytes}`. If heaps differ in size, replace `heap` \
+             with `max_heap`, the size of the largest heap"
         )
     }
+}
 
-    fn packet_layout(&self) -> PacketLayout {
-        self.layout
+impl Detect for Spead {
+    fn start_detection(&self, geometry: &Geometry, threads: usize) -> Format {
+        let detector = Detector::new(self, geometry, threads);
+        Format::Spead(Self {
+            detector: Some(Arc::new(detector)),
+            ..self.clone()
+        })
     }
 
-    fn parts(&self) -> u32 {
-        self.numbers
-            .as_ref()
-            .map_or(1, |numbers| numbers.parts.count())
+    fn detector(&self) -> Option<Arc<dyn SizeDetector>> {
+        Some(self.detector.clone()?)
     }
+}
 
-    fn part_names(&self) -> Vec<String> {
-        self.numbers
-            .as_ref()
-            .map_or_else(Vec::new, |numbers| numbers.parts.names())
-    }
-
-    fn use_origins(&mut self, origins: &Origins) -> Result<(), Problem> {
-        match &mut self.numbers {
-            Some(numbers) => numbers.use_origins(origins),
-            None => Ok(()),
-        }
-    }
-
-    fn part_origin(&self) -> Option<Origin> {
-        self.numbers.as_ref()?.parts.origin()
-    }
-
-    fn flow_origin(&self) -> Option<Origin> {
-        self.numbers.as_ref()?.flow_origin()
-    }
-
-    fn reduce_flow(&self, flow: &Flow) -> Flow {
-        let numbers = self.numbers.as_ref();
-        numbers.map_or(*flow, |numbers| numbers.reduce_flow(flow))
-    }
-
-    fn flow_reject(&self) -> Option<Reject> {
-        let flow = self.numbers.as_ref()?.parts.flow();
-        flow.is_none().then_some(UNKNOWN_FLOW)
-    }
-
-    fn use_flow(&mut self, flow: &Flow) {
-        if let Some(numbers) = &mut self.numbers {
-            numbers.use_flow(flow);
-        }
-    }
-
-    #[inline]
-    fn time_scale(&self) -> Option<TimeScale> {
-        self.scale
-    }
-
-    #[inline]
-    fn time_wrap(&self) -> Option<&TimeWrap> {
-        self.wrap.as_ref()
-    }
-
+impl Parse for Spead {
     #[inline]
     fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
         let length = header.len().saturating_add(rest);
@@ -619,12 +611,29 @@ impl PacketFormat for Spead {
             .checked_add(WORD + items.len())
     }
 
-    fn why_no_time(&self, packet: &[u8]) -> Option<String> {
-        Some(self.why_no_item(self.timestamp?, "timestamp", packet))
+    #[inline]
+    fn header_len(&self, sub: u32) -> usize {
+        if sub == 0 || self.numbers.is_some() && self.split(sub).1 == 0 {
+            self.first_header
+        } else {
+            self.rest_header
+        }
     }
 
-    fn kept(&self) -> Vec<String> {
-        self.keep.names()
+    #[inline]
+    fn clock(&self) -> Option<PacketClock<'_>> {
+        Some(PacketClock {
+            scale: self.scale?,
+            wrap: self.wrap.as_ref(),
+        })
+    }
+
+    fn use_flow(&mut self, flow: &Flow) -> Result<(), Reject> {
+        let Some(numbers) = &mut self.numbers else {
+            return Ok(());
+        };
+        numbers.use_flow(flow);
+        numbers.parts.flow().map(|_| ()).ok_or(UNKNOWN_FLOW)
     }
 
     fn read_kept(&self, packet: &[u8]) -> KeptFields {
@@ -632,94 +641,9 @@ impl PacketFormat for Spead {
         self.keep
             .read(|id| find_item(items, self.address_bits, *id))
     }
+}
 
-    fn why_not_kept(&self, i: usize, packet: &[u8]) -> Option<String> {
-        Some(self.why_no_item(*self.keep.position(i)?, "keep", packet))
-    }
-
-    fn unit_key(&self) -> &'static str {
-        "heap"
-    }
-
-    fn is_unit_frame(&self) -> bool {
-        true
-    }
-
-    fn other_unit_note(&self, bytes: u64) -> String {
-        let wanted = self.layout.unit_bytes;
-        // Only the first such heap is logged.
-        if self.is_sized && self.last_described.is_none() {
-            return format!(
-                "a heap has {bytes} bytes, more than `max_heap`, which is {wanted}. Its packets and those of further such heaps \
-                 are counted as `control`. If the heap contains samples, set `max_heap = {bytes}`, or more"
-            );
-        }
-        if self.is_sized {
-            return format!(
-                "a heap of {bytes} bytes contains descriptors, so it is not a frame. Its packets and those of further such heaps \
-                 are counted as `control`. If it also contains samples, configure the sender to send descriptors in heaps of \
-                 their own"
-            );
-        }
-        format!(
-            "a heap has {bytes} bytes, not {wanted}, so it is not a frame. Its packets and those of further such \
-             heaps are counted as `control`, like the packets of descriptors. If it is the first heap of a sender, and contains \
-             samples and descriptors (as with spead2), set `samples` to the item with the samples and remove `packet` and `first`, \
-             so that daq finds them. If all heaps have this size, set `heap = {bytes}`. If heaps differ in size, replace `heap` \
-             with `max_heap`, the size of the largest heap"
-        )
-    }
-
-    fn has_fragments(&self) -> bool {
-        self.described.is_some()
-    }
-
-    fn has_sized_units(&self) -> bool {
-        self.is_sized
-    }
-
-    fn unknown_sizes(&self) -> Option<UnknownSizes> {
-        self.given.map(|given| UnknownSizes {
-            frame: given
-                .heap
-                .map(|heap| heap.saturating_mul(self.parts() as usize)),
-            values: if self.is_counted() {
-                "packet sizes and the step of heap counters"
-            } else {
-                "packet sizes"
-            },
-            from: "the first heaps",
-        })
-    }
-
-    fn start(&mut self, name: &str, _: &Counts) {
-        let (wrap, scale) = (self.wrap.take(), self.scale);
-        self.wrap = wrap.and_then(|wrap| wrap.restarted(&scale?));
-        let item = self.numbers.as_ref().and_then(|numbers| numbers.frame);
-        self.step_check = item.map(|item| {
-            Box::new(StepCheck::of_item(
-                name,
-                item,
-                self.step,
-                self.address_bits,
-                None,
-            ))
-        });
-    }
-
-    fn start_detection(&self, geometry: &Geometry, threads: usize) -> Option<Format> {
-        self.given?;
-        let detector = Detector::new(self, geometry, threads);
-        Some(Format::Spead(Self {
-            detector: Some(Arc::new(detector)),
-            ..self.clone()
-        }))
-    }
-
-    fn detector(&self) -> Option<Arc<dyn SizeDetector>> {
-        Some(self.detector.clone()?)
-    }
-
+impl Build for Spead {
     /// Only the first packet of a heap contains the timestamp and the pointer to the samples. Each packet contains the numbers of
     /// the frame and the part.
     fn build_header(
@@ -791,9 +715,67 @@ impl PacketFormat for Spead {
         self.build_end(unit, &mut packet);
         vec![packet]
     }
+}
 
-    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
-        Box::new(self.clone())
+impl PacketFormat for Spead {
+    fn facts(&self) -> FormatFacts {
+        let facts = FormatFacts {
+            number_advice: NUMBER_ADVICE,
+            unit_key: "heap",
+            is_unit_frame: true,
+            has_frame_times: self.scale.is_some(),
+            kept: self.keep.names(),
+            has_fragments: self.described.is_some(),
+            has_sized_units: self.is_sized,
+            unknown_sizes: self.unknown_sizes(),
+            ..FormatFacts::new(self.numbering(), self.layout)
+        };
+        match &self.numbers {
+            None => facts,
+            Some(numbers) => FormatFacts {
+                parts: numbers.parts.count(),
+                part_names: numbers.parts.names(),
+                has_parts_by_address: numbers.parts.flow_needs().origin().is_some(),
+                flow: numbers.flow_needs(),
+                ..facts
+            },
+        }
+    }
+
+    fn use_source(&mut self, source: &SourceOfFormat<'_>) -> Result<(), Problem> {
+        match &mut self.numbers {
+            Some(numbers) => numbers.use_origins(source.origins),
+            None => Ok(()),
+        }
+    }
+
+    fn detect(&self) -> Option<&dyn Detect> {
+        self.given.map(|_| self as &dyn Detect)
+    }
+
+    fn explain(&self, finding: Finding, packet: &[u8]) -> Option<String> {
+        match finding {
+            Finding::NoTimestamp => Some(self.why_no_item(self.timestamp?, "timestamp", packet)),
+            Finding::NoKeptField(i) => {
+                Some(self.why_no_item(*self.keep.position(i)?, "keep", packet))
+            }
+            Finding::OtherUnit { bytes } => Some(self.other_unit_note(bytes)),
+        }
+    }
+
+    fn start(&mut self, name: &str, _: &Counts) {
+        let (wrap, scale) = (self.wrap.take(), self.scale);
+        self.wrap = wrap.and_then(|wrap| wrap.restarted(&scale?));
+        let item = self.numbers.as_ref().and_then(|numbers| numbers.frame);
+        self.step_check = item.map(|item| {
+            Box::new(StepCheck::of_item(
+                name,
+                item,
+                self.step,
+                self.address_bits,
+                None,
+            ))
+        });
     }
 }
 

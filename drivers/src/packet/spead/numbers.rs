@@ -9,7 +9,7 @@
 use super::items::{Item, find_item};
 use crate::packet::parts::{MAX_PARTS, Parts, Position, UNKNOWN_FLOW};
 use crate::packet::{Flow, MissingItems, Reject};
-use crate::packet::{Origin, Origins};
+use crate::packet::{FlowNeeds, Origins};
 use daq_core::config::Problem;
 use std::net::{IpAddr, SocketAddr};
 
@@ -118,23 +118,15 @@ impl HeapNumbers {
         Ok(())
     }
 
-    /// Returns which address of packets is needed to place them.
-    pub(super) fn flow_origin(&self) -> Option<Origin> {
-        let is_by_item = self.frame.is_some() || self.parts.has_numbers();
-        is_by_item
-            .then_some(Origin::Address)
-            .or_else(|| self.parts.origin())
-    }
-
-    /// Returns `flow` with only the addresses that matter.
-    pub(super) fn reduce_flow(&self, flow: &Flow) -> Flow {
-        let reduced = self.parts.reduced(flow);
-        match self.flow_origin() {
-            Some(Origin::Address) => Flow {
-                source: flow.source,
-                ..reduced
-            },
-            _ => reduced,
+    /// Returns which addresses of packets are needed to place them. Items are in a heap's first packet, and most senders count their
+    /// heaps from 1, so heaps are also distinguished by their sender.
+    pub(super) fn flow_needs(&self) -> FlowNeeds {
+        let needs = self.parts.flow_needs();
+        let sender = needs.sender || self.frame.is_some() || self.parts.has_numbers();
+        FlowNeeds {
+            sender,
+            sender_port: sender,
+            ..needs
         }
     }
 

@@ -96,7 +96,7 @@ fn items_of_the_first_packet_place_the_whole_heap() {
     )
     .unwrap();
     assert_eq!(
-        (format.parts(), format.part_names()),
+        (format.facts().parts, format.facts().part_names),
         (2, vec!["7".to_owned(), "3".to_owned()])
     );
     let mut place = |bytes: &[u8]| match format.parse(bytes) {
@@ -162,10 +162,11 @@ fn equal_counters_of_different_ports_are_different_heaps() {
     )
     .unwrap();
     let mut place = |port: u16, bytes: &[u8]| {
-        format.use_flow(&Flow {
+        let flow = Flow {
             source: None,
             destination: Some(([127, 0, 0, 1], port).into()),
-        });
+        };
+        format.use_flow(&flow).ok()?;
         let Ok(Parsed::Data(data)) = format.parse(bytes) else {
             return None;
         };
@@ -185,12 +186,16 @@ fn equal_counters_of_different_senders_are_different_heaps() {
         "heap = 16\npacket = 8\nframe = { item = 0x1600 }\npart = { item = 0x4101, count = 2 }",
     )
     .unwrap();
-    assert_eq!(format.flow_origin(), Some(Origin::Address));
+    assert_eq!(
+        format.facts().flow.origin(),
+        Some(crate::packet::Origin::Address)
+    );
     let mut place = |port: u16, bytes: &[u8]| {
-        format.use_flow(&Flow {
+        let flow = Flow {
             source: Some(([10, 0, 0, 1], port).into()),
             destination: None,
-        });
+        };
+        format.use_flow(&flow).unwrap();
         match format.parse(bytes) {
             Ok(Parsed::Data(data)) => Ok((data.unit, data.sub)),
             Ok(other) => panic!("{other:?}"),
@@ -577,7 +582,7 @@ fn heap_up_to_the_maximum_is_a_frame_of_its_own_size() {
 fn configured_heap_is_one_frame() {
     let text = "heap = 4000\npacket = 1432\nfirst = 1416\naddress_bits = 48";
     let format = configured(text).unwrap();
-    assert_eq!(format.numbering().packets_per_unit, 3);
+    assert_eq!(format.facts().numbering.packets_per_unit, 3);
     let keys = PacketKeys {
         close_after: crate::packet::keys::default_close_after(),
         window: None,

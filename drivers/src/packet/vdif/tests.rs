@@ -168,7 +168,7 @@ fn numbers_continue_across_reference_epochs_and_leap_seconds() {
 #[test]
 fn frames_of_others_and_invalid_frames_are_rejected() {
     let mut format = format("station = 0x5066");
-    let counts = Counts::in_memory(&format.counts());
+    let counts = Counts::in_memory(&format.facts().counts);
     format.start("adc", &counts);
     let mut reason = |sent: Sent| format.parse(&sent.bytes()).unwrap_err().name();
     assert_eq!(reason(Sent { thread: 2, ..SENT }), "other_stream");
@@ -332,11 +332,11 @@ fn threads_are_parts_of_frames() {
     }
     format.use_samples(&samples(2, Order::Planar)).unwrap();
     assert_eq!(
-        (format.parts(), format.part_names()),
+        (format.facts().parts, format.facts().part_names),
         (2, vec!["7".to_owned(), "3".to_owned()])
     );
     // 1000 frames of 64 bytes and two threads have less than 1 MiB, and a second has 1000.
-    let numbering = format.numbering();
+    let numbering = format.facts().numbering;
     assert_eq!(numbering.packets_per_unit, 2000);
     let sent = |thread, seconds, frame| Sent {
         seconds,

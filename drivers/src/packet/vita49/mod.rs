@@ -31,8 +31,8 @@ pub use config::{KeptValue, Vita49Config};
 use super::selector::{Condition, Selector};
 use super::streams::StreamFrames;
 use super::{
-    Control, Format, FormatEntry, Numbering, Packet, PacketFormat, PacketLayout, Parsed, Reject,
-    Split, TimeScale, section,
+    Build, Control, Format, FormatEntry, FormatFacts, Numbering, Packet, PacketClock, PacketFormat,
+    Parse, Parsed, Reject, SourceOfFormat, Split, TimeScale, section,
 };
 use context::{Context, SAMPLE_RATE};
 use daq_core::claim::StreamIds;
@@ -40,7 +40,7 @@ use daq_core::config::Problem;
 use daq_core::counts;
 use daq_core::frame::KeptFields;
 use daq_core::layout::{Layout, Order, Samples};
-use daq_core::ledger::{CountSet, Counts};
+use daq_core::ledger::Counts;
 use daq_core::outgoing::OutgoingFrames;
 use daq_core::reorder::PacketId;
 use daq_core::units::{Frequency, Period};
@@ -74,6 +74,12 @@ const GPS_START: u64 = 315_964_800;
 const SECOND: u64 = 1_000_000_000_000;
 /// Number of bits of the packet count.
 const COUNT_BITS: u32 = 4;
+/// The key and the help of the warning that the 4-bit count repeats.
+const NUMBER_ADVICE: (&str, &str) = (
+    "samples",
+    "set `rate` in `samples`, so that packets are numbered by their timestamps; otherwise compare `delivered` with the sender's own \
+     count",
+);
 /// Minimum time between two log messages about changed context values.
 const LOG_PERIOD: Duration = Duration::from_secs(1);
 
@@ -154,7 +160,7 @@ struct Notes {
 }
 
 impl Vita49 {
-    /// Returns the format of packets with `payload` bytes of payload. Until [`PacketFormat::use_samples`] is called with a
+    /// Returns the format of packets with `payload` bytes of payload. Until [`use_samples`](Self::use_samples) is called with a
     /// sample rate, packets are numbered by their 4-bit count.
     fn new(payload: usize, ids: Box<[u32]>, tolerance: Option<Period>, leap_seconds: u32) -> Self {
         Self {
@@ -460,52 +466,7 @@ impl Notes {
     }
 }
 
-impl PacketFormat for Vita49 {
-    #[inline]
-    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
-        self.check(header, header.len().saturating_add(rest))
-    }
-
-    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
-        prologue::packet_len(bytes)
-    }
-
-    #[inline]
-    fn header_len(&self, _: u32) -> usize {
-        self.prologue
-    }
-
-    /// Numbers from timestamps have 64 bits, the packet count has 4.
-    fn numbering(&self) -> Numbering {
-        Numbering {
-            width: if self.is_timed() { 64 } else { COUNT_BITS },
-            packets_per_unit: self
-                .grouped
-                .as_ref()
-                .map_or(1, StreamFrames::packets_per_frame),
-            ..Numbering::PLAIN
-        }
-    }
-
-    fn number_advice(&self) -> (&'static str, &'static str) {
-        (
-            "samples",
-            "set `rate` in `samples`, so that packets are numbered by their timestamps; otherwise compare `delivered` with the \
-             sender's own count",
-        )
-    }
-
-    fn packet_layout(&self) -> PacketLayout {
-        PacketLayout {
-            unit_bytes: self
-                .grouped
-                .as_ref()
-                .map_or(self.payload, |grouped| grouped.part_bytes(self.payload)),
-            first: self.payload,
-            rest: self.payload,
-        }
-    }
-
+impl Vita49 {
     /// Packets of the types 0 and 2 have no stream identifier.
     fn selector(&self) -> Option<Selector> {
         let kinds = Condition {
@@ -522,60 +483,6 @@ impl PacketFormat for Vita49 {
         };
         let streams = StreamIds::new("stream_id", self.ids.iter().copied());
         Selector::new(vec![kinds, ids], streams)
-    }
-
-    fn parts(&self) -> u32 {
-        self.grouped.as_ref().map_or(1, StreamFrames::streams)
-    }
-
-    fn part_names(&self) -> Vec<String> {
-        self.ids.iter().map(|id| format!("{id:#x}")).collect()
-    }
-
-    fn is_unit_frame(&self) -> bool {
-        self.grouped.is_some()
-    }
-
-    fn has_frame_times(&self) -> bool {
-        self.grouped.is_some()
-    }
-
-    fn unit_key(&self) -> &'static str {
-        if self.grouped.is_some() {
-            "frame"
-        } else {
-            "payload"
-        }
-    }
-
-    /// The scale of the last packet: only packets state the reference of their timestamps.
-    #[inline]
-    fn time_scale(&self) -> Option<TimeScale> {
-        self.reference.map(|reference| self.scale(reference))
-    }
-
-    fn kept(&self) -> Vec<String> {
-        let names = self.keep.iter().map(|value| value.field().0.to_owned());
-        names.collect()
-    }
-
-    /// The values are those of the first stream. Negative frequencies are absent.
-    fn read_kept(&self, _: &[u8]) -> KeptFields {
-        let mut kept = KeptFields::default();
-        for (i, value) in self.keep.iter().enumerate() {
-            if let Some(hz) = self.streams[0].context.value(value.field().1)
-                && hz >= 0.0
-            {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "not negative; at most 2^43 Hz"
-                )]
-                let hz = hz.round() as u64;
-                kept.set(i, hz);
-            }
-        }
-        kept
     }
 
     fn use_samples(&mut self, samples: &Samples) -> Result<(), Problem> {
@@ -632,30 +539,51 @@ impl PacketFormat for Vita49 {
         }
         Ok(())
     }
+}
 
-    fn notes(&self) -> Vec<String> {
-        let without_rate = "`rate` of `samples` is not set, so packets are numbered by their 4-bit count and not by their \
-             timestamps: a loss of 16 packets in a row is not counted";
-        let note = (!self.is_timed()).then(|| without_rate.to_owned());
-        note.into_iter().collect()
+impl Parse for Vita49 {
+    #[inline]
+    fn parse_split(&mut self, header: &[u8], rest: usize) -> Result<Split, Reject> {
+        self.check(header, header.len().saturating_add(rest))
     }
 
-    fn counts(&self) -> Vec<&'static CountSet> {
-        vec![StreamCounts::SET]
+    fn packet_len(&self, bytes: &[u8]) -> Option<usize> {
+        prologue::packet_len(bytes)
     }
 
-    fn start(&mut self, name: &str, counts: &Counts) {
-        self.first_stream = Arc::default();
-        for stream in &mut self.streams {
-            stream.forget_context();
+    #[inline]
+    fn header_len(&self, _: u32) -> usize {
+        self.prologue
+    }
+
+    /// The scale of the last packet: only packets state the reference of their timestamps.
+    #[inline]
+    fn clock(&self) -> Option<PacketClock<'_>> {
+        let scale = self.scale(self.reference?);
+        Some(PacketClock { scale, wrap: None })
+    }
+
+    /// The values are those of the first stream. Negative frequencies are absent.
+    fn read_kept(&self, _: &[u8]) -> KeptFields {
+        let mut kept = KeptFields::default();
+        for (i, value) in self.keep.iter().enumerate() {
+            if let Some(hz) = self.streams[0].context.value(value.field().1)
+                && hz >= 0.0
+            {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "not negative; at most 2^43 Hz"
+                )]
+                let hz = hz.round() as u64;
+                kept.set(i, hz);
+            }
         }
-        *self.notes = Notes {
-            source: name.to_owned(),
-            counts: StreamCounts::of(counts),
-            ..Notes::default()
-        };
+        kept
     }
+}
 
+impl Build for Vita49 {
     /// The packet has the stream identifier 0 or that of the configuration. Unless the format is [for
     /// sending](Self::for_sending), the timestamp is a free-running count of samples, if the sample rate is known.
     fn build_header(
@@ -685,20 +613,6 @@ impl PacketFormat for Vita49 {
         #[expect(clippy::cast_possible_truncation, reason = "4 bits are used")]
         let count = unit as u8 & 0xf;
         prologue::append(SIGNAL_DATA, stream, class, &stamp, count, payload, out);
-    }
-
-    /// One context packet, unless VITA 49 does not define the sample type.
-    fn describe(
-        &self,
-        _: &OutgoingFrames,
-        unit: u64,
-        timestamp: Option<u64>,
-        packets: &mut Vec<Vec<u8>>,
-    ) {
-        if let Some(sending) = &self.sending {
-            let stamp = sending.stamp(unit, timestamp);
-            sending.describe(self.ids.first().copied().unwrap_or(0), &stamp, packets);
-        }
     }
 
     fn for_sending(&self, frames: &OutgoingFrames) -> Result<Option<Format>, Problem> {
@@ -742,13 +656,59 @@ impl PacketFormat for Vita49 {
         Ok(Some(Format::Vita49(format)))
     }
 
-    /// The payload ends at a whole word.
-    fn trailer_len(&self) -> usize {
-        self.payload.next_multiple_of(WORD) - self.payload
+    /// One context packet, unless VITA 49 does not define the sample type.
+    fn describe(
+        &self,
+        _: &OutgoingFrames,
+        unit: u64,
+        timestamp: Option<u64>,
+        packets: &mut Vec<Vec<u8>>,
+    ) {
+        if let Some(sending) = &self.sending {
+            let stamp = sending.stamp(unit, timestamp);
+            sending.describe(self.ids.first().copied().unwrap_or(0), &stamp, packets);
+        }
+    }
+}
+
+impl PacketFormat for Vita49 {
+    fn facts(&self) -> FormatFacts {
+        // Numbers from timestamps have 64 bits, the packet count has 4.
+        let numbering = Numbering {
+            width: if self.is_timed() { 64 } else { COUNT_BITS },
+            ..Numbering::PLAIN
+        };
+        let without_rate = "`rate` of `samples` is not set, so packets are numbered by their 4-bit count and not by their \
+             timestamps: a loss of 16 packets in a row is not counted";
+        let note = (!self.is_timed()).then(|| without_rate.to_owned());
+        let kept = self.keep.iter().map(|value| value.field().0.to_owned());
+        FormatFacts {
+            number_advice: NUMBER_ADVICE,
+            part_names: self.ids.iter().map(|id| format!("{id:#x}")).collect(),
+            selector: self.selector(),
+            // The payload ends at a whole word.
+            trailer: self.payload.next_multiple_of(WORD) - self.payload,
+            kept: kept.collect(),
+            notes: note.into_iter().collect(),
+            counts: vec![StreamCounts::SET],
+            ..StreamFrames::facts(self.grouped.as_ref(), self.payload, numbering)
+        }
     }
 
-    fn boxed_clone(&self) -> Box<dyn PacketFormat> {
-        Box::new(self.clone())
+    fn use_source(&mut self, source: &SourceOfFormat<'_>) -> Result<(), Problem> {
+        self.use_samples(source.samples)
+    }
+
+    fn start(&mut self, name: &str, counts: &Counts) {
+        self.first_stream = Arc::default();
+        for stream in &mut self.streams {
+            stream.forget_context();
+        }
+        *self.notes = Notes {
+            source: name.to_owned(),
+            counts: StreamCounts::of(counts),
+            ..Notes::default()
+        };
     }
 }
 

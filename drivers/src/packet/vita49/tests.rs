@@ -191,9 +191,9 @@ fn timestamps_are_utc_gps_or_of_the_sensor() {
 #[test]
 fn without_sample_rate_the_count_numbers_packets() {
     let mut format = format("", None);
-    assert_eq!(format.numbering().width, 4);
-    assert!(format.notes()[0].contains("4-bit count"));
-    let (key, help) = format.number_advice();
+    assert_eq!(format.facts().numbering.width, 4);
+    assert!(format.facts().notes[0].contains("4-bit count"));
+    let (key, help) = format.facts().number_advice;
     assert_eq!(key, "samples");
     assert!(help.starts_with("set `rate` in `samples`"), "{help}");
     for count in [3, 4, 15] {
@@ -208,7 +208,7 @@ fn without_sample_rate_the_count_numbers_packets() {
 #[test]
 fn packets_without_timestamp_continue_by_their_count() {
     let mut format = format("", Some(1e6));
-    let counts = Counts::in_memory(&format.counts());
+    let counts = Counts::in_memory(&format.facts().counts);
     format.start("adc", &counts);
     let sent = |count| Sent {
         tsi: 0,
@@ -286,7 +286,7 @@ fn other_streams_and_other_packets_are_rejected() {
 #[test]
 fn trailer_is_counted_once_per_packet() {
     let mut format = format("", Some(1e6));
-    let counts = Counts::in_memory(&format.counts());
+    let counts = Counts::in_memory(&format.facts().counts);
     format.start("adc", &counts);
     let enabled = [30, 25, 24].map(|bit| 1 << bit);
     let all: u32 = enabled.iter().sum();
@@ -387,7 +387,7 @@ fn frames_keep_values_of_the_last_context() {
         Some(1e6),
     );
     assert_eq!(
-        format.kept(),
+        format.facts().kept,
         ["sample_rate", "if_frequency", "rf_frequency"]
     );
     assert_eq!(format.read_kept(&[]), KeptFields::default());

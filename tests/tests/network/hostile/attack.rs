@@ -97,14 +97,14 @@ pub struct Attack<'a> {
 impl Attack<'_> {
     /// Returns the number of the frame or heap of packet `n`, and the index of the packet in it.
     fn name(&self, n: u64) -> (u64, u32) {
-        let per_unit = u64::from(self.format.numbering().packets_per_unit);
+        let per_unit = u64::from(self.format.facts().numbering.packets_per_unit);
         let unit = (n / per_unit).wrapping_mul(self.case.step) & self.format.unit_mask();
         (unit, u32::try_from(n % per_unit).unwrap())
     }
 
     fn payload(&self, n: u64) -> Vec<u8> {
         let (_, sub) = self.name(n);
-        let mut bytes = vec![0; self.format.packet_layout().range(sub).len()];
+        let mut bytes = vec![0; self.format.facts().layout.range(sub).len()];
         payload(self.stream, n, &mut bytes);
         bytes
     }
@@ -145,7 +145,7 @@ impl Attack<'_> {
     /// Builds a SPEAD packet with the fault `wrong`.
     fn wrong(&self, n: u64, wrong: Wrong, out: &mut Vec<u8>) {
         let (unit, sub) = self.name(n);
-        let layout = self.format.packet_layout();
+        let layout = self.format.facts().layout;
         let payload = self.payload(n);
         let other = wrong == Wrong::OtherLength;
         let misplaced = u64::from(wrong == Wrong::Offset);
@@ -308,9 +308,9 @@ impl Attack<'_> {
 
     /// Returns the byte range of packet `n` in its frame.
     fn extent(&self, n: u64) -> Range<usize> {
-        let layout = self.format.packet_layout();
+        let layout = self.format.facts().layout;
         let packet = n % PACKETS_PER_FRAME;
-        if self.format.is_unit_frame() {
+        if self.format.facts().is_unit_frame {
             return layout.range(u32::try_from(packet).unwrap());
         }
         let start = usize::try_from(packet).unwrap() * layout.unit_bytes;

@@ -1,7 +1,7 @@
 use super::super::{Item, build_packet};
 use super::*;
 use crate::packet::datagram::{Added, Reassembly};
-use crate::packet::{Control, Format, PacketFormat, Parsed};
+use crate::packet::{Control, Format, PacketFormat, Parse, Parsed};
 use daq_core::frame::KeptFields;
 use daq_testkit::assert_fields;
 
@@ -84,10 +84,10 @@ fn sizes_step_and_flavour_are_detected_from_default_heaps() {
 fn heaps_with_descriptors_equal_heaps_without() {
     let heaps = (0..6).flat_map(|i| heap(40, i, if i == 0 { 172 } else { 0 }, 60_000, 1472));
     let (_, mut spead) = detect(Given::default(), heaps);
-    let mut reassembly = Reassembly::of(&Format::Spead(spead.clone())).unwrap();
+    let mut reassembly = Reassembly::of(&spead.facts()).unwrap();
     let mut frame = vec![0; 60_000];
     let mut placed = 0;
-    let layout = spead.packet_layout();
+    let layout = spead.facts().layout;
     for datagram in heap(40, 9, 172, 60_000, 1472).iter().rev() {
         let Parsed::Fragment(fragment) = spead.parse(datagram).unwrap() else {
             panic!("no fragment");
@@ -115,7 +115,7 @@ fn packets_with_descriptors_only_are_control() {
     let heaps = (0..6).flat_map(|i| heap(40, i, 3000, 60_000, 1472));
     let (_, spead) = detect(Given::default(), heaps);
     let datagrams = heap(40, 7, 3000, 60_000, 1472);
-    let layout = spead.packet_layout();
+    let layout = spead.facts().layout;
     let mut format = Format::Spead(spead);
     let first = format.parse(&datagrams[0]).unwrap();
     assert_eq!(first, Parsed::Control(Control::Beside));
