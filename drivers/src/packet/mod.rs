@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!   datagram ──▶ Parse::parse ──▶ Data    { unit, sub, payload, timestamp }
-//!                                    ├─▶ Control   end of stream, or a unit that is not a frame
-//!                                    └─▶ Reject    reason why the packet is invalid
+//!                             ├─▶ Control   end of stream, or a unit that is not a frame
+//!                             └─▶ Reject    reason why the packet is invalid
 //! ```
 //! A *unit* is the part of the stream that has one sequence number: a packet of `raw`, or a heap of `spead`. A unit
 //! consists of one or more packets. Parsers do not allocate, never panic, and read only the header, so the payload may
 //! already be stored somewhere else ([`Parse::parse_split`]).
 //!
 //! The units and packets of a format mean the same for sockets, AF_XDP and captures: [`datagram::Depacketizer`] places them in
-//! the reorder window. A new format is one file with its keys and its [`PacketFormat`], and one line in [`FORMATS`].
+//! the reorder window. A new format is one folder with its keys, its [`PacketFormat`] and its recogniser, and one line in
+//! [`FORMATS`].
 //!
 //! A [`Format`] stores the header lengths of the sender's last packets, so each receiving thread has its own clone.
 
