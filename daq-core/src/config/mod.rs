@@ -40,6 +40,7 @@ mod de;
 mod diagnostic;
 mod document;
 mod expand;
+mod fault;
 mod groups;
 mod kinds;
 mod list;

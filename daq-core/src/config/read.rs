@@ -3,8 +3,9 @@
 //! Serde stops at the first fault. Therefore the reader records the fault, replaces the faulty value by a placeholder
 //! that is accepted, and reads the table again, until it finds no further fault.
 
-use super::de::{Fault, ReadError};
+use super::de::Input;
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
+use super::fault::{Fault, ReadError};
 use super::source_map::Span;
 use super::suggest::{MAX_UNKNOWN, list, nearest, nearest_value};
 use super::tree::{Entry, Node, Placeholder, Step, Value};
@@ -75,7 +76,7 @@ impl<'r> Reader<'r> {
     ) -> (Option<T>, Vec<Problem>) {
         let mut value = None;
         for _ in 0..ROUNDS {
-            match T::deserialize(&self.root) {
+            match T::deserialize(Input::Node(&self.root)) {
                 Ok(read) => {
                     value = Some(read);
                     break;
@@ -109,7 +110,7 @@ impl<'r> Reader<'r> {
             (placeholder.attempt, placeholder.other) = (0, true);
         });
         for _ in 0..ROUNDS {
-            let mut path = match T::deserialize(&self.root) {
+            let mut path = match T::deserialize(Input::Node(&self.root)) {
                 Ok(value) => return Some(value),
                 Err(error) => error.path,
             };

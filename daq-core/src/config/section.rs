@@ -1,5 +1,6 @@
 //! One table of the configuration, from which several components take their keys.
 
+use super::de::Input;
 use super::diagnostic::{Diagnostic, Diagnostics, Problem};
 use super::read::{self, Reader};
 use super::source_map::Span;
@@ -238,7 +239,7 @@ impl Section {
     /// Reads the value of `key` without taking it; also works for keys that were taken. Returns `None` without an error
     /// if the key is missing or its value is not a `T`.
     pub fn peek<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
-        T::deserialize(&self.written.table()?.get(key)?.node).ok()
+        T::deserialize(Input::Node(&self.written.table()?.get(key)?.node)).ok()
     }
 
     /// Reports remaining keys that are neither in `known` nor were requested before.
