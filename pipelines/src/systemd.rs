@@ -8,14 +8,12 @@ use crate::http::{Health, HealthFn};
 use daq_core::log_limit::LogLimit;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tracing::Level;
 
 /// Message to systemd: every source has started.
 pub const READY: &str = "READY=1";
@@ -25,27 +23,6 @@ pub const STOPPING: &str = "STOPPING=1";
 /// Whether a service manager is listening.
 pub fn present() -> bool {
     std::env::var_os("NOTIFY_SOCKET").is_some()
-}
-
-/// Whether stderr is connected to the journal (`JOURNAL_STREAM`), which reads a priority at the start of each line.
-pub fn is_journal(stderr: impl AsFd) -> bool {
-    let Some(stream) = std::env::var_os("JOURNAL_STREAM") else {
-        return false;
-    };
-    rustix::fs::fstat(stderr).is_ok_and(|stat| {
-        let here = format!("{}:{}", stat.st_dev, stat.st_ino);
-        stream == OsStr::new(&here)
-    })
-}
-
-/// Returns the prefix for the journal of a message of `level`, as in `sd-daemon(3)`.
-pub const fn priority(level: Level) -> &'static str {
-    match level {
-        Level::ERROR => "<3>",
-        Level::WARN => "<4>",
-        Level::INFO => "<6>",
-        _ => "<7>",
-    }
 }
 
 /// Extends the timeout of the current state, start or stop: systemd must receive another message within `time`.
@@ -376,29 +353,6 @@ mod tests {
         place("Group=daq");
         place("StateDirectoryMode=0750");
         place("Environment=CUDA_CACHE_PATH=%C/daq/cuda");
-    }
-
-    #[test]
-    fn journal_is_recognised_by_device_and_inode() {
-        // The child process compares its stderr, a file, with the value of the variable.
-        use std::os::unix::fs::MetadataExt;
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let metadata = file.as_file().metadata().unwrap();
-        for (inode, expected) in [(metadata.ino(), true), (metadata.ino() + 1, false)] {
-            let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["--ignored", "--exact", "--nocapture"]);
-            child.arg("systemd::tests::child_process_prints_whether_stderr_is_journal");
-            child.env("JOURNAL_STREAM", format!("{}:{inode}", metadata.dev()));
-            let output = child.stderr(file.reopen().unwrap()).output().unwrap();
-            let stdout = String::from_utf8_lossy(&output.stdout);
-            assert!(stdout.contains(&format!("journal: {expected}")), "{stdout}");
-        }
-    }
-
-    #[test]
-    #[ignore = "run by journal_is_recognised_by_device_and_inode"]
-    fn child_process_prints_whether_stderr_is_journal() {
-        println!("journal: {}", is_journal(io::stderr()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A snapshot of all ledgers, as shown by `--report json`, `/status`, `/metrics` and the live display.
 
+use super::equation::Equation;
 use super::stored::Balanced;
 use super::{
     ClientsReport, CopyReport, CountsReport, DeviceReport, EngineReport, KernelReport, MetricText,
@@ -42,21 +43,6 @@ pub struct Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.ledger, self.equation)
-    }
-}
-
-/// An equation between the numbers of a component, which holds in every report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Equation {
-    /// The number on the left side, as named in JSON.
-    pub left: &'static str,
-    /// The numbers on the right side, which are added.
-    pub right: &'static [&'static str],
-}
-
-impl fmt::Display for Equation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}", self.left, self.right.join(" + "))
     }
 }
 

@@ -1,11 +1,13 @@
 //! Packets with sequence numbers far from the stream, which are kept until a new epoch is confirmed or refuted.
 
-use super::shared::MAX_DISTRUST;
 use super::{Geometry, PacketId, PacketSize, count_rejected};
 use crate::frame::{KeptFields, Timestamp};
 use crate::ledger::SourceLedger;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// Maximum binary logarithm of the factor by which alternating senders increase the number of packets that confirm an epoch.
+pub(super) const MAX_DISTRUST: u32 = 6;
 
 /// Maximum size of one thread's buffer in bytes.
 const MAX_BYTES: usize = 8 << 20;

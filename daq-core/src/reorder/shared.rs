@@ -5,7 +5,7 @@
 //! the position, and then waits for a grace period: until no older pin exists. Afterwards no writer accesses the frames
 //! that were passed, so their records may be read, published and reused.
 
-use super::candidates::Candidates;
+use super::candidates::{Candidates, MAX_DISTRUST};
 use super::parts::Parts;
 use super::record::{History, Record};
 use super::{Geometry, PacketId};
@@ -17,9 +17,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) const IDLE: u64 = u64::MAX;
 /// Value of the position while the sequencer changes more than the position. No writer may pin it.
 pub(super) const BLOCKED: u64 = u64::MAX - 1;
-
-/// Maximum binary logarithm of the factor by which alternating senders increase the number of packets that confirm an epoch.
-pub(super) const MAX_DISTRUST: u32 = 6;
 
 /// Maximum time that packets wait in the socket of a delayed thread, in nanoseconds.
 const MAX_DELAY_NS: u64 = 1_000_000_000;

@@ -22,6 +22,7 @@
 //! - An unguaranteed reader can miss frames. Missed frames are counted as `overrun`.
 
 mod completion;
+mod frame;
 mod lease;
 mod producer;
 mod reader;
@@ -34,7 +35,8 @@ mod tap;
 mod work;
 
 pub use completion::Completion;
-pub use lease::{Frame, Lease};
+pub use frame::Frame;
+pub use lease::Lease;
 pub use producer::{Producer, SlotsMut};
 pub use reader::Reader;
 #[cfg(not(loom))]

@@ -1,7 +1,7 @@
 //! Private copies of bursts, for readers without backpressure on the producer.
 
 use super::Shared;
-use super::lease::Frame;
+use super::frame::Frame;
 use crate::frame::FrameMeta;
 use crate::sync::Ordering;
 use crate::sys::copy;

@@ -1,14 +1,13 @@
 //! The keys of an `fpga` source.
 
-use super::engines::EngineEntry;
 use super::transports::emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use crate::packet::{Endian, keys};
-use daq_core::config::{Problem, nearest};
+use daq_core::config::Problem;
 use daq_core::dma::FrameSequence;
 use daq_core::layout::Samples;
 use daq_core::topology::P2pPreference;
 use daq_core::units::Span;
-use schemars::{JsonSchema, Schema, schema_for};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 use std::borrow::Cow;
 use std::fmt;
@@ -255,25 +254,6 @@ impl FpgaConfig {
         }
     }
 
-    /// Returns the problem of a configuration that selects no engine of `engines`.
-    pub(super) fn missing_engine(&self, engines: &[EngineEntry]) -> Problem {
-        if let Some(name) = &self.engine {
-            let names: Vec<&str> = engines.iter().map(|entry| entry.info.name).collect();
-            let help = match nearest(name, &names).or(names.first().copied()) {
-                Some(suggestion) => format!("write for instance \"{suggestion}\""),
-                None => "this program contains no DMA engine".to_owned(),
-            };
-            return Problem::at("engine", format!("`engine`: unknown engine \"{name}\""))
-                .help(help);
-        }
-        let names: Vec<String> = engines
-            .iter()
-            .map(|entry| format!("\"{}\" ({})", entry.info.name, entry.info.summary))
-            .collect();
-        let message = format!("the DMA engine of {} is not configured", self.device);
-        Problem::at("engine", message).help(format!("add `engine`: {}", names.join(", ")))
-    }
-
     /// Checks the keys that all engines support, in a program that offers the devices in `emulated`. Returns all
     /// problems.
     pub(super) fn problems(&self, emulated: &[&EmulatedDeviceEntry]) -> Vec<Problem> {
@@ -322,42 +302,6 @@ impl FpgaConfig {
         }
         found
     }
-}
-
-/// Returns the names of all keys that belong to `engines`.
-pub(super) fn engine_keys(engines: &[EngineEntry]) -> Vec<String> {
-    let mut keys: Vec<String> = engines.iter().flat_map(EngineEntry::keys).collect();
-    keys.sort_unstable();
-    keys.dedup();
-    keys
-}
-
-/// Returns the schema of all keys of the source: the common keys, and the keys of `engines`.
-pub(super) fn schema(engines: &[EngineEntry]) -> Schema {
-    let mut schema = schema_for!(FpgaConfig).to_value();
-    let names: Vec<&str> = engines.iter().map(|entry| entry.info.name).collect();
-    schema["properties"]["engine"]["enum"] = names.into();
-    for entry in engines {
-        let own = (entry.schema)().to_value();
-        for part in ["$defs", "properties"] {
-            let own = own[part].as_object().into_iter().flatten();
-            for (key, value) in own {
-                let known = &mut schema[part][key];
-                if known.is_null() {
-                    *known = value.clone();
-                }
-                if part == "properties" {
-                    let users = engines.iter().filter(|engine| engine.keys().contains(key));
-                    let users: Vec<String> = users
-                        .map(|engine| format!("`{}`", engine.info.name))
-                        .collect();
-                    let text = value["description"].as_str().unwrap_or_default();
-                    known["description"] = format!("{}: {text}", users.join(", ")).into();
-                }
-            }
-        }
-    }
-    serde_json::from_value(schema).unwrap_or_default()
 }
 
 /// Converts the configuration of the sequence number.

@@ -225,7 +225,7 @@ pub(super) fn problem_keys<E: FpgaEngine>(text: &str) -> Vec<String> {
     let (mut own, mut foreign) = (toml::Table::new(), Vec::new());
     let registry = registry();
     let known = EngineEntry::of::<E>().keys();
-    for key in config::engine_keys(ENGINES) {
+    for key in super::engines::engine_keys(ENGINES) {
         match common.remove(&key) {
             Some(value) if known.contains(&key) => _ = own.insert(key, value),
             Some(_) => foreign.push(key),

@@ -30,6 +30,7 @@ pub mod guard;
 pub mod register_table;
 pub mod registers;
 pub mod transports;
+mod wait;
 
 #[cfg(test)]
 mod mock;
@@ -65,7 +66,7 @@ pub const ENTRY: SourceEntry = SourceEntry {
     name: "fpga",
     summary: "Drive a card's DMA engine from user space: XDMA, LitePCIe, or an emulated card",
     example: EXAMPLE,
-    schema: |registry| config::schema(&engines(registry)),
+    schema: |registry| engines::schema(&engines(registry)),
     parse,
     recognise: &[],
 };
@@ -117,10 +118,10 @@ fn parse(
     if let Some(entry) = selected {
         return (entry.parse)(section, registry, diagnostics);
     }
-    let keys = config::engine_keys(&engines);
+    let keys = engines::engine_keys(&engines);
     section.detach(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     section.finish_checked::<FpgaConfig>(&[], diagnostics, |config| {
-        let mut found = vec![config.missing_engine(&engines)];
+        let mut found = vec![engines::missing_engine(&config, &engines)];
         found.extend(config.problems(&emulated_devices(registry)));
         found
     });
@@ -145,7 +146,7 @@ impl<E: FpgaEngine> FpgaSource<E> {
         diagnostics: &mut Diagnostics,
     ) -> Option<Self> {
         let own = EngineEntry::of::<E>().keys();
-        let foreign: Vec<String> = config::engine_keys(&engines(registry))
+        let foreign: Vec<String> = engines::engine_keys(&engines(registry))
             .into_iter()
             .filter(|key| !own.contains(key))
             .collect();

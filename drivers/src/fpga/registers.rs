@@ -2,7 +2,7 @@
 
 use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
-use super::engines::{SlowWait, wait_until};
+use super::wait::{SlowWait, wait_until};
 use daq_core::dma::{
     ArmError, Caps, Completions, DmaDevice, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
     StopCheck,

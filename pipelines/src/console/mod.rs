@@ -5,6 +5,7 @@
 //! do not fit into the queue, or that cannot be written to stderr, are dropped and counted.
 
 mod estimate;
+mod journal;
 mod progress;
 mod queue;
 mod screen;
@@ -12,7 +13,6 @@ mod screen;
 pub use estimate::{Estimate, bar};
 pub use progress::Progress;
 
-use crate::systemd;
 use queue::Queue;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -90,7 +90,7 @@ impl Write for Prioritised {
 /// Returns the lines of `bytes`, each with the priority of `level`.
 fn with_priority(bytes: &[u8], level: Level) -> Vec<u8> {
     let lines = bytes.split_inclusive(|byte| *byte == b'\n');
-    let prefix = systemd::priority(level).as_bytes();
+    let prefix = journal::priority(level).as_bytes();
     lines.flat_map(|line| [prefix, line].concat()).collect()
 }
 
@@ -106,7 +106,7 @@ fn push(bytes: &[u8]) {
 /// Returns whether stderr is connected to the journal.
 pub fn is_journal() -> bool {
     static JOURNAL: OnceLock<bool> = OnceLock::new();
-    *JOURNAL.get_or_init(|| systemd::is_journal(io::stderr()))
+    *JOURNAL.get_or_init(|| journal::is_journal(io::stderr()))
 }
 
 /// Reserves stdout for [`print()`]. What libraries write to stdout from now on, such as `printf` of a GPU, goes to stderr. If

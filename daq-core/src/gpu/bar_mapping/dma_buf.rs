@@ -3,7 +3,7 @@
 //! Only an attempt shows whether a driver lets the CPU map a dma-buf, because the device attribute describes only the
 //! export.
 
-use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
+use super::pieces::{self, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
 use crate::sys::memory as sys;
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ pub(super) fn make(
     device: &'static Device,
     bytes: usize,
     backing: Option<Backing>,
-) -> Result<Pieces, Refused> {
+) -> Result<Pieces<Mapping>, Refused> {
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let (memory, allocate) = pieces::allocate(device, bytes, PAGE, backing)?;
     let mut pieces = map(Arc::new(memory), bytes)?;
@@ -34,7 +34,7 @@ pub(super) fn make(
     Ok(pieces)
 }
 
-pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces<Mapping>, Refused> {
     let offset = plain_offset(&memory, PAGE);
     let gpu = memory.address() + offset;
     let mut stopwatch = Stopwatch::new();
@@ -48,10 +48,10 @@ pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> 
     drop(dma_buf);
     let mut pieces = Pieces::new(
         (mapping.address(), gpu, bytes),
-        Made::DmaBuf(Mapping {
+        Mapping {
             _mapping: mapping,
             memory,
-        }),
+        },
     );
     pieces.costs.pin = exported;
     pieces.costs.map = stopwatch.lap();

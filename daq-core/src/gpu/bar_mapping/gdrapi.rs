@@ -1,6 +1,6 @@
 //! CUDA memory that is mapped by GDRCopy.
 
-use super::pieces::{self, Made, Pieces, Refused, Stopwatch, plain_offset};
+use super::pieces::{self, Pieces, Refused, Stopwatch, plain_offset};
 use crate::gpu::driver::{Backing, Device, Memory};
 use crate::sys::gdrapi::{self, GdrError, NoGdr, PAGE, Pin};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ pub(super) fn make(
     device: &'static Device,
     bytes: usize,
     backing: Option<Backing>,
-) -> Result<Pieces, Refused> {
+) -> Result<Pieces<Mapping>, Refused> {
     // Check whether the library is available before allocating memory.
     gdrapi::open().map_err(|missing| refusal(&missing.into()))?;
     let bytes = pieces::whole_pages(bytes, PAGE)?;
@@ -37,7 +37,7 @@ pub(super) fn make(
     Ok(pieces)
 }
 
-pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces<Mapping>, Refused> {
     let gpu = memory.address() + plain_offset(&memory, PAGE);
     let mut stopwatch = Stopwatch::new();
     // SAFETY: the range consists of whole pages of CUDA memory, which lives as long as the mapping of the pin.
@@ -54,12 +54,12 @@ pub(super) fn map(memory: Arc<Memory>, bytes: usize) -> Result<Pieces, Refused> 
     };
     let mut pieces = Pieces::new(
         (cpu, gpu, bytes),
-        Made::Gdrapi(Mapping {
+        Mapping {
             pin,
             cpu,
             bytes,
             memory,
-        }),
+        },
     );
     pieces.costs.pin = pinned;
     pieces.costs.map = stopwatch.lap();

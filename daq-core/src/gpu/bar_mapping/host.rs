@@ -1,6 +1,6 @@
 //! Pinned host memory, which the GPU reads over the PCIe bus.
 
-use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
+use super::pieces::{self, Pieces, Refused, Stopwatch};
 use crate::gpu::driver::{Device, Registered};
 use crate::sys::memory;
 
@@ -15,7 +15,7 @@ pub(super) struct Mapping {
     _memory: memory::Mapping,
 }
 
-pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces<Mapping>, Refused> {
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let mut stopwatch = Stopwatch::new();
     let memory = memory::Mapping::anonymous(bytes, false).map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
     };
     // CPU and GPU use the same address for pinned host memory.
     let gpu = cpu.addr().get() as u64;
-    let mut pieces = Pieces::new((cpu, gpu, bytes), Made::Host(mapping));
+    let mut pieces = Pieces::new((cpu, gpu, bytes), mapping);
     pieces.costs.allocate = allocate;
     pieces.costs.pin = stopwatch.lap();
     Ok(pieces)

@@ -52,10 +52,11 @@ mod vulkan;
 
 use crate::gpu::Backend;
 use crate::gpu::Writer;
+use crate::gpu::driver::Memory;
 use crate::gpu::driver::{Backing, Device, DmaBufError};
 use crate::sys::guard::Guard;
 use crate::sys::store;
-use pieces::{Made, Pieces, Refused};
+use pieces::{Pieces, Refused};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -153,6 +154,30 @@ unsafe impl Send for BarMapping {}
 // create another mapping.
 unsafe impl Sync for BarMapping {}
 
+/// The owner of a mapping's memory, which is dropped together with the mapping.
+#[expect(
+    dead_code,
+    reason = "memory of some backends is stored only to keep it allocated"
+)]
+enum Made {
+    Gdrapi(gdrapi::Mapping),
+    DmaBuf(dma_buf::Mapping),
+    Vulkan(vulkan::Mapping),
+    Host(host::Mapping),
+}
+
+impl Made {
+    /// Returns the mapped CUDA memory, or the name of the memory if the backend allocated it without CUDA.
+    const fn memory(&self) -> Result<&Arc<Memory>, &'static str> {
+        match self {
+            Self::Gdrapi(gdrapi::Mapping { memory, .. })
+            | Self::DmaBuf(dma_buf::Mapping { memory, .. }) => Ok(memory),
+            Self::Vulkan(_) => Err("Vulkan memory"),
+            Self::Host(_) => Err("host memory"),
+        }
+    }
+}
+
 /// Tests every `allowed` backend with one page, for plans and diagnoses.
 pub fn probe(
     device: &'static Device,
@@ -232,28 +257,35 @@ impl BarMapping {
         backing: Option<Backing>,
     ) -> Result<Self, Refusal> {
         let pieces = match backend {
-            Backend::Gdrapi => gdrapi::make(device, bytes, backing),
-            Backend::DmaBuf => dma_buf::make(device, bytes, backing),
+            Backend::Gdrapi => {
+                gdrapi::make(device, bytes, backing).map(|made| made.map(Made::Gdrapi))
+            }
+            Backend::DmaBuf => {
+                dma_buf::make(device, bytes, backing).map(|made| made.map(Made::DmaBuf))
+            }
             Backend::Vulkan | Backend::Host if backing.is_some() => Err(Refused(
                 "this backend allocates its own memory; do not specify a kind of CUDA memory"
                     .to_owned(),
             )),
-            Backend::Vulkan => vulkan::make(device, bytes),
-            Backend::Host => host::make(device, bytes),
+            Backend::Vulkan => vulkan::make(device, bytes).map(|made| made.map(Made::Vulkan)),
+            Backend::Host => host::make(device, bytes).map(|made| made.map(Made::Host)),
         };
         Self::guarded(device, backend, pieces)
     }
 
     /// Maps the same memory a second time at another address. Stores through one mapping are visible through the other.
     pub fn again(&self) -> Result<Arc<Self>, Refusal> {
-        let pieces = match &*self.made {
-            _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
-            Made::Gdrapi(mapping) => gdrapi::map(mapping.memory.clone(), self.bytes),
-            Made::DmaBuf(mapping) => dma_buf::map(mapping.memory.clone(), self.bytes),
-            Made::Vulkan(_) | Made::Host(_) => Err(Refused(
-                "memory of this backend can be mapped only once; share the mapping".to_owned(),
-            )),
-        };
+        let pieces =
+            match &*self.made {
+                _ if let Err(error) = self.check() => Err(Refused(error.to_string())),
+                Made::Gdrapi(mapping) => gdrapi::map(mapping.memory.clone(), self.bytes)
+                    .map(|made| made.map(Made::Gdrapi)),
+                Made::DmaBuf(mapping) => dma_buf::map(mapping.memory.clone(), self.bytes)
+                    .map(|made| made.map(Made::DmaBuf)),
+                Made::Vulkan(_) | Made::Host(_) => Err(Refused(
+                    "memory of this backend can be mapped only once; share the mapping".to_owned(),
+                )),
+            };
         Self::guarded(self.device, self.backend, pieces).map(Arc::new)
     }
 
@@ -267,7 +299,7 @@ impl BarMapping {
     fn guarded(
         device: &'static Device,
         backend: Backend,
-        pieces: Result<Pieces, Refused>,
+        pieces: Result<Pieces<Made>, Refused>,
     ) -> Result<Self, Refusal> {
         let refuse = |why| Refusal { backend, why };
         let pieces = pieces.map_err(|Refused(why)| refuse(why))?;

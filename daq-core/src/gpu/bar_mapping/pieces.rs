@@ -1,9 +1,8 @@
 //! Parts that several backends use: the components of a mapping, allocation of CUDA memory, and time measurement.
 
-use super::{Costs, dma_buf, gdrapi, host, vulkan};
+use super::Costs;
 use crate::gpu::driver::{Backing, Device, Memory};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The reason why a backend failed, with a remedy.
@@ -16,47 +15,34 @@ impl From<String> for Refused {
     }
 }
 
-/// The components of a mapping that a backend created.
-pub(super) struct Pieces {
+/// The components of a mapping that a backend created. `M` owns the memory, and is dropped together with the mapping.
+pub(super) struct Pieces<M> {
     pub(super) cpu: NonNull<u8>,
     pub(super) gpu: u64,
     pub(super) bytes: usize,
     pub(super) costs: Costs,
-    pub(super) made: Made,
+    pub(super) made: M,
 }
 
-/// The owner of a mapping's memory, which is dropped together with the mapping.
-#[expect(
-    dead_code,
-    reason = "memory of some backends is stored only to keep it allocated"
-)]
-pub(super) enum Made {
-    Gdrapi(gdrapi::Mapping),
-    DmaBuf(dma_buf::Mapping),
-    Vulkan(vulkan::Mapping),
-    Host(host::Mapping),
-}
-
-impl Made {
-    /// Returns the mapped CUDA memory, or the name of the memory if the backend allocated it without CUDA.
-    pub(super) const fn memory(&self) -> Result<&Arc<Memory>, &'static str> {
-        match self {
-            Self::Gdrapi(gdrapi::Mapping { memory, .. })
-            | Self::DmaBuf(dma_buf::Mapping { memory, .. }) => Ok(memory),
-            Self::Vulkan(_) => Err("Vulkan memory"),
-            Self::Host(_) => Err("host memory"),
-        }
-    }
-}
-
-impl Pieces {
-    pub(super) fn new((cpu, gpu, bytes): (NonNull<u8>, u64, usize), made: Made) -> Self {
+impl<M> Pieces<M> {
+    pub(super) fn new((cpu, gpu, bytes): (NonNull<u8>, u64, usize), made: M) -> Self {
         Self {
             cpu,
             gpu,
             bytes,
             costs: Costs::default(),
             made,
+        }
+    }
+
+    /// Returns the same components with `own` applied to the owner of the memory.
+    pub(super) fn map<N>(self, own: impl FnOnce(M) -> N) -> Pieces<N> {
+        Pieces {
+            cpu: self.cpu,
+            gpu: self.gpu,
+            bytes: self.bytes,
+            costs: self.costs,
+            made: own(self.made),
         }
     }
 }

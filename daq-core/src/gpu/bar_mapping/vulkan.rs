@@ -1,6 +1,6 @@
 //! Vulkan memory behind the GPU's BAR, imported into CUDA.
 
-use super::pieces::{self, Made, Pieces, Refused, Stopwatch};
+use super::pieces::{self, Pieces, Refused, Stopwatch};
 use super::{Costs, MAPPED};
 use crate::gpu::driver::{Device, External};
 use crate::sys::vulkan::{self, Answer, NoVulkan};
@@ -16,7 +16,7 @@ pub(super) struct Mapping {
     _memory: vulkan::Memory,
 }
 
-pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refused> {
+pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces<Mapping>, Refused> {
     let bytes = pieces::whole_pages(bytes, PAGE)?;
     let uuid = device.uuid().map_err(|error| error.to_string())?;
     let gpu = vulkan::gpu(uuid)?;
@@ -42,10 +42,7 @@ pub(super) fn make(device: &'static Device, bytes: usize) -> Result<Pieces, Refu
         device.free(MAPPED, move || drop(mapping));
         return Err(error.to_string().into());
     }
-    let mut pieces = Pieces::new(
-        (cpu, mapping.external.address(), bytes),
-        Made::Vulkan(mapping),
-    );
+    let mut pieces = Pieces::new((cpu, mapping.external.address(), bytes), mapping);
     pieces.costs = Costs {
         allocate,
         pin: stopwatch.lap(),

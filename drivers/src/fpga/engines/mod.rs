@@ -1,27 +1,27 @@
 //! The DMA engines of the source `fpga`, and shared functions.
 
 pub(crate) mod edu;
+mod entry;
 mod external;
 pub mod litepcie;
 pub mod xdma;
 
-use super::FpgaSource;
+pub use super::wait::{SlowWait, wait_until};
+pub use entry::EngineEntry;
+pub(super) use entry::{engine_keys, missing_engine, schema};
+
 use super::config::FpgaConfig;
 use super::device::{Device, DeviceError, GONE, Registers};
 use super::transports::{self, Open};
 use daq_core::check::NamedFile;
-use daq_core::config::{Diagnostics, Problem, Section};
+use daq_core::config::Problem;
 use daq_core::dma::{
     Caps, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,
 };
-use daq_core::entry::{Registered, Registry, SourceSpec};
 use daq_core::frame::{Clock, Timestamp};
-use daq_core::plan::SourceKeys;
-use schemars::{JsonSchema, Schema, schema_for};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
-use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub trait FpgaEngine: Engine + Sized + 'static {
     /// The description of the engine.
     const INFO: EngineInfo;
 
-    /// The keys of the source that belong to this engine, in addition to [`FpgaConfig`] and [`SourceKeys`], whose names they
-    /// must not repeat. Their comments become the reference page.
+    /// The keys of the source that belong to this engine, in addition to [`FpgaConfig`] and
+    /// [`SourceKeys`](daq_core::plan::SourceKeys), whose names they must not repeat. Their comments become the reference page.
     type Keys: DeserializeOwned + JsonSchema + Send + Sync + 'static;
 
     /// Checks the values of the keys.
@@ -112,78 +112,6 @@ pub struct Opening<'a, K> {
     pub directory: &'a Path,
 }
 
-/// A registry entry of an engine, selected by `engine = "…"`.
-#[derive(Clone, Copy)]
-pub struct EngineEntry {
-    /// The description of the engine.
-    pub info: &'static EngineInfo,
-    /// The JSON schema of the engine's own keys.
-    pub schema: fn() -> Schema,
-    /// Reads a section that selects this engine.
-    pub(super) parse: fn(&mut Section, &Registry, &mut Diagnostics) -> Option<Box<dyn SourceSpec>>,
-    recognises: fn(&dyn Device) -> bool,
-}
-
-impl EngineEntry {
-    /// Creates the entry of the engine `E`.
-    pub const fn of<E: FpgaEngine>() -> Self {
-        Self {
-            info: &E::INFO,
-            schema: || schema_for!(E::Keys),
-            parse: |section, registry, diagnostics| {
-                FpgaSource::<E>::read(section, registry, diagnostics)
-                    .map(|source| Box::new(source) as Box<dyn SourceSpec>)
-            },
-            recognises: E::recognises,
-        }
-    }
-
-    /// Returns the names of the engine's own keys.
-    pub(super) fn keys(&self) -> Vec<String> {
-        names(&(self.schema)())
-    }
-}
-
-/// Returns the names of the keys of `schema`.
-fn names(schema: &Schema) -> Vec<String> {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    properties.map_or(Vec::new(), |keys| keys.keys().cloned().collect())
-}
-
-impl Registered for EngineEntry {
-    fn kind(&self) -> &'static str {
-        "DMA engines"
-    }
-
-    fn name(&self) -> &'static str {
-        self.info.name
-    }
-
-    fn summary(&self) -> &'static str {
-        self.info.summary
-    }
-
-    fn mistake(&self) -> Option<String> {
-        let common = [
-            names(&schema_for!(FpgaConfig)),
-            names(&schema_for!(SourceKeys)),
-        ]
-        .concat();
-        let key = self.keys().into_iter().find(|key| common.contains(key))?;
-        Some(format!(
-            "every source `fpga` has a key `{key}`; rename the field `{key}` of the engine's `Keys`"
-        ))
-    }
-}
-
-impl fmt::Debug for EngineEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineEntry")
-            .field("info", self.info)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Suggests another of `engines` than `tried` that the device seems to have, as the end of a sentence.
 pub fn suggest_engine(engines: &[EngineEntry], device: &dyn Device, tried: &str) -> Option<String> {
     let other = engines
@@ -230,51 +158,6 @@ pub fn read_present(
             device: device.name().to_owned(),
         }),
         value => Ok(value),
-    }
-}
-
-/// Polls `holds` until it returns true or `timeout` has passed. Polls at least once, and once after the timeout.
-pub fn wait_until(timeout: Duration, mut holds: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    let mut pause = Duration::from_micros(1);
-    loop {
-        let is_over = start.elapsed() >= timeout;
-        if holds() {
-            return true;
-        }
-        if is_over {
-            return false;
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(1));
-    }
-}
-
-/// Time after which a wait of a start is logged.
-const SLOW_WAIT: Duration = Duration::from_secs(5);
-
-/// Logs once that a start waits for long.
-#[derive(Debug)]
-pub struct SlowWait {
-    since: Instant,
-    is_logged: bool,
-}
-
-impl SlowWait {
-    /// Begins to measure the wait.
-    pub fn start() -> Self {
-        Self {
-            since: Instant::now(),
-            is_logged: false,
-        }
-    }
-
-    /// Logs what the start waits for, if it has waited for long.
-    pub fn log(&mut self, what: impl FnOnce() -> String) {
-        if !self.is_logged && self.since.elapsed() >= SLOW_WAIT {
-            self.is_logged = true;
-            tracing::info!("waiting for {}", what());
-        }
     }
 }
 
@@ -524,35 +407,5 @@ mod tests {
         }
         let error = check(&|slots| slots.addresses[1] = 0x20).unwrap_err();
         assert!(error.contains("multiples of 64"), "{error}");
-    }
-
-    #[test]
-    fn engine_cannot_take_key_that_every_fpga_source_has() {
-        #[derive(JsonSchema)]
-        #[expect(dead_code, reason = "only the schema is used")]
-        struct Keys {
-            fifo: usize,
-            channel: usize,
-        }
-        let [entry, ..] = ENGINES else {
-            unreachable!("there are engines");
-        };
-        assert_eq!(entry.mistake(), None);
-        let entry = EngineEntry {
-            schema: || schema_for!(Keys),
-            ..*entry
-        };
-        let added =
-            std::panic::catch_unwind(|| Registry::default().with(Box::leak(Box::new(entry))));
-        let message = *added.unwrap_err().downcast::<String>().unwrap();
-        assert_eq!(
-            message,
-            "`xdma` of DMA engines: every source `fpga` has a key `channel`; rename the field `channel` of the engine's `Keys`"
-        );
-        let silent_after = EngineEntry {
-            schema: || schema_for!(SourceKeys),
-            ..entry
-        };
-        assert!(silent_after.mistake().is_some());
     }
 }

@@ -11,7 +11,7 @@ use super::dmabuf::{
     Attachment, Direction, DmabufError, Function, Module, Reason, State, revocation_eventfd,
 };
 use crate::fpga::device::{Device, DeviceError, Identity, Interrupt, Registers};
-use crate::fpga::engines::wait_until;
+use crate::fpga::wait::wait_until;
 use crate::sys::dmabuf as sys;
 use daq_core::dma::{DmaDevice, DmaError};
 use daq_core::region::Region;

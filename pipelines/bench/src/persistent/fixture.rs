@@ -1,6 +1,5 @@
 //! Creates the rings and the kernel under test.
 
-use super::rate::MAX_BATCH;
 use super::round_trips::Ends;
 use crate::cores::Cores;
 use crate::figures::times;
@@ -25,6 +24,8 @@ use daq_pipelines::runtime::kernel::{Parts, Runner};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Maximum number of frames committed and submitted in one batch.
+pub(super) const MAX_BATCH: usize = 256;
 /// Number of warm-up frames per method, which are not measured.
 pub(super) const WARM_UP: usize = 500;
 /// Distance between two results in bytes.

@@ -1,7 +1,7 @@
 //! Measures the frame rate. One thread commits frames, the runtime submits them, and another thread reads the results.
 
 use super::CORES;
-use super::fixture::{Bench, Fixture, Output, SLOTS, check, fill, total};
+use super::fixture::{Bench, Fixture, MAX_BATCH, Output, SLOTS, check, fill, total};
 use crate::BenchError;
 use crate::cores::{Cores, joined};
 use daq_core::frame::FrameMeta;
@@ -12,9 +12,6 @@ use std::time::{Duration, Instant};
 
 /// Frame size in bytes.
 pub(super) const RATE_FRAME_BYTES: usize = 256;
-/// Maximum number of frames committed and submitted in one batch.
-pub(super) const MAX_BATCH: usize = 256;
-
 /// The cores of a kernel's threads: for results, for the runtime, and for the source.
 const RESULTS: usize = 0;
 const RUNTIME: usize = 1;

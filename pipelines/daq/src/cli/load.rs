@@ -1,6 +1,6 @@
 //! Builds a plan from files, environment variables and `--set`, and prints all errors.
 
-use super::{check, exit, topo};
+use super::{check, exit};
 use clap::Args;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Overrides, environment};
@@ -80,7 +80,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Loads the recorded machine, if one is named; prints errors and returns the exit code on failure.
     pub(super) fn recorded(&self) -> Result<Option<Topology>, u8> {
-        self.topology.as_deref().map(topo::load).transpose()
+        self.topology.as_deref().map(load_topology).transpose()
     }
 
     /// Returns the hardware to use: that of the machine `recorded`, none, or `here`.
@@ -95,6 +95,14 @@ impl Machine {
             None => here,
         }
     }
+}
+
+/// Loads the topology recorded in `dir`; prints errors and returns the exit code on failure.
+pub(super) fn load_topology(dir: &Path) -> Result<Topology, u8> {
+    Topology::load(dir).map_err(|error| {
+        print_error!("error: {error}");
+        exit::IO
+    })
 }
 
 /// The hardware that the plan can use.

@@ -1,6 +1,6 @@
 //! `daq topo` shows the PCIe tree and the data path of each source.
 
-use super::load::{Hardware, Loaded, Sources};
+use super::load::{Hardware, Loaded, Sources, load_topology};
 use super::{exit, show};
 use daq_core::claim::Claim;
 use daq_core::entry::Registry;
@@ -64,16 +64,8 @@ fn here() -> Topology {
     topology
 }
 
-/// Loads the topology recorded in `dir`; prints errors and returns the exit code on failure.
-pub(super) fn load(dir: &Path) -> Result<Topology, u8> {
-    Topology::load(dir).map_err(|error| {
-        print_error!("error: {error}");
-        exit::IO
-    })
-}
-
 pub(super) fn topo(registry: &Registry, args: &Args) -> u8 {
-    let topology = match args.from.as_deref().map(load).transpose() {
+    let topology = match args.from.as_deref().map(load_topology).transpose() {
         Ok(recorded) => recorded.unwrap_or_else(here),
         Err(code) => return code,
     };

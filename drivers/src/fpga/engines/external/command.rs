@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::fpga::engines::{SlowWait, wait_until};
+use crate::fpga::wait::{SlowWait, wait_until};
 
 /// Maximum number of bytes of the command's output that an error contains.
 const MAX_OUTPUT: usize = 2048;
