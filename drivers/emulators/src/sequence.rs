@@ -5,7 +5,7 @@ use daq_core::config::Problem;
 use daq_core::dma::Step;
 use daq_core::units::ByteSize;
 use daq_drivers::fpga::FpgaConfig;
-use daq_drivers::fpga::config::{DeviceKey, frame_sequence};
+use daq_drivers::fpga::keys::{DeviceKey, frame_sequence};
 
 /// Number of frames that are checked.
 const FRAMES: u32 = 8;

@@ -2,7 +2,7 @@
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
 use super::transports::emulated::EmulatedDeviceEntry;
-use super::{ENGINES, EngineEntry, FpgaEngine, FpgaSource, config};
+use super::{ENGINES, EngineEntry, FpgaEngine, FpgaSource};
 use daq_core::dma::{
     ArmError, Completions, DmaDevice, DmaError, Engine, EngineError, QuiesceTimeout, Slots,
 };

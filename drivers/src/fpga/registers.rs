@@ -1,7 +1,7 @@
 //! Register steps of the configuration that run when an engine starts and stops.
 
-use super::config::{RegisterPhase, RegisterStep};
 use super::device::{Device, DeviceError, GONE, Registers};
+use super::keys::{RegisterPhase, RegisterStep};
 use super::wait::{SlowWait, wait_until};
 use daq_core::dma::{
     ArmError, Caps, Completions, DmaDevice, Engine, EngineError, EngineInfo, QuiesceTimeout, Slots,

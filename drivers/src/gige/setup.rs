@@ -10,10 +10,10 @@
 //! | configure the stream | destination 0x0d18, packet size 0x0d04, port 0x0d00 |
 //! | start | `start` |
 
-use super::config::Register;
 use super::control::{Control, ControlError};
 use super::gvcp::{self, register};
 use super::gvsp::IP_UDP;
+use super::keys::Register;
 use super::placer::Setup;
 use crate::sys::interface::Interface;
 use std::io;

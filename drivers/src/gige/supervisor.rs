@@ -10,10 +10,10 @@
 //! | a heartbeat is not answered, or the camera has ended the control | logged; the camera is set up again and a new epoch begins; counted as `reconnected` |
 
 use super::blocks::CameraCounts;
-use super::config::Selector;
 use super::control::Control;
 use super::discovery;
 use super::gvcp;
+use super::keys::Selector;
 use super::placer::Setup;
 use super::setup::{Session, SetupError, Steps};
 use crate::sender::Allowed;

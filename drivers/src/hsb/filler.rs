@@ -1,7 +1,7 @@
 //! The receiving thread of a sensor: arms the sensor, and places the packets of its socket in the window.
 
+use super::counts::{SensorCounts, Statistics};
 use super::placer::Placer;
-use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Link, Parts, Rearm, Supervisor, Target};
 use crate::packet::datagram::split_message;
 use crate::sender::SenderWatch;

@@ -1,8 +1,8 @@
 //! Queue-pair mode: requirements for the plan, and construction of the engine.
 
+use super::counts::SensorCounts;
 use super::pages::Pages;
 use super::queue_pair::{self, Parts, QueuePair};
-use super::statistics::SensorCounts;
 use super::{Hsb, Mode};
 use daq_core::entry::{EngineRequirements, SourceContext};
 use daq_core::gpu::Writer;

@@ -1,10 +1,10 @@
 //! Places the payload of each write in its frame.
 
+use super::counts::Statistics;
 use super::metadata::{self, Metadata};
 use super::pages::{PacketPosition, Pages, Refused};
 use super::psn::{PsnMatch, PsnTracker};
 use super::roce::{self, Malformed, Write};
-use super::statistics::Statistics;
 use crate::packet::datagram::log_reject;
 use crate::packet::datagram::pending::{HEAD, PendingDatagrams};
 use daq_core::frame::Timestamp;

@@ -1,6 +1,6 @@
 //! Places the datagrams of captures in the window.
 
-use super::config::ReplayConfig;
+use super::keys::ReplayConfig;
 use super::offload;
 use super::timetable::Timetable;
 use crate::packet::datagram::{Depacketizer, split_message};

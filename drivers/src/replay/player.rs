@@ -1,6 +1,6 @@
 //! Places the samples of a SigMF recording in the window.
 
-use super::config::ReplayConfig;
+use super::keys::ReplayConfig;
 use super::recording::{DataFile, Listed, Recording, Run};
 use super::timetable::Timetable;
 use daq_core::entry::SourceContext;

@@ -1,7 +1,7 @@
 //! The contents of a SigMF recording according to its metadata: runs of packets.
 
-use super::config::{ReplayConfig, Speed};
 use super::files::find;
+use super::keys::{ReplayConfig, Speed};
 use crate::packet::keep::name_problems;
 use daq_core::config::Problem;
 use daq_core::frame::{Clock, KeptFields, MAX_KEPT_FIELDS};

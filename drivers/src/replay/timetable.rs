@@ -1,6 +1,6 @@
 //! Schedules the replay of recorded packets.
 
-use super::config::Speed;
+use super::keys::Speed;
 use std::time::{Duration, Instant};
 
 /// Maximum step back of the recorded time, in nanoseconds, that is treated as a packet out of order. After a larger step, the

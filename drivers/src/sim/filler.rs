@@ -1,6 +1,6 @@
 //! Places the packets of a schedule in the window.
 
-use super::config::SimConfig;
+use super::keys::SimConfig;
 use super::pace::Pacer;
 use super::schedule::{Arrival, Arrivals, State};
 use super::signal::Signal;

@@ -1,6 +1,6 @@
 //! The XDP program on an interface, and the sockets of its receive queues.
 
-use super::config::{Attach, Mode, XdpConfig};
+use super::keys::{Attach, Mode, XdpConfig};
 use super::program;
 use crate::sys::bpf::{self, Hook};
 use crate::sys::interface::Interface;

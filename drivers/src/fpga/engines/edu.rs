@@ -3,11 +3,11 @@
 //! The device copies from its own buffer on command, which gives backpressure. A slot is filled by several copies of
 //! 2 KiB. The data is the first half of the buffer, and QEMU takes 100 ms per copy.
 
-use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers};
 use crate::fpga::engines::{
     FpgaEngine, NoKeys, Opening, check_slots, now, quiesce_timeout, unfit, wait_until,
 };
+use crate::fpga::keys::{CompletionMode, FpgaConfig};
 use daq_core::config::Problem;
 use daq_core::dma::{
     ArmError, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,

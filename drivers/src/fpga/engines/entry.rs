@@ -2,8 +2,8 @@
 
 use super::FpgaEngine;
 use crate::fpga::FpgaSource;
-use crate::fpga::config::FpgaConfig;
 use crate::fpga::device::Device;
+use crate::fpga::keys::FpgaConfig;
 use daq_core::config::{Diagnostics, Problem, Section, nearest};
 use daq_core::dma::EngineInfo;
 use daq_core::entry::{Registered, Registry, SourceSpec};

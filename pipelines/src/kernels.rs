@@ -52,7 +52,7 @@ pub mod select;
 pub mod stats;
 mod transform;
 #[cfg(test)]
-#[path = "../../tests/gpu_kernels/trial.rs"]
+#[path = "../tests/gpu_kernels/trial.rs"]
 #[expect(dead_code, unreachable_pub, reason = "the tests on GPUs use the rest")]
 mod trial;
 

@@ -38,10 +38,10 @@
 //! Without relaxed ordering, the NIC must make the writes of a sensor visible in the order of their arrival.
 //! Not yet tested on a ConnectX with a Holoscan Sensor Bridge.
 
+use super::counts::{SensorCounts, Statistics};
 use super::filler::Supervision;
 use super::pages::{ALIGNMENT, Pages};
 use super::psn::PsnTracker;
-use super::statistics::{SensorCounts, Statistics};
 use super::supervisor::{Rearm, Supervisor, Target};
 use daq_core::dma::{
     ArmError, Caps, CompletionOrder, Completions, DmaDevice, Engine, EngineError, EngineInfo,

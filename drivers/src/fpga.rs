@@ -23,10 +23,10 @@
 //! | the sequence number restarts | a new epoch; its first frame is lost as `bad_packet`, because at first it looks like a damaged one |
 //! | the device reports an error | the named fault |
 
-pub mod config;
 pub mod device;
 pub mod engines;
 pub mod guard;
+pub mod keys;
 pub mod register_table;
 pub mod registers;
 pub mod transports;
@@ -37,11 +37,10 @@ mod mock;
 #[cfg(test)]
 mod tests;
 
-pub use config::FpgaConfig;
 pub use engines::{ENGINES, EngineEntry, FpgaEngine};
+pub use keys::FpgaConfig;
 
 use crate::packet::frames::{CHANGE_SLOT, sample_layout};
-use config::DeviceKey;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Document, Problem, Section};
 use daq_core::dma::{CompletionOrder, EngineError, FrameSequence};
@@ -55,6 +54,7 @@ use daq_core::source::{Producers, SourceError};
 use daq_core::units::ByteSize;
 use device::Device;
 use engines::Opening;
+use keys::DeviceKey;
 use registers::EngineWithRegisters;
 use std::path::Path;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ fn parse(
     let keys = engines::engine_keys(&engines);
     section.detach(&keys.iter().map(String::as_str).collect::<Vec<_>>());
     section.finish_checked::<FpgaConfig>(&[], diagnostics, |config| {
-        let mut found = vec![engines::missing_engine(&config, &engines)];
+        let mut found = vec![engines::missing_engine(config, &engines)];
         found.extend(config.problems(&emulated_devices(registry)));
         found
     });
@@ -227,7 +227,7 @@ impl<E: FpgaEngine> FpgaSource<E> {
 
     fn frame_sequence(&self) -> Option<FrameSequence> {
         let sequence = self.config.sequence.as_ref()?;
-        config::frame_sequence(sequence, self.config.max_gap).ok()
+        keys::frame_sequence(sequence, self.config.max_gap).ok()
     }
 
     fn notes(&self) -> Vec<String> {

@@ -5,8 +5,8 @@ mod ends;
 mod frames;
 
 use super::super::arm::ArmParameters;
+use super::super::counts::SensorCounts;
 use super::super::ecb::{Ecb, Reservation};
-use super::super::statistics::SensorCounts;
 use super::super::supervisor::Control;
 use super::*;
 use daq_core::dma::{DmaMap, Done, Running, SlotLayout, Stopped};

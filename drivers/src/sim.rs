@@ -22,17 +22,17 @@
 //! The content of a packet depends only on its sequence number ([`expected_byte`] for the pattern `counter`). Timestamps
 //! continue without a break when the sequence number jumps or restarts.
 
-mod config;
 mod counter;
 mod faults;
 mod filler;
+mod keys;
 mod pace;
 mod pulses;
 mod schedule;
 mod signal;
 
-pub use config::SimConfig;
 pub use counter::{expected_byte, verify};
+pub use keys::SimConfig;
 pub use pace::Pacer;
 pub use schedule::State;
 

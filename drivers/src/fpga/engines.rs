@@ -10,8 +10,8 @@ pub use super::wait::{SlowWait, wait_until};
 pub use entry::EngineEntry;
 pub(super) use entry::{engine_keys, missing_engine, schema};
 
-use super::config::FpgaConfig;
 use super::device::{Device, DeviceError, GONE, Registers};
+use super::keys::FpgaConfig;
 use super::transports::{self, Open};
 use daq_core::check::NamedFile;
 use daq_core::config::Problem;

@@ -26,15 +26,15 @@
 //! packets, and nothing is lost between passes. With `backpressure = false`, packets without a free slot are lost, `ring_full`.
 
 mod capture;
-mod config;
 mod division;
 mod files;
+mod keys;
 mod offload;
 mod player;
 mod recording;
 mod timetable;
 
-use config::ReplayConfig;
+use keys::ReplayConfig;
 
 use crate::packet::Origins;
 use crate::packet::frames::Frames;

@@ -43,13 +43,13 @@
 //! Tested with virtual Ethernet interfaces. Not yet tested on a NIC with zero copy.
 
 pub mod checksum;
-mod config;
 mod filler;
 pub mod headers;
+mod keys;
 mod link;
 mod program;
 
-use config::XdpConfig;
+use keys::XdpConfig;
 
 use crate::packet::Origins;
 use crate::packet::frames::Frames;

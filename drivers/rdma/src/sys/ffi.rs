@@ -28,7 +28,7 @@ mod bindings {
         pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage,
     };
 
-    include!("bindings.rs");
+    include!("ffi/bindings.rs");
 }
 
 /// Defines each function of a header as a call through a pointer that is looked up once.
@@ -140,7 +140,7 @@ mod tests {
     /// The installed libraries must have every function of the bindings.
     #[test]
     fn installed_library_has_every_bound_function() {
-        let names: Vec<&str> = include_str!("bindings.rs")
+        let names: Vec<&str> = include_str!("ffi/bindings.rs")
             .lines()
             .filter_map(|line| line.trim().strip_prefix("pub fn ")?.split('(').next())
             .collect();

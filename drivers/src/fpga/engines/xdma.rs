@@ -23,11 +23,11 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-use crate::fpga::config::{CompletionMode, FpgaConfig};
 use crate::fpga::device::{Device, GONE, Interrupt, Registers, halves};
 use crate::fpga::engines::{
     Count, FpgaEngine, IdleCheck, Opening, check_slots, now, too_few_slots, unfit, wait_until,
 };
+use crate::fpga::keys::{CompletionMode, FpgaConfig};
 use crate::fpga::register_table::Window;
 use daq_core::config::Problem;
 use daq_core::dma::{

@@ -79,10 +79,11 @@
 //! a QEMU guest, with an emulated bridge; not yet on a ConnectX or with a real bridge.
 
 mod arm;
-mod config;
+mod counts;
 mod discovery;
 mod ecb;
 mod filler;
+mod keys;
 mod metadata;
 mod nic;
 pub mod pages;
@@ -90,10 +91,9 @@ pub mod placer;
 mod psn;
 mod queue_pair;
 pub mod roce;
-mod statistics;
 mod supervisor;
 
-use config::{HsbConfig, Mode};
+use keys::{HsbConfig, Mode};
 
 use crate::packet::frames::sample_layout;
 use crate::packet::section;
@@ -101,6 +101,7 @@ use crate::silence;
 use crate::socket::RECEIVE_BUFFER;
 use crate::sys::interface::Interface;
 use crate::sys::socket::{Options, UdpSocket};
+use counts::SensorCounts;
 use daq_core::claim::Claim;
 use daq_core::config::{Diagnostics, Problem, Section};
 use daq_core::entry::{
@@ -113,7 +114,6 @@ use daq_core::units::ByteSize;
 use ecb::{Ecb, Reservation};
 use filler::{Receiver, Supervision};
 use placer::Placer;
-use statistics::SensorCounts;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::PoisonError;
@@ -160,8 +160,8 @@ samples = { type = "uint8" }
     schema: |_| {
         let keys = schemars::schema_for!(HsbConfig);
         let defaults = [
-            ("window", config::WINDOW.into()),
-            ("max_gap", config::MAX_GAP.into()),
+            ("window", keys::WINDOW.into()),
+            ("max_gap", keys::MAX_GAP.into()),
             ("receive_buffer", RECEIVE_BUFFER.to_string().into()),
         ];
         section::with_defaults(keys, defaults)

@@ -24,7 +24,7 @@ use std::time::Instant;
 use table::Table;
 
 /// The register addresses of this device in the format of `csr.csv`.
-pub const CSR: &str = include_str!("csr.csv");
+pub const CSR: &str = include_str!("litepcie/csr.csv");
 
 /// The faults that can be injected.
 pub const FAULTS: &[FaultKind] = &[

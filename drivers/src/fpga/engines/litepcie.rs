@@ -44,12 +44,12 @@ mod csr;
 #[cfg(test)]
 mod tests;
 
-use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{GONE, Interrupt, Registers, halves};
 use crate::fpga::engines::{
     Count, FpgaEngine, IdleCheck, Opening, check_slots, quiesce_timeout, report_full_slots,
     too_few_slots, unfit, wait_until,
 };
+use crate::fpga::keys::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::register_table::Window;
 use csr::{ADDRESS_BITS, Map, Msi};
 use daq_core::check::{ContentCheck, FileUse, NamedFile};

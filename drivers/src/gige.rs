@@ -40,12 +40,12 @@
 //! If a camera does not mark packets that it sends again (status 0x0100), `reordered` packets count as `recovered`.
 
 pub mod blocks;
-mod config;
 mod control;
 mod discovery;
 mod filler;
 pub mod gvcp;
 pub mod gvsp;
+mod keys;
 mod number;
 pub mod pixel;
 pub mod placer;
@@ -54,13 +54,13 @@ mod setup;
 mod supervisor;
 
 use blocks::CameraCounts;
-use config::GigeConfig;
 use filler::Receiver;
+use keys::GigeConfig;
 use placer::{Image, Placer};
 use setup::{MIN_PACKET_SIZE, Steps};
 use supervisor::{Parts, Supervisor};
 
-use crate::packet::{keys, section};
+use crate::packet::section;
 use crate::sender::SenderWatch;
 use crate::silence;
 use crate::socket::{RECEIVE_BUFFER, SourceSocket};
@@ -101,7 +101,7 @@ stop   = { address = 0xe00c, value = 0 }   # the register of AcquisitionStop
     schema: |_| {
         let keys = schemars::schema_for!(GigeConfig);
         let defaults = [
-            ("window", config::WINDOW.into()),
+            ("window", keys::WINDOW.into()),
             ("receive_buffer", RECEIVE_BUFFER.to_string().into()),
         ];
         section::with_defaults(keys, defaults)
@@ -177,7 +177,7 @@ impl SourceSpec for Gige {
         let geometry = Geometry {
             window: self.config.window(),
             max_gap: MAX_GAP,
-            resync_after: keys::default_resync_after(),
+            resync_after: crate::packet::keys::default_resync_after(),
             ..placer::geometry(self.frame_bytes, min, true)
         };
         let Image {

@@ -7,8 +7,8 @@ pub mod kernel_driver;
 pub mod vfio;
 pub mod vfio_user;
 
-use super::config::DeviceKey;
 use super::device::{Device, DeviceError};
+use super::keys::DeviceKey;
 use daq_core::entry::Registry;
 use emulated::{EmulatedDeviceEntry, EmulatedOptions};
 use std::path::Path;

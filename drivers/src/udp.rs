@@ -19,13 +19,13 @@
 //! | a packet precedes the run: it arrives before all sockets are open, or belongs to a frame before the first | `before_start` |
 //! | the ring has no free slot for the frame of a packet | lost, `ring_full` |
 
-mod config;
 mod filler;
 mod group;
+mod keys;
 mod shared;
 mod timestamps;
 
-use config::UdpConfig;
+use keys::UdpConfig;
 
 use crate::packet::frames::Frames;
 use crate::packet::section;

@@ -17,11 +17,11 @@ mod tests;
 
 pub(super) use command::{Action, CommandError, CommandInput, ExternalCommand};
 
-use crate::fpga::config::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::device::{Device, DeviceError};
 use crate::fpga::engines::{
     FpgaEngine, Opening, check_slots, quiesce_timeout, report_full_slots, unfit,
 };
+use crate::fpga::keys::{CompletionMode, DeviceKey, FpgaConfig};
 use crate::fpga::transports::kernel_driver::KernelDriverDevice;
 use crate::fpga::transports::{self, Open};
 use daq_core::check::{FileUse, NamedFile};
