@@ -3,7 +3,7 @@
 use super::samples::{Number, with_number};
 use daq_core::kernel::KernelError;
 use daq_core::layout::Scalar;
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 use std::path::Path;
 
 const MAGIC: &[u8] = b"\x93NUMPY";

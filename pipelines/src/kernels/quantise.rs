@@ -4,7 +4,7 @@ use super::half::half;
 use super::require;
 use daq_core::config::Problem;
 use daq_core::layout::Scalar;
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 use schemars::JsonSchema;
 use serde::Deserialize;
 

@@ -1,8 +1,7 @@
 //! Power spectra of parts of a frame.
 
 use super::points::{Block, Points};
-use rustfft::num_complex::Complex;
-use rustfft::{Fft, FftPlanner};
+use daq_fft::{Complex, Fft};
 use std::f64::consts::TAU;
 use std::sync::Arc;
 
@@ -36,7 +35,7 @@ impl Transform {
         let window: Box<[f32]> = (0..size)
             .map(|n| (0.5 - 0.5 * (TAU * n as f64 / size as f64).cos()) as f32)
             .collect();
-        let fft = FftPlanner::new().plan_fft_forward(size);
+        let fft = daq_fft::forward(size);
         let zero = Complex::new(0.0, 0.0);
         Self {
             size,

@@ -10,7 +10,7 @@ use super::{Beamform, Detect};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Lease, SlotsMut};
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 use std::marker::PhantomData;
 
 const ZERO: Complex<f64> = Complex::new(0.0, 0.0);

@@ -11,7 +11,7 @@ use daq_core::gpu::driver::{self, Function, Grid, Memory};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Lease, Slice, SlotsMut};
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 
 /// Number of beams and of times of a tile.
 const TILE: usize = 64;

@@ -6,7 +6,7 @@ use super::super::npy;
 use super::super::quantise::narrow;
 use super::Beamform;
 use daq_core::kernel::KernelError;
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 use std::f64::consts::TAU;
 use std::path::Path;
 

@@ -9,8 +9,7 @@ use super::{Channelize, Shape};
 use daq_core::kernel::{Kernel, KernelError, Stream, Submitted};
 use daq_core::layout::Layout;
 use daq_core::ring::{Lease, SlotsMut};
-use rustfft::num_complex::Complex;
-use rustfft::{Fft, FftPlanner};
+use daq_fft::{Complex, Fft};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ pub(super) fn build(
     shape: Shape,
     coefficients: Box<[f32]>,
 ) -> Result<Box<dyn Kernel>, KernelError> {
-    let fft = FftPlanner::new().plan_fft_forward(shape.size);
+    let fft = daq_fft::forward(shape.size);
     let per_input = shape.history() + shape.points;
     let bank = FilterBank {
         shape,

@@ -6,7 +6,7 @@ use super::shape::Shape;
 use super::{Correlate, VisibilityType};
 use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::Layout;
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 use std::marker::PhantomData;
 
 /// Number of times of all antennas that are processed together. They stay in the cache.

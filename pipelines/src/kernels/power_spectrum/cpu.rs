@@ -12,8 +12,7 @@ use super::median::History;
 use super::{Average, Detrend, PowerSpectrum, Scaling, Shape};
 use daq_core::kernel::{Kernel, KernelError};
 use daq_core::layout::{Layout, Order};
-use rustfft::num_complex::Complex;
-use rustfft::{Fft, FftPlanner};
+use daq_fft::{Complex, Fft};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -24,7 +23,7 @@ pub(super) fn build(
     shape: Shape,
     factor: f64,
 ) -> Result<Box<dyn Kernel>, KernelError> {
-    let fft = FftPlanner::new().plan_fft_forward(shape.fft);
+    let fft = daq_fft::forward(shape.fft);
     let zero = Complex::new(0.0, 0.0);
     #[expect(
         clippy::cast_possible_truncation,

@@ -5,7 +5,7 @@
 //! for complex samples, and the finished sum is folded once.
 
 use super::Shape;
-use rustfft::num_complex::Complex;
+use daq_fft::Complex;
 
 /// The sums of the output in progress.
 pub(super) struct Cross {
