@@ -16,7 +16,7 @@ const ORDER: &[&[&str]] = &[
     &["ring"],
     &["reorder", "staging", "dma"],
     &["check", "sigmf"],
-    &["source", "kernel", "sink", "outgoing"],
+    &["source", "kernel", "sink", "outgoing", "recognise"],
     &["entry"],
     &["plan"],
 ];
