@@ -214,6 +214,18 @@ error: `format.sequence.endian` cannot be "bigg"
 }
 
 #[test]
+fn array_in_place_of_a_table_is_rejected() {
+    let found = udp(
+        "[source.adc]\nlisten = \"127.0.0.1:4950\"\n\n[source.adc.format]\nheader = \"16 B\"\npayload = \"8 KiB\"\n\
+         sequence = [0, 8, \"big\"]\n",
+    );
+    assert!(
+        found.starts_with("error: `format.sequence` is an array, but a table is expected\n"),
+        "{found}"
+    );
+}
+
+#[test]
 fn wrong_tag_yields_suggestion() {
     let mut diagnostics = Diagnostics::new();
     let text = "[source.a]\ndrvier = \"udp\"\n[source.b]\ndriver = \"upd\"\nformat = 4\n[source.c]\ndriver = \"tape\"\n";
