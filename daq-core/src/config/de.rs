@@ -150,7 +150,8 @@ impl<'de> de::Deserializer<'de> for Input<'_> {
                 value: Value::Placeholder(placeholder),
                 ..
             }) if !placeholder.other => visitor.visit_none(),
-            _ => visitor.visit_some(self),
+            Self::Node(_) => visitor.visit_some(self),
+            Self::Group(..) => self.deserialize_any(visitor),
         }
     }
 
@@ -159,7 +160,10 @@ impl<'de> de::Deserializer<'de> for Input<'_> {
         _: &'static str,
         visitor: V,
     ) -> Result<V::Value> {
-        visitor.visit_newtype_struct(self)
+        match self {
+            Self::Group(..) => self.deserialize_any(visitor),
+            _ => visitor.visit_newtype_struct(self),
+        }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value> {

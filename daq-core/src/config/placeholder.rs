@@ -139,8 +139,8 @@ impl<'p> PlaceholderValue<'p> {
         text.ok_or_else(exhausted)
     }
 
-    /// Returns the number of elements of an array. Each attempt returns a different number, because some types require a certain
-    /// number.
+    /// Returns the number of elements of an array. Each attempt returns a different number, because some types require a
+    /// certain number.
     pub(super) fn elements(self) -> Result<usize, ReadError> {
         self.store_example(|| "[…]".to_owned());
         let elements = self.placeholder.attempt + usize::from(self.placeholder.other);

@@ -151,7 +151,7 @@ pub struct BarMapping {
 // owner decides who may write which part at which time. Any thread may drop the value.
 unsafe impl Send for BarMapping {}
 // SAFETY: the pointer never changes and no reference to the memory exists. `made` is used only through `&mut`, or to
-// create another mapping.
+// share its memory with another mapping or a dma-buf.
 unsafe impl Sync for BarMapping {}
 
 /// The owner of a mapping's memory, which is dropped together with the mapping.
