@@ -61,7 +61,7 @@ th, td {{ padding: .2rem 1.1rem .2rem 0; text-align: left; border-bottom: 1px so
 
 
 def number(text):
-    """Returns the number at the start of a text; NaN if there is none."""
+    """Returns the number at the start of a text; NaN if the text does not start with a number."""
     found = re.match(r"\s*(\d[\d.]*)", str(text))
     return float(found[1]) if found else math.nan
 

@@ -35,7 +35,8 @@ pub fn show(text: &str) -> u8 {
     }
 }
 
-/// Returns the path of the program `name` beside this program. If there is none, returns `name`, which is searched in PATH.
+/// Returns the path of the program `name` beside this program. If that program does not exist, returns `name`, which is searched
+/// in PATH.
 pub fn companion(name: &str) -> PathBuf {
     let own = std::env::current_exe().ok();
     let beside = own.map(|own| own.with_file_name(name));
