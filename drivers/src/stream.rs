@@ -42,15 +42,16 @@ use daq_core::gpu::Writer;
 use daq_core::layout::Samples;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
+use daq_core::topology::nic::is_emulated_nic;
 use daq_core::units::{ByteSize, counted};
 use daq_rdma::connect::access::{Access, Allows, Secret, TokenKeys};
 use daq_rdma::connect::{Connection, Listener};
-use daq_rdma::nics::{self, NicNames};
+use daq_rdma::nics::NicNames;
 use daq_rdma::stream::Transport;
 use daq_rdma::stream::receiver::{self, Counters, Options, Receiver};
 use daq_rdma::stream::transport::RailKeys;
-use daq_rdma::stream::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, SamplePlaces};
 use daq_rdma::verbs::Service;
+use daq_rdma::wire::{KeptNames, MAX_PACKETS_PER_FRAME, Mode, SamplePlaces};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -219,7 +220,7 @@ impl StreamConfig {
         }
         let nics = rails.nics();
         let nics = nics.all();
-        let emulated = nics.iter().filter(|nic| nics::is_emulated_nic(nic)).count();
+        let emulated = nics.iter().filter(|nic| is_emulated_nic(nic)).count();
         if emulated > 0 && emulated < nics.len() {
             let help = "name only hardware NICs or only emulated NICs";
             report(
@@ -306,7 +307,7 @@ impl StreamConfig {
 
     fn is_emulated_nic(&self) -> bool {
         let nics = self.rails().nics();
-        nics.all().iter().any(|nic| nics::is_emulated_nic(nic))
+        nics.all().iter().any(|nic| is_emulated_nic(nic))
     }
 }
 

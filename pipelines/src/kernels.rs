@@ -50,6 +50,7 @@ mod reorder;
 pub(crate) mod samples;
 pub mod select;
 pub mod stats;
+pub(crate) mod sys;
 mod transform;
 #[cfg(test)]
 #[path = "../tests/gpu_kernels/trial.rs"]

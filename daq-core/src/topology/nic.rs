@@ -196,11 +196,11 @@ impl Nic {
 /// ```
 /// use daq_core::topology::nic::is_emulated_nic;
 /// assert!(is_emulated_nic("emulated") && is_emulated_nic("emulated:127.0.0.2"));
-/// assert!(!is_emulated_nic("mlx5_0"));
+/// assert!(is_emulated_nic("emulated?hold") && !is_emulated_nic("mlx5_0"));
 /// ```
 pub fn is_emulated_nic(name: &str) -> bool {
     name.strip_prefix(EMULATED)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', '?']))
 }
 
 /// The error for a network card that was not found.

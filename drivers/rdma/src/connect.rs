@@ -19,6 +19,7 @@ pub mod tcp;
 pub use handshake::{Accepted, Connector, Handshake, Incoming, Listener, PendingLink, Progress};
 
 use crate::verbs::{QueuePair, Service, VerbsError};
+use daq_core::topology::nic::is_emulated_nic;
 use std::net::SocketAddr;
 
 /// Maximum size of a connector's greeting in bytes: the limit of an `rdma_cm` request.
@@ -93,7 +94,7 @@ impl Connection {
             return None;
         }
         let by_tcp = "use connection = \"tcp\" on both sides";
-        if nics.iter().any(|nic| crate::nics::is_emulated_nic(nic)) {
+        if nics.iter().any(|nic| is_emulated_nic(nic)) {
             let message = "rdma_cm does not support emulated NICs";
             return Some(("connection", message, by_tcp));
         }

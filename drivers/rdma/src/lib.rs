@@ -10,6 +10,7 @@
 //!   wait.rs       waits for several queue pairs at once
 //!   engine.rs     what DMA engines over queue pairs have in common: slots, receives, faults
 //!   connect/      connects two hosts by rdma_cm or by an exchange over plain TCP
+//!   wire.rs       the greetings and records of a stream
 //!   stream/       sends frames over queue pairs: greetings, slots, records, credits, resuming after an interruption
 //! ```
 //! The source and the sink `stream` both use `stream`; neither uses the other.
@@ -27,3 +28,4 @@ pub mod sys;
 pub mod tcp;
 pub mod verbs;
 mod wait;
+pub mod wire;

@@ -3,7 +3,7 @@
 use crate::emulated::{EmulatedNic, Faults};
 use crate::verbs::{Nic, VerbsError};
 pub use daq_core::topology::nic::EMULATED;
-use daq_core::topology::nic::{self, AUTO};
+use daq_core::topology::nic::{AUTO, is_emulated_nic};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -107,11 +107,6 @@ fn rails<T: Clone, E>(
     Ok((0..queues).flat_map(|_| cards.iter().cloned()).collect())
 }
 
-/// Returns true if the name is that of an emulated NIC.
-pub fn is_emulated_nic(name: &str) -> bool {
-    nic::is_emulated_nic(name.split('?').next().unwrap_or(name))
-}
-
 fn hardware(
     name: &str,
     refused: impl Fn(String) -> VerbsError,
@@ -199,6 +194,5 @@ mod tests {
         assert_eq!(opened, ["a", "b"]);
         let cards = open_rails(&["emulated".to_owned(), "emulated".to_owned()], 2).unwrap();
         assert!(cards.len() == 4 && cards.iter().all(|card| Arc::ptr_eq(card, &cards[0])));
-        assert!(is_emulated_nic("emulated?hold") && !is_emulated_nic("mlx5_0:1"));
     }
 }

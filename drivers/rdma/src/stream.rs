@@ -1,10 +1,8 @@
 //! Frame streams between hosts.
 
-mod checksum;
 pub mod receiver;
 pub mod sender;
 pub mod transport;
-pub mod wire;
 
 pub use crate::verbs::Transport;
 

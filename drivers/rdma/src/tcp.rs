@@ -16,7 +16,7 @@
 //! TCP numbers every byte, so bytes are neither lost, repeated nor reordered. Its checksum has only 16 bits: of segments
 //! that the hardware damages without detection, about one in 65536 is accepted. Head and destinations of each batch
 //! have a checksum of their own, so that a damaged one never directs a payload to a wrong place. Payloads have none here; the
-//! frame protocol above can add [checksums](crate::stream::wire).
+//! frame protocol above can add [checksums](crate::wire).
 
 mod input;
 pub(crate) mod join;

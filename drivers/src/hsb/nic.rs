@@ -8,6 +8,7 @@ use daq_core::entry::{EngineRequirements, SourceContext};
 use daq_core::gpu::Writer;
 use daq_core::source::{Producers, SourceError};
 use daq_core::topology::P2pPreference;
+use daq_core::topology::nic::is_emulated_nic;
 use daq_rdma::nics;
 use daq_rdma::verbs::Port;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -24,7 +25,7 @@ impl Hsb {
     }
 
     pub(super) fn engine_needs(&self) -> EngineRequirements {
-        let is_emulated_nic = self.nic().is_some_and(nics::is_emulated_nic);
+        let is_emulated_nic = self.nic().is_some_and(is_emulated_nic);
         let host_only = if is_emulated_nic {
             Some("an emulated NIC can only write to host memory")
         } else if self.config.path == P2pPreference::Auto {
@@ -59,7 +60,7 @@ impl Hsb {
                     .to_owned(),
             );
         }
-        if nics::is_emulated_nic(nic) {
+        if is_emulated_nic(nic) {
             notes.push(
                 "a real sensor cannot write to an emulated NIC; use `daq emulate hsb --nic emulated`"
                     .to_owned(),
@@ -96,7 +97,7 @@ impl Hsb {
         let engine = QueuePair::new(Parts {
             name: format!("source {}", context.name),
             nic: card,
-            is_emulated_nic: nics::is_emulated_nic(&nic),
+            is_emulated_nic: is_emulated_nic(&nic),
             target: self.target((address, ROCE).into(), pages)?,
             pages,
             rearm_after: self.config.rearm_after.0,

@@ -1,7 +1,7 @@
 //! Functions that all CUDA implementations use: they load device code and address the slots of a burst.
 
 use super::defect;
-use crate::sys::device_code;
+use super::sys::device_code;
 use daq_core::frame::FrameMeta;
 use daq_core::gpu::driver::{self, Device, Module};
 use daq_core::kernel::{KernelError, Stream, Submitted};

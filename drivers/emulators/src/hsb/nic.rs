@@ -6,7 +6,7 @@
 use super::packet::{OVERHEAD, WRITE, WRITE_IMMEDIATE};
 use super::registers::Target;
 use daq_core::dma::{DmaBuffer, DmaError};
-use daq_rdma::nics;
+use daq_core::topology::nic::is_emulated_nic;
 use daq_rdma::registration::set::{RailRegions, RegistrationSet};
 use daq_rdma::verbs::{
     Access, Endpoint, Nic, Payload, QueuePair, QueuePairOptions, Service, Status, Verb, VerbsError,
@@ -78,7 +78,7 @@ impl Writer {
         })?;
         queue.connect(&Endpoint {
             number: target.queue,
-            lid: if nics::is_emulated_nic(name) {
+            lid: if is_emulated_nic(name) {
                 target.to.port()
             } else {
                 0

@@ -3,7 +3,7 @@
 //! The token follows the greeting of each rail and is not encrypted. The token keeps out senders that can connect to
 //! the port, but not senders that can also read the network traffic.
 
-use crate::stream::wire::Hello;
+use crate::wire::Hello;
 use daq_core::ledger::Counter;
 use daq_core::log_limit::LogLimit;
 use std::fmt;

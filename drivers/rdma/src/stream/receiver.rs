@@ -25,11 +25,11 @@ mod tests;
 pub(crate) use control::FAULTS;
 
 use super::after;
-use super::wire::{KeptNames, Mode, Record, SamplePlaces};
 use crate::connect::Listener;
 use crate::engine::RegisteredSlots;
 use crate::registration::set::RegistrationSet;
 use crate::verbs::{Access, Nic, Service};
+use crate::wire::{KeptNames, Mode, Record, SamplePlaces};
 use control::{Connected, Control, Fault, PendingSender, Phase, Shared, Terms};
 use daq_core::dma::{
     ArmError, Caps, CompletionOrder, Completions, DmaBuffer, DmaDevice, Done, Engine, EngineError,

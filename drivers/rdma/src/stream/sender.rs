@@ -27,12 +27,11 @@ mod rail;
 mod tests;
 
 use crate::connect::Connector;
-pub use crate::stream::wire::MAX_RAILS;
-use crate::stream::wire::{
-    Checksums, KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record, SamplePlaces,
-};
-use crate::stream::{after, checksum};
+use crate::stream::after;
 use crate::verbs::{Nic, Service, Status, Transport, VerbsError};
+pub use crate::wire::MAX_RAILS;
+use crate::wire::checksum;
+use crate::wire::{Checksums, KeptNames, MAX_PACKETS_PER_FRAME, Mode, Record, SamplePlaces};
 use connection::{Connection, Reconnector, Terms};
 use daq_core::frame::FrameMeta;
 use daq_core::ledger::Counter;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Maximum number of connections of a stream over TCP.
 const MAX_CONNECTIONS: usize = 32;
 /// Maximum number of queue pairs of a stream.
-const MAX_RAILS: usize = super::wire::MAX_RAILS as usize;
+const MAX_RAILS: usize = crate::wire::MAX_RAILS as usize;
 
 /// A problem of a configuration: the key, what is wrong with it, and how to fix it.
 pub type KeyProblem = (&'static str, String, String);

@@ -2,7 +2,7 @@
 
 use super::FileKernel;
 use super::params::{Member, refused};
-use crate::sys::device_code;
+use crate::kernels::sys::device_code;
 use daq_core::gpu::driver::{Device, Function, Grid, Module};
 use daq_core::kernel::{FrameShare, KernelContext, KernelError, KernelSpec};
 use daq_core::layout::Layout;

@@ -10,7 +10,7 @@
 use super::DmaError;
 use super::port::Port;
 use crate::kernels::VERIFICATION;
-use crate::sys::device_code;
+use crate::kernels::sys::device_code;
 use daq_core::dma::{BounceCopyError, Seen, Sentinel};
 use daq_core::gpu::Event;
 use daq_core::gpu::bar_mapping::BarMapping;

@@ -1,7 +1,7 @@
 //! The properties that a sender must share with its receiver.
 
-use crate::stream::wire::{Hello, KeptNames, Mode, Record, SamplePlaces};
 use crate::verbs::{Service, Transport};
+use crate::wire::{Hello, KeptNames, Mode, Record, SamplePlaces};
 use daq_core::units::counted;
 
 /// Properties that all links of a receiver share.

@@ -272,15 +272,13 @@ fn restarted_receiver_continues_with_available_frames() {
 
 #[test]
 fn protocol_violation_ends_link() {
-    let bad = |n: u64, change: fn(&mut crate::stream::wire::Record)| {
+    let bad = |n: u64, change: fn(&mut crate::wire::Record)| {
         let mut record = record(n);
         change(&mut record);
         record
     };
-    type Deed = fn(
-        &mut BaselineSender,
-        &dyn Fn(u64, fn(&mut crate::stream::wire::Record)) -> crate::stream::wire::Record,
-    );
+    type Deed =
+        fn(&mut BaselineSender, &dyn Fn(u64, fn(&mut crate::wire::Record)) -> crate::wire::Record);
     let deeds: [Deed; 8] = [
         |sender, _| sender.send_record(3, &record(3), Some(low(4))),
         |sender, bad| sender.send_record(3, &bad(3, |record| record.number = 4), Some(3)),
@@ -318,7 +316,7 @@ fn protocol_violation_ends_link() {
         send(&mut fixture, &mut sender, 3..9);
         fixture.until(|fixture| fixture.got.len() == 9);
     }
-    let lies: [fn(&mut crate::stream::wire::Record); 3] = [
+    let lies: [fn(&mut crate::wire::Record); 3] = [
         |record| record.length += 8,
         |record| record.number += 1,
         |record| record.packets_per_frame = u32::MAX,
@@ -336,8 +334,7 @@ fn protocol_violation_ends_link() {
 fn message_longer_than_slot_is_rejected_by_nic() {
     let (mut fixture, mut sender) = connected(Mode::Send, 1, 5);
     let verb = crate::verbs::Verb::Send { immediate: None };
-    let bytes =
-        crate::stream::wire::Record::bytes(fixture::PACKETS_PER_FRAME, 0) + fixture::SLOT + 8;
+    let bytes = crate::wire::Record::bytes(fixture::PACKETS_PER_FRAME, 0) + fixture::SLOT + 8;
     sender.post(0, verb, &[(0, bytes)], true);
     fixture.until(|fixture| fixture.fault("local") + fixture.fault("peer-gone") > 0);
     assert_eq!(fixture.fault("local"), 1);
@@ -349,9 +346,9 @@ fn foreign_greetings_are_rejected() {
     let mut sender = BaselineSender::new(Mode::Write, Service::Rc, 2, 1);
     let address = fixture.address;
     let hello = sender.hello;
-    let of = |change: fn(&mut crate::stream::wire::Hello)| {
+    let of = |change: fn(&mut crate::wire::Hello)| {
         let greeting = |rail: u8| {
-            let mut hello = crate::stream::wire::Hello { rail, ..hello };
+            let mut hello = crate::wire::Hello { rail, ..hello };
             change(&mut hello);
             hello.encode()
         };

@@ -1,8 +1,8 @@
 //! Lowers the options of a sender to the limits of its NICs.
 
 use super::{Options, SenderError};
-use crate::stream::wire::Mode;
 use crate::verbs::{Nic, Service};
+use crate::wire::Mode;
 use daq_core::units::counted;
 use std::sync::Arc;
 

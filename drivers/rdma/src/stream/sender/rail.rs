@@ -1,9 +1,9 @@
 //! One queue pair of a stream: posts frames and collects their completions.
 
 use super::LinkError;
-use crate::stream::wire::{Offer, Record};
 use crate::verbs::{MemoryRegion, Payload, QueuePair, Status, Verb, WorkCompletion, WorkRequest};
 use crate::wait::wait_any;
+use crate::wire::{Offer, Record};
 use std::time::Duration;
 
 /// The id of keep-alive requests, which carry no frame.

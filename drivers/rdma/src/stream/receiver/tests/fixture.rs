@@ -5,11 +5,11 @@ use super::super::{Counters, FAULTS, Options, Receiver};
 use crate::connect::{ConnectError, Handshake, Link, Listener, tcp};
 use crate::emulated::{EmulatedNic, Faults};
 use crate::registration::set::{RailRegions, RegistrationSet};
-use crate::stream::wire::{Hello, KeptNames, Mode, Offer, Record, SamplePlaces};
 use crate::verbs::{
     Access, Nic, Payload, QueuePair, QueuePairOptions, Service, Sge, Status, Verb, WorkCompletion,
     WorkRequest,
 };
+use crate::wire::{Hello, KeptNames, Mode, Offer, Record, SamplePlaces};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::frame::{Clock, PacketSizes, Timestamp};
 use daq_core::region::Placement;

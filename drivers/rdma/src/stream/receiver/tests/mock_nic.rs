@@ -6,11 +6,11 @@ use crate::connect::exchange::Frame;
 use crate::connect::handshake::{Arrival, Transport};
 use crate::connect::mock::{MockPort, rail};
 use crate::connect::{self, ConnectError, PeerMonitor};
-use crate::stream::wire::{Hello, KeptNames, Record, SamplePlaces};
 use crate::verbs::{
     Endpoint, Limits, MemoryRegion, NicEvent, Port, QueuePair, QueuePairOptions,
     RegistrationMethod, Sge, Side, Status, VerbsError, WorkCompletion, WorkRequest,
 };
+use crate::wire::{Hello, KeptNames, Record, SamplePlaces};
 use daq_core::region::{Placement, Region};
 use std::collections::VecDeque;
 use std::fmt;

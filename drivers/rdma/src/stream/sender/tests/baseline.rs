@@ -2,11 +2,11 @@
 
 use crate::connect::{Link, Listener};
 use crate::emulated::{EmulatedNic, Faults};
-use crate::stream::wire::{Hello, Mode, Offer, Record};
 use crate::verbs::{
     Access, MemoryRegion, Nic, Payload, QueuePair, QueuePairOptions, RegistrationMethod, Service,
     Sge, Side, Status, Verb, VerbsError, WorkCompletion, WorkRequest,
 };
+use crate::wire::{Hello, Mode, Offer, Record};
 use daq_core::frame::FrameMeta;
 use daq_core::region::SharedWords;
 use std::collections::BTreeMap;

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::stream::receiver::{self, FAULTS, Receiver};
-use crate::stream::wire::{KeptNames, SamplePlaces};
 use crate::verbs::{Endpoint, QueuePair, Sge, VerbsError, WorkCompletion, WorkRequest};
+use crate::wire::{KeptNames, SamplePlaces};
 use daq_core::dma::{Completions, DmaBuffer, Done, Engine, Slots};
 use daq_core::region::Placement;
 use daq_testkit::assert_fields;

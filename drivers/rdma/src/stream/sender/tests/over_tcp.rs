@@ -3,9 +3,9 @@
 use super::end_to_end::{ReceiverFixture, compare, compare_except};
 use super::*;
 use crate::connect::exchange::{Frame, Rails};
-use crate::stream::wire::Hello;
 use crate::tcp::TcpNic;
 use crate::verbs::{Endpoint, Transport};
+use crate::wire::Hello;
 use daq_testkit::{Random, Relay};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

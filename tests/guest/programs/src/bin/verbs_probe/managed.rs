@@ -3,9 +3,9 @@
 use crate::ends::{Outcome, TIMEOUT, memory, next, options, succeeded, telling, that, write};
 use daq_rdma::connect::cm;
 use daq_rdma::connect::{Accepted, ConnectError, Connector, Handshake, Link};
-use daq_rdma::stream::wire::Hello;
 use daq_rdma::sys::{self, device};
 use daq_rdma::verbs::{MemoryRegion, Nic, Payload, Service, Side, Verb, WorkRequest};
+use daq_rdma::wire::Hello;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

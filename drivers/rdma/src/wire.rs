@@ -15,7 +15,8 @@
 //! Frame `n` uses rail `n % rails`. After an interruption the receiver requests the next frame that it needs, so no
 //! frame is delivered twice. Slots are offered with new remote keys, so that no earlier write can reach them.
 
-use super::checksum;
+pub(crate) mod checksum;
+
 use crate::verbs::Service;
 use daq_core::frame::{Clock, MAX_KEPT_FIELDS, PacketSizes, Timestamp};
 use daq_core::layout::{Layout, Order};

@@ -1,6 +1,6 @@
 //! The checksums of frames: CRC-32C, which x86-64 and ARM compute by instructions of their own.
 
-use super::wire::Record;
+use super::Record;
 use daq_core::region::Region;
 
 /// Number of bytes that are copied from a region at once. They fit into the first-level cache.
@@ -40,7 +40,7 @@ pub(crate) fn of_record(mut head: [u8; Record::HEAD], words: impl Iterator<Item 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::wire::Checksums;
+    use crate::wire::Checksums;
     use daq_core::region::HostOptions;
 
     #[test]

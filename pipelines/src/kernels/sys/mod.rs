@@ -1,0 +1,3 @@
+//! Foreign calls of the kernels.
+
+pub(crate) mod device_code;
