@@ -389,7 +389,9 @@ impl<'a> Batch<'a> {
         if !self.shared.is_exclusive() {
             return true;
         }
-        if let Some((frame, _)) = self.expected(id, size)
+        // A packet that continues a run of repeated packets may begin an epoch.
+        if self.state.candidate.is_none()
+            && let Some((frame, _)) = self.expected(id, size)
             && self.shared.record(frame).state.load(Ordering::Relaxed) == state::ASSIGNED
         {
             return true;
@@ -447,7 +449,12 @@ impl<'a> Batch<'a> {
                 }
                 self.state.candidates.is_confirmed = true;
             }
-            _ => return has_room,
+            _ => {
+                if !has_room {
+                    self.state.candidates.wait();
+                }
+                return has_room;
+            }
         }
         self.has_room(id, size)
     }

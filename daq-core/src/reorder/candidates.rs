@@ -39,13 +39,15 @@ pub(super) enum Refuted {
     Duplicate,
     /// The packet precedes the first packet of the run.
     BeforeStart,
+    /// The packet precedes the first packet of a later epoch.
+    BeforeEpoch,
 }
 
 impl Refuted {
     /// Counts the packet `id`.
     pub(super) fn count(self, ledger: &SourceLedger, geometry: &Geometry, id: PacketId) {
         match self {
-            Self::Rejected => count_rejected(ledger, geometry, id),
+            Self::Rejected | Self::BeforeEpoch => count_rejected(ledger, geometry, id),
             Self::BeforeStart => ledger.before_start.add_shared(1),
             Self::Duplicate => {
                 ledger.duplicates.add_shared(1);
@@ -212,6 +214,11 @@ impl Candidates {
     pub(super) fn clear(&mut self) {
         self.kept.clear();
         (self.is_confirmed, self.seen) = (false, None);
+    }
+
+    /// Records that the source waits for slots, so that the packets do not become old.
+    pub(super) fn wait(&mut self) {
+        self.seen = None;
     }
 
     /// Returns whether the packets have been kept for longer than the maximum time without being confirmed.

@@ -182,7 +182,7 @@ impl WriterState {
         })
     }
 
-    /// Returns whether `id` is the number of a packet that was closed as missing. If so, the packet is the missing
+    /// Returns whether `id` is the number of a packet after the first one that was closed as missing. If so, the packet is the missing
     /// packet, however late it is, because a restarted sender would also repeat numbers of packets that arrived.
     fn is_late(&self, shared: &Shared, base: u64, id: PacketId) -> bool {
         let packets_per_frame = u64::from(shared.geometry.packets_per_frame);
@@ -191,6 +191,7 @@ impl WriterState {
             .is_some_and(|(frame, index)| {
                 let position = frame * packets_per_frame + u64::from(index);
                 frame >= shared.first.load(Ordering::Acquire)
+                    && !(shared.begins_epoch() && position < shared.start.load(Ordering::Acquire))
                     && shared
                         .history
                         .is_missing(position, base * packets_per_frame)

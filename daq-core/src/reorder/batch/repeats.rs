@@ -25,8 +25,10 @@ use crate::sync::Ordering;
 /// them.
 const UNEXPLAINED_FRAMES: u64 = 2;
 const MIN_UNEXPLAINED: u64 = 64;
-/// Minimum number of packets after the first one of an epoch after which packets before it do not only arrive out of order.
-const MIN_PROGRESS: u64 = 64;
+/// Minimum number of packets after the first one of an epoch after which packets before it are kept aside.
+const MIN_PROGRESS: u64 = 16;
+/// Minimum number of packets after the first one of an epoch after which several packets before it do not only arrive out of order.
+const MIN_EVIDENCE: u64 = 64;
 
 /// How a packet number was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,10 +131,11 @@ impl Batch<'_> {
         }
     }
 
-    /// Ends the candidates, because the stream continues without them. Packets before the start of the run whose frames are open
+    /// Ends the candidates, because the stream continues without them. Packets before the start of the epoch whose frames are open
     /// arrived out of order, so they are placed. The others are counted.
     pub(in super::super) fn refute_candidates(&mut self) {
-        let precedes = |kept: &Kept| kept.refuted == Refuted::BeforeStart;
+        let precedes =
+            |kept: &Kept| matches!(kept.refuted, Refuted::BeforeStart | Refuted::BeforeEpoch);
         if !self.state.candidates.packets().any(precedes) {
             self.state.reject_candidates(self.shared);
             return;
@@ -230,12 +233,25 @@ impl Batch<'_> {
         let geometry = &self.shared.geometry;
         let parts = &self.shared.parts;
         run.count + 1 >= self.shared.required()
+            && self.repeats_or_is_late(id)
             && (parts.agree(
                 geometry.part_of(id),
                 run.since,
                 self.base,
                 geometry.window as u64,
             ) || self.shared.is_silent(self.horizon))
+    }
+
+    /// Returns whether `id` does not precede the first packet of the epoch, or so many packets have arrived since that packets before
+    /// it do not only arrive out of order.
+    fn repeats_or_is_late(&self, id: PacketId) -> bool {
+        let start = self.shared.start.load(Ordering::Acquire).min(self.start);
+        self.seen_horizon().saturating_sub(start) >= MIN_EVIDENCE
+            || self
+                .state
+                .epoch
+                .locate(&self.shared.geometry, id)
+                .is_none_or(|position| position >= start)
     }
 
     /// Returns whether a packet with number `id`, which has arrived before, confirms that the sender has restarted.
@@ -374,7 +390,8 @@ impl Earlier {
     const fn refuted(self) -> Refuted {
         match self {
             Self::Arrived { .. } => Refuted::Duplicate,
-            Self::Missing | Self::BeforeEpoch => Refuted::Rejected,
+            Self::Missing => Refuted::Rejected,
+            Self::BeforeEpoch => Refuted::BeforeEpoch,
             Self::BeforeStart => Refuted::BeforeStart,
         }
     }

@@ -103,49 +103,95 @@ fn many_acquisitions_are_epochs() {
     }
 }
 
-/// The first acquisition is incomplete. No packet of the second one fills a hole of the first.
+/// The first acquisition is incomplete. No packet of the second one fills a hole of the first, and none is rejected.
 #[test]
 fn holes_of_an_acquisition_stay_holes() {
-    type Lost = fn(u64) -> bool;
-    // The lost packets, their number, and the number of those before the first or after the last packet, which are not expected.
-    let cases: [(Lost, u64, u64); 5] = [
-        (|sequence| sequence < 9, 5, 5),
-        (|sequence| sequence == 6, 1, 0),
-        (|sequence| [7, 10, 13].contains(&sequence), 3, 0),
-        (|sequence| sequence % 4 == 3, 20, 1),
-        (|sequence| sequence > 4 && sequence < 30, 25, 0),
+    let cases: [fn(u64) -> bool; 6] = [
+        |sequence| sequence == 4,
+        |sequence| sequence < 9,
+        |sequence| sequence == 6,
+        |sequence| [4, 7, 10, 13].contains(&sequence),
+        |sequence| sequence % 4 == 3,
+        |sequence| sequence > 4 && sequence < 30,
     ];
     for (window, pause) in [(8, 0), (64, 0), (64, 150)] {
-        for (case, (is_lost, lost, unexpected)) in cases.iter().enumerate() {
-            let mut bench = wide(window);
-            let mut now = Instant::now();
-            for acquisition in 0..2 {
-                for sequence in (4..84).filter(|sequence| acquisition > 0 || !is_lost(*sequence)) {
-                    put(
-                        &mut bench,
-                        sequence,
-                        acquisition,
-                        u64::from(acquisition) * pause,
-                    );
-                }
-                for _ in 0..pause / 10 {
-                    now += Duration::from_millis(10);
-                    bench.window.tick(now);
+        for (case, is_lost) in cases.iter().enumerate() {
+            for end in [25, 44, 84, 404] {
+                let first: Vec<_> = (4..end).filter(|sequence| !is_lost(*sequence)).collect();
+                if first.len() >= 16 {
+                    let case = format!("case {case}, window {window}, {pause} ms, end {end}");
+                    check_two_acquisitions(&first, end, window, pause, &case);
                 }
             }
-            bench.window.finish();
-            let report = bench.report();
-            let case = format!("case {case}, window {window}, {pause} ms: {report:?}");
-            assert_eq!((report.epochs, report.delivered), (2, 160 - lost), "{case}");
-            assert_eq!(report.expected, 160 - unexpected, "{case}");
-            assert_eq!(
-                report.duplicates + report.rejected + report.before_start,
-                0,
-                "{case}"
+        }
+    }
+}
+
+/// Sends an acquisition of the packets `first`, then one of all packets from 4 to `end`.
+fn check_two_acquisitions(first: &[u64], end: u64, window: usize, pause: u64, case: &str) {
+    let mut bench = wide(window);
+    let mut now = Instant::now();
+    let second: Vec<_> = (4..end).collect();
+    for (acquisition, sequences) in [(0, first), (1, &second)] {
+        for sequence in sequences {
+            put(
+                &mut bench,
+                *sequence,
+                acquisition,
+                u64::from(acquisition) * pause,
             );
-            for (_, epoch, runs) in runs(&mut bench) {
-                let own = u8::try_from(epoch).unwrap() - 1;
-                assert!(runs.iter().all(|run| *run == own), "{case}");
+        }
+        for _ in 0..pause / 10 {
+            now += Duration::from_millis(10);
+            bench.window.tick(now);
+        }
+    }
+    bench.window.finish();
+    let report = bench.report();
+    let case = format!("{case}: {report:?}");
+    let delivered = first.len() as u64 + end - 4;
+    // Packets before the first and after the last one of an acquisition are not expected.
+    let expected = first[first.len() - 1] + 1 - first[0] + end - 4;
+    assert_eq!(
+        (report.epochs, report.delivered, report.expected),
+        (2, delivered, expected),
+        "{case}"
+    );
+    assert_eq!(
+        report.duplicates + report.rejected + report.before_start,
+        0,
+        "{case}"
+    );
+    for (_, epoch, runs) in runs(&mut bench) {
+        let own = u8::try_from(epoch).unwrap() - 1;
+        assert!(runs.iter().all(|run| *run == own), "{case}");
+    }
+}
+
+/// The first packets of the first frame of an epoch arrive out of order.
+#[test]
+fn late_first_packets_are_placed() {
+    let geometry = || Geometry {
+        window: 16,
+        ..Geometry::new(8, BYTES)
+    };
+    for block in [1, 2, 4, 7] {
+        for delay in [4, 8, 16, 20, 28, 40] {
+            let (late, begin) = (0..block, block..block + delay);
+            let numbers = begin.clone().chain(late.clone()).chain(begin.end..200);
+            // At the start, and after a restart.
+            for before in [0..0, 1000..1400] {
+                let mut bench = bench(1024, geometry());
+                for sequence in before.clone().chain(numbers.clone()) {
+                    put(&mut bench, sequence, 0, 0);
+                }
+                bench.window.finish();
+                let report = bench.report();
+                let case = format!("{before:?}, then {late:?} after {begin:?}: {report:?}");
+                let sent = before.end - before.start + 200;
+                assert_eq!((report.expected, report.delivered), (sent, sent), "{case}");
+                let epochs = 1 + u64::from(before.end > 0);
+                assert_eq!((report.epochs, report.rejected), (epochs, 0), "{case}");
             }
         }
     }
@@ -348,14 +394,28 @@ fn late_repeats_after_silence_are_duplicates() {
 /// A source that waits for slots loses no packet of a restart.
 #[test]
 fn restart_waits_for_slots() {
+    // The packet that confirms the second run was lost in the first one.
+    check_waiting((4, 5), 3, 20, (0, 6));
+    // The first packet of a run was lost.
+    for (window, slots) in [(4, 5), (8, 16), (8, 17), (32, 64)] {
+        for end in [24, 40, 68, 84, 132, 200] {
+            for lost in [(0, 4), (1, 4), (3, 4), (3, 5)] {
+                check_waiting((window, slots), 5, end, lost);
+            }
+        }
+    }
+}
+
+/// Sends `runs` runs of the packets from 4 to `end`, without the packet `lost` of a run, and waits for slots.
+fn check_waiting((frames, slots): (usize, usize), runs: u8, end: u64, lost: (u8, u64)) {
     let geometry = Geometry {
-        window: 4,
+        window: frames,
         ..geometry()
     };
     let options = RingOptions {
         packets_per_frame: PACKETS_PER_FRAME,
         supports_backpressure: true,
-        ..RingOptions::new("raw", 5, geometry.frame_bytes)
+        ..RingOptions::new("raw", slots, geometry.frame_bytes)
     };
     let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
     let (ring, producer) = Ring::new(region, options, RingLedger::default()).unwrap();
@@ -365,9 +425,8 @@ fn restart_waits_for_slots() {
         .pop()
         .unwrap();
     let mut delivered = 0;
-    let all = (0..3_u8).flat_map(|run| (4..20_u64).map(move |sequence| (run, sequence)));
-    // The packet that confirms the second run was lost in the first one.
-    for (run, sequence) in all.filter(|packet| *packet != (0, 6)) {
+    let all = (0..runs).flat_map(|run| (4..end).map(move |sequence| (run, sequence)));
+    for (run, sequence) in all.filter(|packet| *packet != lost) {
         let mut waited = 0;
         loop {
             let mut batch = window.batch();
@@ -395,13 +454,18 @@ fn restart_waits_for_slots() {
         delivered += u64::from(lease.frame(0).meta().arrived);
     }
     let report = SourceReport::of(&ledger);
+    let sent = u64::from(runs) * (end - 4) - 1;
+    let case = format!("window {frames}, {slots} slots, end {end}, lost {lost:?}: {report:?}");
     assert_eq!(
         (report.epochs, report.delivered, delivered),
-        (3, 47, 47),
-        "{report:?}"
+        (u64::from(runs), sent, sent),
+        "{case}"
     );
     let others = report.duplicates + report.rejected;
-    assert_eq!((report.lost_total(), others), (1, 0), "{report:?}");
+    assert_eq!((others, report.before_start), (0, 0), "{case}");
+    // A packet before the first or after the last one of a run is not expected.
+    let is_inside = lost.1 > 4 && lost.1 < end - 1;
+    assert_eq!(report.lost_total(), u64::from(is_inside), "{case}");
 }
 
 /// The number of a packet can need more than 64 bits, because a frame number of 64 bits is multiplied by the packets of a frame.

@@ -6,7 +6,7 @@
 use super::grid::{Samples, distance};
 use super::prologue::Stamp;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Number of packets in a row that show another rate.
 const CONFIRM: u32 = 8;
@@ -24,6 +24,10 @@ pub(super) struct RateWatch {
     /// Whether a context packet stated another rate than the configured one, after it had stated a different one. For all
     /// threads.
     is_stated: Arc<AtomicBool>,
+    /// How often a context packet stated that the configured rate is back. For all threads.
+    returns: Arc<AtomicU64>,
+    /// The number of returns that this thread has seen.
+    seen_returns: u64,
 }
 
 impl RateWatch {
@@ -34,6 +38,8 @@ impl RateWatch {
             advance: 0,
             packets: 0,
             is_stated: Arc::default(),
+            returns: Arc::default(),
+            seen_returns: 0,
         }
     }
 
@@ -49,7 +55,9 @@ impl RateWatch {
         let declared = self.samples.per_million_seconds as f64 / 1e6;
         let is_declared = (stated - declared).abs() <= declared * 1e-6;
         if is_declared {
-            self.is_stated.store(false, Ordering::Relaxed);
+            if self.is_stated.swap(false, Ordering::Relaxed) {
+                self.returns.fetch_add(1, Ordering::Release);
+            }
         } else if before.is_some_and(|before| (stated - before).abs() > before * 1e-6) {
             self.is_stated.store(true, Ordering::Relaxed);
         }
@@ -58,6 +66,12 @@ impl RateWatch {
     /// Examines a packet that is off the grid, or whose count disagrees with its timestamp, or that follows such packets.
     #[cold]
     pub(super) fn observe(&mut self, stamp: &Stamp, count: u8) {
+        let returns = self.returns.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.seen_returns, returns) != returns {
+            // The advance of the first packet of the configured rate is the length of the packet before it. If another packet of the
+            // old rate follows, it confirms this rate.
+            (self.last, self.packets) = (None, self.packets.min(CONFIRM - 1));
+        }
         let last = self.last.replace((*stamp, count));
         let Some(axis) = self.samples.axis(stamp) else {
             return;
@@ -140,7 +154,7 @@ mod tests {
 
     #[test]
     fn changed_rate_of_the_context_counts_until_it_changes_back() {
-        let watch = RateWatch::new(Samples {
+        let mut watch = RateWatch::new(Samples {
             per_packet: 250,
             per_million_seconds: 25_000_000_000,
             tolerance: None,
@@ -155,7 +169,12 @@ mod tests {
         watch.state(Some(50_000.0), None);
         watch.state(Some(50_000.0), Some(50_000.0));
         assert!(watch.is_other());
+        // The packets of the other rate, and the first one after them, advance by half of a packet.
+        for i in 0..20_u8 {
+            watch.observe(&stamp(u64::from(i) * 5_000_000_000), i % 16);
+        }
         watch.state(Some(50_000.0), Some(25_000.0));
+        watch.observe(&stamp(100_000_000_000), 20 % 16);
         assert!(!watch.is_other());
     }
 }
