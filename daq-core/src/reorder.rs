@@ -576,10 +576,20 @@ impl ReorderWindow {
     /// Ends the stream: publishes open frames up to the last packet seen, and finalises the ledger. All other threads
     /// must have stopped.
     pub fn finish(&mut self) {
+        self.end(false);
+    }
+
+    /// [Finishes](Self::finish) the window of a run that was to receive whole frames: counts the packets after the last one in the
+    /// newest frame as missing. Frames of several parts are finished as usual.
+    pub fn finish_frame(&mut self) {
+        self.end(true);
+    }
+
+    fn end(&mut self, wants_whole_frame: bool) {
         self.adopt_pinned();
         self.end_candidates();
         if let Some(sequencer) = &mut self.state.sequencer {
-            sequencer.finish(&self.shared, self.state.writer);
+            sequencer.finish(&self.shared, self.state.writer, wants_whole_frame);
         }
     }
 }

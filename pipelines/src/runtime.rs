@@ -45,7 +45,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time after the drain deadline for threads whose GPU hangs to end, and for sinks to close their files.
+/// Time after the drain deadline for threads whose GPU hangs to end, for sinks to close their files, and for a sink whose write hangs
+/// to count its frames.
 const HANG_GRACE: Duration = Duration::from_secs(7);
 
 /// Reasons why a pipeline cannot start.
@@ -301,6 +302,9 @@ impl Pipeline {
     /// Records packets of `source` that never arrived after its last packet. They count as expected and lost when the
     /// pipeline has ended.
     pub fn add_missing(&self, source: &str, packets: Missing) {
+        if !matches!(packets, Missing::Packets { packets: 0, .. }) {
+            self.control.request_whole_frames(source);
+        }
         let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
         missing.insert(source.to_owned(), packets);
     }
@@ -318,8 +322,12 @@ impl Pipeline {
         let hung = || stalled.iter().map(|thread| self.describe(thread)).collect();
         let is_sink = |thread: &&Arc<Heartbeat>| thread.role == Role::Sink;
         if stalled.iter().all(is_sink) {
+            // A sink whose disk hangs first drops its frames, so that the report counts each of them once.
+            let has_final_counts = stalled.iter().all(|thread| thread.has_final_counts())
+                || self.control.is_overdue_by(HANG_GRACE);
             // Kernels wait for the sinks.
-            let is_blocked = others.iter().all(|thread| thread.role == Role::Step);
+            let is_blocked =
+                has_final_counts && others.iter().all(|thread| thread.role == Role::Step);
             return if is_blocked { hung() } else { Vec::new() };
         }
         // A thread whose GPU hangs ends by itself.

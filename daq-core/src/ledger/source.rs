@@ -197,8 +197,14 @@ ledger! {
 /// Packets that never arrived after the last packet of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// This number of packets.
-    Packets(u64),
+    /// This number of packets, while `expected` packets were expected. Those that the source has counted since then are not
+    /// counted again.
+    Packets {
+        /// Number of packets.
+        packets: u64,
+        /// Value of `expected`.
+        expected: u64,
+    },
     /// The packets of each part that are not expected yet, up to this number of packets of the part.
     PartsUpTo(u64),
 }
@@ -223,7 +229,9 @@ impl SourceLedger {
     /// source has ended.
     pub fn add_missing(&self, missing: Missing) {
         let packets = match missing {
-            Missing::Packets(packets) => packets,
+            Missing::Packets { packets, expected } => {
+                packets.saturating_sub(self.expected.get().saturating_sub(expected))
+            }
             Missing::PartsUpTo(each) => self.complete_parts(each),
         };
         self.lost(Cause::WireGap).add_shared(packets);
@@ -314,9 +322,14 @@ mod tests {
         let ledger = SourceLedger::default();
         ledger.expected.set(7);
         ledger.delivered.set(7);
-        ledger.add_missing(Missing::Packets(9));
+        // One of the packets was counted when the source ended.
+        let missing = Missing::Packets {
+            packets: 9,
+            expected: 6,
+        };
+        ledger.add_missing(missing);
         let report = SourceReport::of(&ledger);
-        assert_eq!((report.expected, report.lost_total()), (16, 9));
+        assert_eq!((report.expected, report.lost_total()), (15, 8));
     }
 
     #[test]

@@ -669,12 +669,17 @@ impl Sequencer {
         self.ledger.expected.set(arrived + self.absent);
     }
 
-    pub(super) fn finish(&mut self, shared: &Shared, writer: usize) {
+    pub(super) fn finish(&mut self, shared: &Shared, writer: usize, wants_whole_frame: bool) {
         if shared.segment.load(Ordering::Relaxed) == 0 {
             return;
         }
         let base = shared.base.swap(BLOCKED, Ordering::SeqCst);
         shared.wait_grace_period(writer, BLOCKED);
+        if wants_whole_frame && shared.geometry.parts == 1 {
+            let horizon = shared.horizon.load(Ordering::Acquire);
+            let end = horizon.next_multiple_of(u64::from(shared.geometry.packets_per_frame));
+            shared.horizon.store(end, Ordering::Release);
+        }
         let end = self.end_epoch(shared, base);
         self.count_held_gaps(shared);
         self.account(shared);

@@ -626,6 +626,26 @@ fn last_partial_frame_is_flagged_truncated() {
     assert!(lease.frame(1).meta().flags.contains(Flags::TRUNCATED));
 }
 
+/// Whole frames were requested, so the last packets of the newest frame are lost, like the ones between its packets.
+#[test]
+fn last_frame_that_was_requested_is_incomplete() {
+    for (packets, missing) in [(&[0, 1, 2, 3, 4, 6][..], 2), (&[0, 1, 2, 3], 0), (&[], 0)] {
+        let mut bench = bench(8, geometry());
+        for sequence in packets {
+            bench.put(*sequence);
+        }
+        bench.window.finish_frame();
+        let report = bench.report();
+        let case = format!("{packets:?}: {report:?}");
+        assert_eq!(report.lost_total(), missing, "{case}");
+        assert_eq!(report.expected, packets.len() as u64 + missing, "{case}");
+        assert_eq!(report.incomplete, u64::from(missing > 0), "{case}");
+        while let Some(lease) = bench.reader.poll(1) {
+            assert!(!lease.frame(0).meta().flags.contains(Flags::TRUNCATED));
+        }
+    }
+}
+
 #[test]
 fn announced_sequence_restart_opens_epoch_immediately() {
     let mut bench = bench(16, geometry());

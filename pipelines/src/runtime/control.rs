@@ -1,6 +1,7 @@
 //! State shared by the threads of a pipeline: the stop request, failures, heartbeats.
 
 use super::{Failure, FailureKind};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub struct Control {
     drain: Duration,
     start: Instant,
     failures: Mutex<Vec<Failure>>,
+    /// Names of the sources whose last frames were requested as a whole.
+    whole: Mutex<BTreeSet<String>>,
 }
 
 impl Control {
@@ -34,7 +37,20 @@ impl Control {
             drain,
             start: Instant::now(),
             failures: Mutex::new(Vec::new()),
+            whole: Mutex::new(BTreeSet::new()),
         }
+    }
+
+    /// Requests that the source `name` counts the packets that its last frame lacks at the end as lost.
+    pub(super) fn request_whole_frames(&self, name: &str) {
+        let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        whole.insert(name.to_owned());
+    }
+
+    /// Returns whether the packets that the last frame of the source `name` lacks at the end are lost.
+    pub(super) fn wants_whole_frames(&self, name: &str) -> bool {
+        let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        whole.contains(name)
     }
 
     /// Returns whether the pipeline is stopping.
@@ -134,6 +150,7 @@ pub struct Heartbeat {
     pub(crate) name: String,
     pub(crate) role: Role,
     beats: AtomicU64,
+    has_final_counts: AtomicBool,
     ended: AtomicBool,
     /// The heartbeat count at the last check, and the time at which the count last changed.
     seen: Mutex<(u64, Instant)>,
@@ -146,6 +163,7 @@ impl Heartbeat {
             name,
             role,
             beats: AtomicU64::new(0),
+            has_final_counts: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             seen: Mutex::new((0, Instant::now())),
         })
@@ -161,6 +179,15 @@ impl Heartbeat {
     #[cfg(test)]
     pub(crate) fn beats(&self) -> u64 {
         self.beats.load(Ordering::Relaxed)
+    }
+
+    /// Records that the thread counts no further frames until its component has ended.
+    pub(crate) fn end_counts(&self) {
+        self.has_final_counts.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_final_counts(&self) -> bool {
+        self.has_final_counts.load(Ordering::Acquire)
     }
 
     /// Records that the thread has ended.

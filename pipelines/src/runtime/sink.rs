@@ -41,6 +41,7 @@ impl Runner {
     pub(super) fn run(mut self, heartbeat: &Heartbeat) {
         let result = self.work(heartbeat);
         let failed = result.is_err();
+        heartbeat.end_counts();
         let finished = self.sink.finish();
         let refusal = self.refusal().filter(|_| !failed);
         let errors = [result, finished].into_iter().filter_map(Result::err);
@@ -211,6 +212,7 @@ mod tests {
     use daq_core::ledger::{ReaderLedger, RingLedger};
     use daq_core::region::{HostOptions, Region};
     use daq_core::ring::{Ring, RingOptions};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A sink whose separate writer thread has been busy with one write for the given time.
     struct Writing(Duration);
@@ -257,6 +259,16 @@ mod tests {
 
     /// Runs a sink with 5 frames in bursts of at most `burst`, after the drain time is over.
     fn failures_of_sink(sink: Box<dyn Sink>, guarantee: bool, burst: usize) -> (Vec<String>, u64) {
+        let heartbeat = Heartbeat::new("slow".to_owned(), Role::Sink);
+        failures_with(&heartbeat, sink, guarantee, burst)
+    }
+
+    fn failures_with(
+        heartbeat: &Heartbeat,
+        sink: Box<dyn Sink>,
+        guarantee: bool,
+        burst: usize,
+    ) -> (Vec<String>, u64) {
         let options = RingOptions::new("raw", 8, 8);
         let region = Region::host(options.region_bytes(), HostOptions::default()).unwrap();
         let (ring, mut producer) = Ring::new(region, options, RingLedger::default()).unwrap();
@@ -284,7 +296,7 @@ mod tests {
             wait: Wait::default(),
             control: control.clone(),
         };
-        runner.run(&Heartbeat::new("slow".to_owned(), Role::Sink));
+        runner.run(heartbeat);
         let failures = control.failures();
         let failures = failures.into_iter().map(|failure| failure.why).collect();
         (failures, ledger.dropped.get())
@@ -330,6 +342,39 @@ mod tests {
             assert!(failures[0].contains("increase `--drain`"), "{failures:?}");
             let (failures, dropped) = failures_of_sink(Box::new(OneByOne), false, burst);
             assert_eq!((failures.len(), dropped), (0, 4), "{failures:?}");
+        }
+    }
+
+    /// A sink that reports whether all frames were counted before it is finished.
+    struct Finished {
+        heartbeat: Arc<Heartbeat>,
+        had_final_counts: Arc<AtomicBool>,
+    }
+
+    impl Sink for Finished {
+        fn consume(&mut self, _: &Lease<'_>, _: usize) -> Result<usize, SinkError> {
+            assert!(!self.heartbeat.has_final_counts());
+            Ok(0)
+        }
+
+        fn finish(&mut self) -> Result<(), SinkError> {
+            self.had_final_counts
+                .store(self.heartbeat.has_final_counts(), Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn frames_are_counted_before_sink_is_finished() {
+        for guarantee in [true, false] {
+            let heartbeat = Heartbeat::new("slow".to_owned(), Role::Sink);
+            let had_final_counts = Arc::new(AtomicBool::new(false));
+            let sink = Finished {
+                heartbeat: heartbeat.clone(),
+                had_final_counts: had_final_counts.clone(),
+            };
+            failures_with(&heartbeat, Box::new(sink), guarantee, 8);
+            assert!(had_final_counts.load(Ordering::Relaxed));
         }
     }
 

@@ -73,7 +73,11 @@ impl Runner {
             self.window.tick(Instant::now());
             std::thread::sleep(SHARED_POLL_INTERVAL);
         }
-        self.window.finish();
+        if self.control.wants_whole_frames(&self.name) {
+            self.window.finish_frame();
+        } else {
+            self.window.finish();
+        }
     }
 
     fn fill(&mut self, heartbeat: &Heartbeat) -> Result<(), daq_core::source::SourceError> {

@@ -1,5 +1,6 @@
 //! Tests the start and the end of runs: too little memory, signals while the start blocks, the last frame, readiness.
 
+use daq_testkit::network::recording;
 use daq_testkit::{Daq, Done, assert_contains, free_udp_port, wait_for};
 use std::net::UdpSocket;
 
@@ -32,18 +33,27 @@ fn detector(port: u16) -> String {
     )
 }
 
+/// The last packets, packets inside of the last frame, or the last frame. Packets of frames that have begun are marked in the file.
 #[test]
 fn finite_run_ends_although_its_last_packets_never_arrive() {
-    // The last frame, and the last packet.
-    for (frames, missing) in [(19, 8), (20, 1)] {
+    type Missing = &'static [(u64, u32)];
+    let cases: [(u64, Missing, usize); 5] = [
+        (19, &[], 0),
+        (20, &[(20, 7)], 1),
+        (20, &[(20, 3)], 1),
+        (20, &[(20, 3), (20, 7)], 2),
+        (19, &[(19, 3)], 1),
+    ];
+    for (frames, missing, marked) in cases {
         let port = free_udp_port();
-        let daq = Daq::new(&detector(port));
-        let mut live = daq.spawn(&["--frames", "r=20", "--idle", "500 ms"]);
+        let sink = "driver = \"file\"\npath = \"out\"\n";
+        let daq = Daq::new(&detector(port).replace("driver = \"null\"\n", sink));
+        let mut live = daq.spawn(&["--frames", "r=20", "--idle", "1 s"]);
         live.wait_ready();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut sent = 0;
         for frame in 1..=frames {
-            for packet in (0..8_u32).filter(|packet| (frame, *packet) != (20_u64, 7)) {
+            for packet in (0..8).filter(|packet| !missing.contains(&(frame, *packet))) {
                 let mut bytes = vec![0; 16 + 1024];
                 bytes[..8].copy_from_slice(&frame.to_le_bytes());
                 bytes[8..12].copy_from_slice(&packet.to_le_bytes());
@@ -52,10 +62,15 @@ fn finite_run_ends_although_its_last_packets_never_arrive() {
             }
         }
         let outcome = live.wait().ok();
-        assert_eq!(outcome.count("sources.d.expected"), 160);
+        assert_eq!(outcome.count("sources.d.expected"), 160, "{missing:?}");
         assert_eq!(outcome.count("sources.d.delivered"), sent);
-        assert_eq!(outcome.count("sources.d.lost.wire_gap"), missing);
-        assert_contains!(outcome.stderr => "stopping: no packet for 500 ms", "of 20 frames in ring r", "never arrived");
+        assert_eq!(outcome.count("sources.d.lost.wire_gap"), 160 - sent);
+        assert_contains!(outcome.stderr => "stopping: no packet for 1 s", "of 20 frames in ring r", "never arrived");
+        let is_incomplete = u64::from(marked > 0);
+        assert_eq!(outcome.count("sources.d.incomplete"), is_incomplete);
+        let recording = recording(&daq, "n");
+        let bytes: usize = recording.missing.iter().map(std::ops::Range::len).sum();
+        assert_eq!(bytes, marked * 1024, "{missing:?}");
     }
 }
 

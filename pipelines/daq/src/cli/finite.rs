@@ -37,10 +37,11 @@ impl Finite {
             let missing = self.missing(source, counts, published)?;
             pipeline.add_missing(&source.name, missing);
             let unit = counts.unit().trim_end_matches('s');
-            Some(match missing {
-                Missing::Packets(packets) => format!("; {} never arrived", counted(packets, unit)),
-                Missing::PartsUpTo(_) => String::new(),
-            })
+            let packets = match missing {
+                Missing::Packets { packets, .. } => packets,
+                Missing::PartsUpTo(each) => missing_of_parts(counts, each)?,
+            };
+            Some(format!("; {} never arrived", counted(packets, unit)))
         });
         tracing::warn!(
             "stopping: no packet for {} after {} of {} in ring {}{}; `--idle` sets this time",
@@ -78,8 +79,23 @@ impl Finite {
             .saturating_mul(packets)
             .saturating_sub(counts.expected);
         let missing = missing_of(counts.pending, packets, left);
-        Some(Missing::Packets(missing.min(unexpected)))
+        Some(Missing::Packets {
+            packets: missing.min(unexpected),
+            expected: counts.expected,
+        })
     }
+}
+
+/// Returns the number of packets that are missing of parts of `each` packets; `None` if the run has joined a stream, or if the
+/// sender has restarted.
+fn missing_of_parts(counts: &SourceReport, each: u64) -> Option<u64> {
+    if counts.epochs != 1 || counts.before_start > 0 {
+        return None;
+    }
+    let parts = counts.parts.values();
+    let closed: u64 = parts.map(|part| each.saturating_sub(part.expected)).sum();
+    // Parts do not expect packets of open frames yet.
+    Some(closed.saturating_sub(counts.pending))
 }
 
 /// Returns the number of packets that are missing in the last `frames` frames of `packets` packets, of which `pending`
@@ -196,7 +212,7 @@ mod tests {
                 ..SourceReport::default()
             };
             let missing = finite.missing(&plan.sources[0], &counts, published);
-            let Some(Missing::Packets(packets)) = missing else {
+            let Some(Missing::Packets { packets, .. }) = missing else {
                 panic!("{missing:?}");
             };
             packets
