@@ -85,6 +85,24 @@ impl Claim {
         }
     }
 
+    /// Returns how to avoid that this claim conflicts with `other`.
+    pub fn remedy(&self, other: &Self) -> String {
+        match (self, other) {
+            (Self::UdpStreams(a, ours), Self::UdpStreams(b, theirs))
+                if a == b && ours.kind == theirs.kind =>
+            {
+                format!("let them select different streams ({})", ours.kind)
+            }
+            (
+                Self::UdpPort(_) | Self::UdpStreams(..),
+                Self::UdpPort(_) | Self::UdpStreams(..),
+            ) => "give one of them another address; sources that select different streams of a format, such as `thread` of VDIF, \
+                  can share an address if they have `sockets = 1`"
+                .to_owned(),
+            _ => "give one of them another address, path, name or device".to_owned(),
+        }
+    }
+
     /// Returns the claim with a relative path resolved against `directory`.
     ///
     /// ```
@@ -183,6 +201,13 @@ mod tests {
             assert_eq!(other.conflicts(&own), conflicts, "{other}");
         }
         assert_eq!(own.to_string(), "UDP 127.0.0.1:4950, thread 0x0, 0x2");
+        let same = claim("127.0.0.1:4950", "thread", &[2]);
+        assert_eq!(
+            own.remedy(&same),
+            "let them select different streams (thread)"
+        );
+        let port = Claim::UdpPort("127.0.0.1:4950".parse().unwrap());
+        assert!(port.remedy(&own).contains("`sockets = 1`"));
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub(super) fn claims(config: &Config, context: &PlanContext, diagnostics: &mut D
                     ))
                     .labelled(place(section), format!("claims {claim}"))
                     .also(place(other), format!("claims {their}"))
-                    .help("give one of them another address, path, name or device"),
+                    .help(claim.remedy(their)),
                 );
             }
         }

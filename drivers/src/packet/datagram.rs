@@ -54,6 +54,8 @@ pub struct Depacketizer {
     has_time: bool,
     /// Whether units differ in size.
     has_sized_units: bool,
+    /// Difference between the numbers of packets that follow each other.
+    step: u64,
     clock_check: ClockCheck,
     keeping: Keeping,
     rejections: Rejections,
@@ -94,6 +96,7 @@ impl Depacketizer {
             reassembly: Reassembly::of(&facts),
             has_time: format.clock().is_some(),
             has_sized_units: facts.has_sized_units,
+            step: facts.numbering.step,
             clock_check: ClockCheck::default(),
             keeping: Keeping::of(&facts),
             format,
@@ -515,6 +518,7 @@ impl Depacketizer {
         let message = FarNumber {
             number: id.unit,
             drops,
+            step: self.step,
         };
         // The window counts the packets when they are finally rejected.
         if self.rejections.count(FAR_NUMBER, 0, &message) {
@@ -532,11 +536,17 @@ struct FarNumber {
     number: u64,
     /// Number of packets that Linux has dropped.
     drops: u64,
+    /// Difference between the numbers of packets that follow each other.
+    step: u64,
 }
 
 impl Display for FarNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { number, drops } = self;
+        let Self {
+            number,
+            drops,
+            step,
+        } = self;
         write!(
             f,
             "the number {number} is far from the numbers of the previous packets"
@@ -548,9 +558,11 @@ impl Display for FarNumber {
                  shows how to receive faster, and a higher `max_gap` counts longer losses"
             );
         }
+        if *step > 1 {
+            write!(f, ", or not a multiple of `step` = {step} away")?;
+        }
         f.write_str(
-            ", or not a multiple of `step` away; check the position, the byte order and the step of the number in the format, \
-             and whether two senders share the port",
+            "; check the position and the byte order of the number in the format, and whether two senders share the port",
         )
     }
 }

@@ -283,7 +283,7 @@ impl Source {
     fn why_rejected(&self, total: u64) -> String {
         let reason = match self.watched.rejections.most_frequent(total) {
             Some((count, reason)) => format!(
-                "; most frequent reason ({}): {reason}",
+                "; most frequent reason in this run ({}): {reason}",
                 counted(count, "packet")
             ),
             None => "; the first rejection message of this source names the reason".to_owned(),
@@ -319,7 +319,7 @@ impl Source {
         let name = &self.watched.name;
         let why = self.why_rejected(total);
         tracing::warn!(
-            "source {name}: all arriving packets are rejected ({} so far){why}",
+            "source {name}: all arriving packets are rejected (the last {}){why}",
             counted(rejected, "packet")
         );
     }

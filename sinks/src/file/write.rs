@@ -9,6 +9,7 @@ use daq_core::frame::{Clock, Flags, FrameMeta};
 use daq_core::ledger::SinkLedger;
 use daq_core::ring::{Frame, Lease};
 use daq_core::sink::{Sink, SinkContext, SinkError};
+use daq_core::units::counted;
 use std::time::{Duration, Instant};
 
 /// Cause in the annotations of frames that were dropped while the disk was full.
@@ -179,11 +180,17 @@ impl FileSink {
             .map_or((1, 0), |s| (s.frame_bytes.max(1), s.frames));
         let lost = (total - kept).div_ceil(frame_bytes).min(frames);
         self.ledger.lost.add(lost);
+        let rest = if is_gone {
+            format!(
+                "{} count as lost; if the file was moved, it contains most of them",
+                counted(lost, "frame")
+            )
+        } else {
+            format!("The segment contains {kept} bytes, and {lost} frames are lost")
+        };
         SinkError::Failed {
             what: path.map_or_else(|| "a segment".to_owned(), |path| path.display().to_string()),
-            why: format!(
-                "this segment is incomplete: {why}. The segment contains {kept} bytes, and {lost} frames are lost"
-            ),
+            why: format!("this segment is incomplete: {why}. {rest}"),
         }
     }
 

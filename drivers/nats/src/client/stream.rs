@@ -9,6 +9,7 @@ use async_nats::jetstream::context::{Context, CreateStreamErrorKind, GetStreamEr
 use async_nats::jetstream::stream::{
     Config, DiscardPolicy, RetentionPolicy, State, StorageType, Stream,
 };
+use daq_core::units::counted;
 use std::time::Duration;
 
 /// Default time in which the server recognises repeated messages.
@@ -126,8 +127,9 @@ pub(super) fn check_size(
         let is_small = |limit: u64| limit > 0 && limit < needed as u64;
         if u64::try_from(limit).is_ok_and(is_small) {
             let why = format!(
-                "`{key}` is {limit}, but a frame needs {needed}: {messages} messages of {bytes} bytes in total with their \
-                 headers, so the stream would not keep a whole frame; raise {key}, or make frames smaller",
+                "`{key}` is {limit}, but a frame needs {needed}: {} of {bytes} bytes in total with headers, so the stream \
+                 would not keep a whole frame; raise {key}, or make frames smaller",
+                counted(messages, "message")
             );
             return Err(NatsError::configuration(
                 format!("NATS stream {}", found.name),
