@@ -489,9 +489,12 @@ fn record(daq: &Daq, filter: &str) -> Result<Recording, String> {
     let tcpdump = program("tcpdump").ok_or("tcpdump is not installed")?;
     let mut command = Command::new(tcpdump);
     let path = daq.path("capture.pcap");
-    // Without immediate mode, packets wait for up to a second in a block that is lost at the end.
+    // Without immediate mode, packets wait for up to a second in a block that is lost at the end. In this mode, each packet occupies
+    // as many bytes as the longest one could have, so the default, 256 KiB, would need a buffer of 600 MB.
     command
-        .args(["-i", "lo", "-U", "-Z", "root", "-B", "65536"])
+        .args([
+            "-i", "lo", "-U", "-Z", "root", "-s", "16384", "-B", "131072",
+        ])
         .args(["--immediate-mode", "-w"])
         .arg(&path);
     command.args(filter.split(' ')).stderr(Stdio::null());

@@ -18,6 +18,10 @@ pub const NEAR: &str = "near0";
 /// Name of the interface in the far namespace.
 pub const FAR: &str = "far0";
 
+/// The Ethernet addresses of the two interfaces.
+const NEAR_LLADDR: &str = "02:da:70:00:00:01";
+const FAR_LLADDR: &str = "02:da:70:00:00:02";
+
 /// The far network namespace.
 pub struct Far {
     namespace: File,
@@ -36,19 +40,32 @@ pub fn wire(queues: u32, mtu: u32) -> Result<Far, String> {
     );
     ip("link set lo up")?;
     ip(&format!(
-        "link add {NEAR} numrxqueues {queues} numtxqueues {queues} mtu {mtu} type veth peer name {FAR} numrxqueues \
-         {queues} numtxqueues {queues} mtu {mtu} netns {at}"
+        "link add {NEAR} address {NEAR_LLADDR} numrxqueues {queues} numtxqueues {queues} mtu {mtu} type veth peer name \
+         {FAR} address {FAR_LLADDR} numrxqueues {queues} numtxqueues {queues} mtu {mtu} netns {at}"
     ))?;
     ip(&format!("address add 10.77.0.1/24 dev {NEAR}"))?;
     ip(&format!("-6 address add fd77::1/64 dev {NEAR} nodad"))?;
     ip(&format!("link set {NEAR} up"))?;
+    neighbour(["10.77.0.2", "fd77::2"], FAR_LLADDR, NEAR)?;
     far.run(|| {
         ip("link set lo up")?;
         ip(&format!("address add 10.77.0.2/24 dev {FAR}"))?;
         ip(&format!("-6 address add fd77::2/64 dev {FAR} nodad"))?;
-        ip(&format!("link set {FAR} up"))
+        ip(&format!("link set {FAR} up"))?;
+        neighbour(["10.77.0.1", "fd77::1"], NEAR_LLADDR, FAR)
     })?;
     Ok(far)
+}
+
+/// Enters the Ethernet address of the other end. While Linux asks for an Ethernet address, it keeps only 208 KiB of the packets
+/// that wait for it, and drops the first ones of a burst.
+fn neighbour(addresses: [&str; 2], lladdr: &str, interface: &str) -> Result<(), String> {
+    for address in addresses {
+        ip(&format!(
+            "neighbour replace {address} lladdr {lladdr} dev {interface} nud permanent"
+        ))?;
+    }
+    Ok(())
 }
 
 /// Moves the calling thread into a new network namespace.
