@@ -45,6 +45,20 @@ pub fn companion(name: &str) -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
+/// The environment variable in which `daq` gives its version to a companion.
+pub const CALLER_VERSION: &str = "DAQ_BENCH_CALLER_VERSION";
+
+/// Returns an error if another version of `daq` has started this program, which is called `name`.
+pub fn check_caller(name: &str) -> Result<(), String> {
+    let own = env!("CARGO_PKG_VERSION");
+    match std::env::var(CALLER_VERSION) {
+        Ok(caller) if caller != own => Err(format!(
+            "{name} has version {own}, but daq has version {caller}; install the same version of both"
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the configured state directory, or the default derived from the environment.
 pub fn state_directory(declared: Option<&Path>) -> Option<PathBuf> {
     let declared = declared.map(Path::to_owned);

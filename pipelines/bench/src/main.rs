@@ -39,7 +39,7 @@ pub(crate) use daq_diagnostics::fixture::FixtureError as BenchError;
 use clap::Parser;
 use daq_pipelines::console::{self, Progress, print_error};
 use daq_pipelines::profiles::{MeasuredCard, save_card};
-use daq_pipelines::program::{exit, show, state_directory};
+use daq_pipelines::program::{check_caller, exit, show, state_directory};
 use options::{Common, FrameSizes, MAX_BYTES, bytes, check_range, count, duration};
 use std::path::Path;
 use std::process::ExitCode;
@@ -149,6 +149,10 @@ fn bench(args: &Cli) -> u8 {
     if let Err(why) = args.what.check() {
         print_error!("error: {why}");
         return exit::USAGE;
+    }
+    if let Err(why) = check_caller(env!("CARGO_PKG_NAME")) {
+        print_error!("error: {why}");
+        return exit::UNAVAILABLE;
     }
     let mut output = Output {
         is_json: args.json,

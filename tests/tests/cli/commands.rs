@@ -237,6 +237,15 @@ fn benchmarks_are_a_program_of_their_own() {
     let (code, stderr) = run(binary().parent().unwrap());
     assert_eq!(code, 64, "{stderr}");
     assert_contains!(stderr => "the minimum is 1");
+
+    let output = Command::new(binary().with_file_name("daq-bench"))
+        .arg("tcp")
+        .env("DAQ_BENCH_CALLER_VERSION", "0.0.1")
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{stderr}");
+    assert_contains!(stderr => "daq has version 0.0.1", "install the same version of both");
 }
 
 #[test]

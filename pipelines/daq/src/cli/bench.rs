@@ -2,7 +2,7 @@
 
 use super::exit;
 use daq_pipelines::console::print_error;
-use daq_pipelines::program::companion;
+use daq_pipelines::program::{CALLER_VERSION, companion};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
@@ -38,7 +38,10 @@ pub(super) struct Args {
 /// Replaces this process by daq-bench. Returns only if that fails.
 pub(super) fn bench(args: &Args) -> u8 {
     let program = companion(PROGRAM);
-    let error = Command::new(&program).args(&args.arguments).exec();
+    let error = Command::new(&program)
+        .args(&args.arguments)
+        .env(CALLER_VERSION, env!("CARGO_PKG_VERSION"))
+        .exec();
     if error.kind() == ErrorKind::NotFound {
         print_error!(
             "error: the program {PROGRAM}, which contains the benchmarks, is neither beside daq nor in PATH; \
