@@ -24,8 +24,8 @@ use daq_core::ledger::CountSet;
 /// The registry entries of all sinks.
 ///
 /// ```
-/// let names: Vec<_> = daq_sinks::SINKS.iter().map(|entry| entry.name).collect();
-/// assert_eq!(names, ["file", "zarr", "udp", "stream", "nats", "null"]);
+/// let file = daq_sinks::SINKS.iter().find(|entry| entry.name == "file");
+/// assert!(file.is_some());
 /// ```
 pub const SINKS: &[SinkEntry] = &[
     file::ENTRY,

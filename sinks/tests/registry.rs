@@ -43,74 +43,67 @@ fn examples(example: &str) -> [String; 2] {
 #[test]
 fn sink_examples_are_valid_and_show_every_key() {
     for entry in SINKS {
+        let name = entry.name;
         let mut shown = Vec::new();
         for text in examples(entry.example) {
             let mut diagnostics = Diagnostics::new();
             let document = Document::from_text("daq.toml", &text, &mut diagnostics);
             let mut section = document.sections("sink").remove(0);
-            assert_eq!(section.name(), "NAME");
+            assert_eq!(section.name(), "NAME", "{name}");
             shown = section.keys().into_iter().map(str::to_owned).collect();
-            assert_eq!(
-                section
-                    .take_string("driver", &[], &mut diagnostics)
-                    .unwrap()
-                    .0,
-                entry.name
-            );
-            assert_eq!(
-                section
-                    .take_string("input", &[], &mut diagnostics)
-                    .unwrap()
-                    .0,
-                "INPUT"
-            );
+            for (key, expected) in [("driver", name), ("input", "INPUT")] {
+                let value = section.take_string(key, &[], &mut diagnostics);
+                let value = value.map(|(value, _)| value);
+                assert_eq!(value.as_deref(), Some(expected), "`{key}` of {name}");
+            }
             let spec = (entry.parse)(&mut section, &registry(), &mut diagnostics);
             assert!(
                 diagnostics.is_empty(),
-                "{}",
+                "{name}: {}",
                 diagnostics.render(document.sources(), false)
             );
-            let spec = spec.unwrap();
-            assert!(spec.facts().accepts.contains(Placement::Host));
-            for set in spec.facts().counts {
+            let facts = spec.expect(name).facts();
+            assert!(facts.accepts.contains(Placement::Host), "{name}");
+            for set in facts.counts {
                 let first = set.counts[0].name;
                 let is_listed = COUNTS.iter().any(|known| known.counts[0].name == first);
                 assert!(
                     is_listed,
-                    "COUNTS lacks the counters of {} with `{first}`",
-                    entry.name
+                    "COUNTS lacks the counters of {name} with `{first}`"
                 );
                 assert!(
                     set.counts.iter().all(|count| count.metric.is_some()),
-                    "{first}"
+                    "a counter of {name} with `{first}` has no metric"
                 );
             }
         }
         let schema = (entry.schema)(&registry());
-        let keys = schema.get("properties").unwrap().as_object().unwrap();
-        for (key, value) in keys {
+        // The schema of a sink without keys has no `properties`.
+        let keys = schema.get("properties");
+        let keys = keys.map(|keys| keys.as_object().expect(name));
+        for (key, value) in keys.into_iter().flatten() {
             // A key that excludes another key of the example is shown in a comment beside that key.
             assert!(
                 shown.contains(key)
                     || entry.example.contains(&format!("`{key} = "))
                     || entry.example.contains(&format!("\n# {key} = ")),
-                "the example of {} must show `{key}`",
-                entry.name
+                "the example of {name} must show `{key}`"
             );
             assert!(
                 value.get("description").is_some(),
-                "`{key}` of {} has no description",
-                entry.name
+                "`{key}` of {name} has no description"
             );
         }
         for key in &shown {
             assert!(
-                keys.contains_key(key) || ENGINE.contains(&key.as_str()),
-                "`{key}` of {}",
-                entry.name
+                keys.is_some_and(|keys| keys.contains_key(key)) || ENGINE.contains(&key.as_str()),
+                "`{key}` of {name} is unknown"
             );
         }
-        assert!(!entry.summary.ends_with('.') && !entry.summary.is_empty());
+        assert!(
+            !entry.summary.ends_with('.') && !entry.summary.is_empty(),
+            "{name}"
+        );
     }
 }
 
