@@ -220,7 +220,11 @@ fn benchmarks_are_a_program_of_their_own() {
     assert_contains!(script => &format!("\"{}", names.join(" ")));
 
     // Beside a copy of daq there is no daq-bench, so PATH decides.
-    std::fs::copy(binary(), daq.path("daq")).unwrap();
+    // Another process copies it: processes that concurrent tests start would inherit the file while it is open for writing, and then
+    // it cannot be run.
+    let mut copy = Command::new("cp");
+    copy.arg(binary()).arg(daq.path("daq"));
+    assert!(copy.status().unwrap().success());
     let run = |path: &Path| {
         let output = daq
             .prepare(&mut Command::new(daq.path("daq")))
