@@ -220,10 +220,10 @@ def draw_rows(chart):
             axes.barh(at, median, 14, color=colour)
         axes.annotate(text, (end, at), (8, 0), textcoords="offset points", va="center", weight="bold")
     axes.set_yticks([])
-    # Beside the axis there are 14 points for half of the last label, and a digit needs at most 7.
+    # Beside the axis there are 14 points for half of the last label. In browsers, a digit needs up to 9.
     limit = axes.get_xlim()[1]
     axes.xaxis.set_major_formatter(
-        lambda value, _: shown(value) if (1 - value / limit) * (WIDTH - 28) + 14 >= 3.5 * len(shown(value)) + 2 else "")
+        lambda value, _: shown(value) if (1 - value / limit) * (WIDTH - 28) + 14 >= 4.5 * len(shown(value)) else "")
     finish(axes, chart.unit)
     axes.spines["left"].set_visible(False)
     return figure

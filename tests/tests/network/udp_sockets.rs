@@ -10,11 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 const PAYLOAD: usize = 1024;
 
-/// Returns the source `adc` with `keys`, which must set the address, and the file sink `disk`. A pause closes no frames, so a
-/// delayed thread loses no packets.
+/// Returns the source `adc` with `keys`, which must set the address, and the file sink `disk`.
 fn config(keys: &str) -> String {
-    let keys = format!("driver = \"udp\"\nclose_after = \"1 h\"\n{keys}");
-    stream::config(&keys, PAYLOAD, 512, DISK)
+    stream::config(&format!("driver = \"udp\"\n{keys}"), PAYLOAD, 512, DISK)
 }
 
 fn packet(n: u64) -> Vec<u8> {

@@ -29,10 +29,8 @@ macro_rules! wire {
 }
 
 /// Returns the source `adc` with `keys` and payloads of `bytes` bytes, and the file sink `disk`.
-///
-/// A busy machine can delay the packets of one queue in Linux, before daq can receive them. So a pause does not close frames.
 fn config(keys: &str, bytes: usize) -> String {
-    let keys = format!("driver = \"xdp\"\ninterface = \"{NEAR}\"\nclose_after = \"1 h\"\n{keys}");
+    let keys = format!("driver = \"xdp\"\ninterface = \"{NEAR}\"\n{keys}");
     stream::config(&keys, bytes, 288, DISK)
 }
 
@@ -305,9 +303,7 @@ fn xdp_interface_removed_ends_run() {
 fn xdp_gaps_and_duplicates_are_counted() {
     const PACKETS: u64 = 512;
     let far = wire!(1, 1500);
-    // Packets are expected once the gap before them is closed.
-    let keys = config(&format!("listen = \"{TO}\""), PAYLOAD);
-    let daq = Daq::new(&keys.replace("close_after = \"1 h\"\n", ""));
+    let daq = Daq::new(&config(&format!("listen = \"{TO}\""), PAYLOAD));
     let mut live = started(&daq);
     let flow = &flows(&far, TO, 1)[0];
     let is_missing = |n: u64| (100..110).contains(&n) || n == 200;
