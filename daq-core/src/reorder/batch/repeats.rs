@@ -233,7 +233,7 @@ impl Batch<'_> {
         let geometry = &self.shared.geometry;
         let parts = &self.shared.parts;
         run.count + 1 >= self.shared.required()
-            && self.repeats_or_is_late(id)
+            && self.may_restart(id)
             && (parts.agree(
                 geometry.part_of(id),
                 run.since,
@@ -242,9 +242,9 @@ impl Batch<'_> {
             ) || self.shared.is_silent(self.horizon))
     }
 
-    /// Returns whether `id` does not precede the first packet of the epoch, or so many packets have arrived since that packets before
-    /// it do not only arrive out of order.
-    fn repeats_or_is_late(&self, id: PacketId) -> bool {
+    /// Returns whether a run that `id` continues can be a restart: `id` is not before the first packet of the epoch, or so many packets
+    /// have arrived since then that packets before it do not only arrive out of order.
+    fn may_restart(&self, id: PacketId) -> bool {
         let start = self.shared.start.load(Ordering::Acquire).min(self.start);
         self.seen_horizon().saturating_sub(start) >= MIN_EVIDENCE
             || self

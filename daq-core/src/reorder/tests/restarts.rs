@@ -424,7 +424,7 @@ fn check_waiting((frames, slots): (usize, usize), runs: u8, end: u64, lost: (u8,
     let mut window = ReorderWindow::new(producer, geometry, 1, &ledger)
         .pop()
         .unwrap();
-    let mut delivered = 0;
+    let (mut delivered, mut now) = (0, Instant::now());
     let all = (0..runs).flat_map(|run| (4..end).map(move |sequence| (run, sequence)));
     for (run, sequence) in all.filter(|packet| *packet != lost) {
         let mut waited = 0;
@@ -439,11 +439,17 @@ fn check_waiting((frames, slots): (usize, usize), runs: u8, end: u64, lost: (u8,
             if has_room {
                 break;
             }
+            // The reader needs longer than packets are kept aside.
+            now += Duration::from_secs(2);
+            window.tick(now);
             waited += 1;
             assert!(
                 waited < 100,
                 "packet {sequence} of run {run} was never placed"
             );
+            if waited < 3 {
+                continue;
+            }
             while let Some(lease) = reader.poll(1) {
                 delivered += u64::from(lease.frame(0).meta().arrived);
             }
