@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "panicking is how tests report")]
 
+mod bench_program;
 mod check;
 mod commands;
 mod documents;

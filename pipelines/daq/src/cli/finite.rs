@@ -168,7 +168,7 @@ impl<'a> Upstream<'a> {
 mod tests {
     use super::*;
     use daq_core::config::{Diagnostics, Document};
-    use daq_core::ledger::ReaderReport;
+    use daq_core::ledger::{PartReport, ReaderReport};
     use daq_core::plan::{Config, PlanContext, resolve};
     use daq_core::topology::Topology;
 
@@ -193,6 +193,24 @@ mod tests {
         // More frames are open than were requested.
         assert_eq!(missing_of(9, 8, 1), 7);
         assert_eq!(missing_of(0, 1, 2), 2);
+    }
+
+    #[test]
+    fn packets_of_open_frames_of_parts_are_not_missing() {
+        let part = |expected| PartReport {
+            expected,
+            ..PartReport::default()
+        };
+        // Frames of 2 parts with 4 packets each: one whole frame, and 7 packets of the open one.
+        let mut counts = SourceReport {
+            epochs: 1,
+            pending: 7,
+            parts: [("a".to_owned(), part(4)), ("b".to_owned(), part(4))].into(),
+            ..SourceReport::default()
+        };
+        assert_eq!(missing_of_parts(&counts, 8), Some(1));
+        counts.epochs = 2;
+        assert_eq!(missing_of_parts(&counts, 8), None);
     }
 
     #[test]
