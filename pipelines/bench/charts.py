@@ -83,6 +83,15 @@ def shown(value, is_bytes=False):
     return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits else f"{value:.0f}"
 
 
+def abbreviated(value):
+    """Formats a number for a label in a drawing, whose room is limited: from 10000 on with three digits and a prefix of SI."""
+    for prefix, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        # Three digits of the next smaller prefix would round up to 1000 of it.
+        if value >= max(0.9995 * factor, 9999.5):
+            return f"{float(f'{value / factor:.3g}'):g}{prefix}"
+    return shown(value)
+
+
 @dataclass
 class Line:
     """The figures of a method: for each size or count the median, and the 99th percentile or NaN."""
@@ -184,7 +193,7 @@ def draw_lines(chart):
             ticks.append(x)
     axes.set_xticks(ticks, [shown(x, chart.is_bytes) for x in ticks])
     axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: shown(value))
+    axes.yaxis.set_major_formatter(lambda value, _: abbreviated(value))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     finish(axes, chart.label)
     figure.legend(loc="lower left", bbox_to_anchor=(46 / WIDTH, 4 / height), frameon=False, handlelength=3.2, labelspacing=0.35,
@@ -206,24 +215,24 @@ def draw_rows(chart):
     figure, height = canvas(chart, y + 50, "point: median, line: up to 99 %")
     axes = figure.add_axes((14 / WIDTH, 50 / height, (WIDTH - 28) / WIDTH, y / height))
     axes.set_ylim(y, 0)
-    axes.set_xlim(0, 1.22 * max(max(median, high) if high == high else median for line in chart.lines for _, median, high in line.points))
+    points = [line.points[0] for line in chart.lines]
+    ends = [median if math.isnan(high) else high for _, median, high in points]
+    figures = [" – ".join(abbreviated(figure) for figure in (median, high) if not math.isnan(figure)) for _, median, high in points]
+    # A figure beside its bar needs up to 9 pixels per character in the bold fonts of browsers.
+    room = 9 * max(map(len, figures)) / (WIDTH - 28)
+    axes.set_xlim(0, max(ends) * max(1.22, 1 / (1 - room)))
     for at, text, weight in texts:
         axes.text(0, at, text, transform=axes.get_yaxis_transform(), va="center", weight=weight, zorder=5)
-    for at, line in zip(bars, chart.lines):
-        _, median, high = line.points[0]
-        colour, end, text = LINES[0] if line.is_own else OTHER, median, shown(median)
-        if high == high:
-            axes.plot([median, high], [at, at], color=colour, linewidth=2, alpha=0.6)
-            axes.plot([median], [at], color=colour, marker="o", markersize=8)
-            end, text = high, f"{text} – {shown(high)}"
+    for at, line, point, end, text in zip(bars, chart.lines, points, ends, figures):
+        colour = LINES[0] if line.is_own else OTHER
+        if math.isnan(point[2]):
+            axes.barh(at, end, 14, color=colour)
         else:
-            axes.barh(at, median, 14, color=colour)
+            axes.plot([point[1], end], [at, at], color=colour, linewidth=2, alpha=0.6)
+            axes.plot([point[1]], [at], color=colour, marker="o", markersize=8)
         axes.annotate(text, (end, at), (8, 0), textcoords="offset points", va="center", weight="bold")
     axes.set_yticks([])
-    # Beside the axis there are 14 points for half of the last label. In browsers, a digit needs up to 9.
-    limit = axes.get_xlim()[1]
-    axes.xaxis.set_major_formatter(
-        lambda value, _: shown(value) if (1 - value / limit) * (WIDTH - 28) + 14 >= 4.5 * len(shown(value)) else "")
+    axes.xaxis.set_major_formatter(lambda value, _: abbreviated(value))
     finish(axes, chart.unit)
     axes.spines["left"].set_visible(False)
     return figure

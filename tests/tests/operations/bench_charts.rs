@@ -3,6 +3,7 @@
 
 use super::page::has_browser;
 use daq_testkit::{Daq, Python, Simulated, assert_contains, files, repository, skip};
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -92,6 +93,63 @@ fn pages_of_benchmarks_open_without_network() {
         skip!("python3 and Chromium are not installed (Debian packages python3 and chromium)")
     }
     look(&pages);
+}
+
+/// Returns a table as of `daq bench --json`, with a chart of rows, or with one over sizes, whose largest figure is `largest`.
+fn table(largest: f64, over_sizes: bool) -> Value {
+    let figures = [
+        ("daq", 0.01, 1.0),
+        ("other", 0.9, 0.97),
+        ("third", 0.3, 0.4),
+    ];
+    let rows = figures.iter().flat_map(|&(method, p50, p99)| {
+        let sizes = if over_sizes { &["64 B", "1 MiB"][..] } else { &["64 B"] };
+        let row = move |size| json!({"method": method, "size": size, "p50": p50 * largest, "p99": p99 * largest});
+        sizes.iter().map(row)
+    });
+    let across = over_sizes.then_some("size");
+    json!({
+        "title": format!("Up to {largest}"),
+        "rows": rows.collect::<Vec<_>>(),
+        "charts": [{
+            "title": format!("Up to {largest}"), "x": across, "methods": ["method"], "figures": ["p50"], "only": [],
+            "own": ["daq"], "unit": "us", "better": "lower", "label": across, "ceilings": [],
+        }],
+    })
+}
+
+#[test]
+fn figures_of_any_magnitude_are_inside_of_the_drawing() {
+    let python = match Python::with(&["matplotlib"]) {
+        Ok(python) => python,
+        Err(why) => skip!("{why}"),
+    };
+    if !has_browser() {
+        skip!("python3 and Chromium are not installed (Debian packages python3 and chromium)")
+    }
+    let daq = Daq::new("");
+    let largest = [
+        0.004, 0.9995, 9.99, 83.5, 999.6, 8350.0, 9999.6, 83_500.0, 99_999.0, 835_000.0, 999_600.0,
+        2.5e8,
+    ];
+    let tables: Value = largest
+        .iter()
+        .flat_map(|&largest| [table(largest, false), table(largest, true)])
+        .collect();
+    let result = daq.write("any.json", &tables.to_string());
+    let page = daq.path("bench-any.html");
+    assert_success(
+        &charts(&python)
+            .arg("page")
+            .args([&result, &page])
+            .output()
+            .unwrap(),
+    );
+    let html = std::fs::read_to_string(&page).unwrap();
+    for figure in ["0.004", "8350", "10k", "83.5k", "100k", "1M", "250M"] {
+        assert_contains!(html => &format!(" – {figure}<"));
+    }
+    look(&[page]);
 }
 
 #[test]
