@@ -448,8 +448,8 @@ pub struct Samples {
     /// Number of rows of an image.
     pub height: Option<u32>,
     /// Colour filter of the pixels of an image, or the order of their colours, in the notation of GenICam, such as `"BayerRG"` or
-    /// `"BGR"`. It is written to metadata. The page shows three channels as red, green and blue, unless `colors` is another order
-    /// than `"RGB"` or `"BGR"`.
+    /// `"BGR"`. It is written to metadata. The page shows images with a Bayer filter in colours, and three channels as red, green and
+    /// blue, unless `colors` is another order than `"RGB"` or `"BGR"`.
     pub colors: Option<String>,
     /// The places of detector modules in an image, if a frame contains several modules one after the other. `width` and `height`
     /// are then the size of a module.

@@ -199,6 +199,33 @@ def kinds(browser, address, pictures):
         assert axes == [[0, 5, 10, 15, 20, 25, 30], [-1, -0.5, 0, 0.5, 1], [3]], axes
         close(page, "image")
 
+        page = show("colours")
+        page.wait("the image in colours", SCOPE + ".image.shown?.rows)")
+        # The rows of the filter are green, blue and red, green.
+        shown = page.evaluate(SCOPE + """.image).then((image) => {
+          const { left, top, width, height } = image.place();
+          const at = (row, column) => image.at(left + (column + .5) / 32 * width, top + (row + .5) / 24 * height);
+          return [at(5, 17), image.shown.rows, image.shown.columns, image.shown.colours, [...image.shown.values]];
+        })""")
+        text, rows, columns, colours, values = shown
+        assert (rows, columns, colours) == (12, 16, 3), shown[1:4]
+        cell = 3 * (2 * columns + 8)
+        assert text == "row 5, column 17: " + ", ".join(f"{name} {values[cell + i]:g}" for i, name in enumerate(["red", "green", "blue"])), text
+        # The arrow keys move over the values, with a border at the last one.
+        page.evaluate("document.querySelector('canvas.image').focus()")
+        moves = []
+        for key in ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp"]:
+            for kind_of in ("keyDown", "keyUp"):
+                page.call("Input.dispatchKeyEvent", type=kind_of, key=key, code=key)
+            moves.append(page.evaluate("document.querySelector('#panel-image output').textContent").split(":")[0])
+        assert moves == [f"row {row}, column {column}" for row, column in [(1, 1), (3, 1), (3, 3), (1, 3), (1, 3)]], moves
+        # Words of 8 bytes count up by 1, with the lowest byte first: four words are a row.
+        for row in range(rows):
+            red, green, blue = values[3 * (row * columns + 8):][:3]
+            above = (red - 4) % 256
+            assert 2 * green - above == (blue + (red < 4)) % 256, (row, red, green, blue)
+        close(page, "colours")
+
         page = show("visibilities&channel=1")
         frequencies, phases = page.wait("the phases", SCOPE + ".phase.chart?.data?.map((line) => [...line]))")
         tone = min(range(len(frequencies)), key=lambda i: abs(frequencies[i] - 1))

@@ -19,6 +19,7 @@ mod frames;
 mod hub;
 mod memory;
 mod npy;
+mod pixels;
 mod points;
 mod reduce;
 mod spectrum;

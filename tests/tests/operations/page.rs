@@ -127,7 +127,7 @@ fn page_says_why_a_ring_has_no_frame_and_shows_short_frames() {
     let _ = live.stop();
 }
 
-/// Images whose pixels count up, visibilities of a tone with the same phase in all antennas, and a histogram.
+/// Images whose pixels count up, also behind a colour filter, visibilities of a tone with the same phase in all antennas, and a histogram.
 const KINDS: &str = r#"
 [source.camera]
 driver = "sim"
@@ -148,6 +148,19 @@ slots = 16
 [sink.first]
 driver = "null"
 input = "health"
+[source.colours]
+driver = "sim"
+ring = "colours"
+pattern = "counter"
+samples = { type = "uint8", width = 32, height = 24, colors = "BayerGB" }
+packet = 768
+pace = "1 Mbit/s"
+[ring.colours]
+slot = 768
+slots = 64
+[sink.third]
+driver = "null"
+input = "colours"
 [source.antennas]
 driver = "sim"
 ring = "voltages"

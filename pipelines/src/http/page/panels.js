@@ -340,7 +340,7 @@ export class Histogram {
     note.classList.toggle("bad", clipped > 0);
     const limits = highLimit == null ? "" : lowLimit == null ? ` the limit ${number(highLimit)}` : ` the limits ${number(lowLimit)} and ${number(highLimit)}`;
     setText(note, [
-      clipped ? `clipped: ${clipped.toLocaleString()} values at${limits}, ${(100 * clipped / count).toPrecision(2)} %` : limits && `no value at${limits}`,
+      clipped ? `clipped: ${counted(clipped, "value")} at${limits}, ${(100 * clipped / count).toPrecision(2)} %` : limits && `no value at${limits}`,
       `minimum ${number(min)}, maximum ${number(max)}, mean ${number(mean)}, rms ${number(rms)}`,
       notFinite ? `${notFinite.toLocaleString()} values are not finite` : "",
     ].filter(Boolean).join(" · "));

@@ -8,6 +8,8 @@ const MARGIN = { left: 56, right: 78, top: 8, bottom: 40 };
 const PADDING = 13;
 /** Width of the colour scale in CSS pixels. */
 const SCALE_WIDTH = 12;
+/** The colours of an image whose pixels have three values. */
+const COLOURS = ["red", "green", "blue"];
 /** Minimum distance of two labels in CSS pixels. */
 const LABEL_DISTANCE = { x: 70, y: 36 };
 
@@ -21,13 +23,13 @@ export const ticks = (low, high, count) => {
   return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
 };
 
-/** Writes the values of three colours between `low` and `high` as pixels; pixels without values are grey. Blue is first if `isBgr`. */
-const paintColours = (values, low, high, isBgr, bytes) => {
+/** Writes red, green and blue between `low` and `high` as pixels; pixels without values are grey. */
+const paintColours = (values, low, high, bytes) => {
   const scale = 255 / (high - low || 1);
   for (let pixel = 0; pixel * 3 < values.length; pixel += 1) {
     const colours = values.subarray(pixel * 3, pixel * 3 + 3);
     const missing = colours.some(Number.isNaN);
-    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colours[isBgr ? 2 - i : i] - low) * scale;
+    for (let i = 0; i < 3; i += 1) bytes[pixel * 4 + i] = missing ? 128 : (colours[i] - low) * scale;
     bytes[pixel * 4 + 3] = 255;
   }
 };
@@ -58,7 +60,9 @@ export class Picture {
     this.pointer = null;
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event));
-    this.canvas.addEventListener("pointerleave", () => { this.pointer = null; this.read(); });
+    for (const left of ["pointerleave", "blur"]) this.canvas.addEventListener(left, () => { this.pointer = null; this.read(); });
+    this.canvas.tabIndex = 0;
+    this.canvas.addEventListener("keydown", (event) => this.move(event));
     new ResizeObserver(() => this.draw()).observe(figure);
     onScheme(() => this.draw());
   }
@@ -76,7 +80,7 @@ export class Picture {
     if (!(low <= high)) [low, high] = [0, 1];
     [this.pixels.width, this.pixels.height] = [columns, rows];
     const pixels = this.pixels.getContext("2d").createImageData(columns, rows);
-    if (colours === 3) paintColours(values, low, high, frame.axis.colors?.startsWith("BGR"), pixels.data);
+    if (colours === 3) paintColours(values, low, high, pixels.data);
     else paint(values, low, high, pixels.data);
     this.pixels.getContext("2d").putImageData(pixels, 0, 0);
     const natural = frame.image?.pixels ?? [rows, columns];
@@ -167,6 +171,21 @@ export class Picture {
     this.read();
   }
 
+  /** Moves the pointer by one value with the arrow keys, which begin in the upper left corner. */
+  move(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!step || !this.shown || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const { left, top, width, height } = this.place();
+    const move = (at, from, size, count, by) => {
+      const cell = at === undefined ? 0 : Math.floor((at - from) / size * count) + by;
+      return from + (Math.max(0, Math.min(count - 1, cell)) + .5) / count * size;
+    };
+    const [x, y] = this.pointer ?? [];
+    this.pointer = [move(x, left, width, this.shown.columns, step[0]), move(y, top, height, this.shown.rows, step[1])];
+    this.read();
+  }
+
   /** Shows the place and the value below the pointer. */
   read() {
     setText(this.output, (this.pointer && this.shown && this.at(...this.pointer)) || "");
@@ -181,7 +200,7 @@ export class Picture {
     const [x, y] = this.shown.axes;
     const cell = Math.floor(down * rows) * columns + Math.floor(across * columns);
     const shown = [...values.subarray(cell * colours, (cell + 1) * colours)];
-    const text = shown.map((value) => (Number.isNaN(value) ? "missing" : `${number(value)}${unit}`)).join(", ");
+    const text = shown.map((value, i) => `${colours > 1 ? `${COLOURS[i]} ` : ""}${Number.isNaN(value) ? "missing" : `${number(value)}${unit}`}`).join(", ");
     const column = isImage ? `column ${Math.floor(across * natural[1])}` : `${x.label.replace(/ \(.*/, "")} ${number(x.from + across * (x.to - x.from))} ${x.label.match(/\((.*)\)/)?.[1] ?? ""}`;
     return `${y.label} ${Math.floor(down * natural[0])}, ${column.trim()}: ${text}`;
   }

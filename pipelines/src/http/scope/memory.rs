@@ -2,8 +2,9 @@
 
 use super::frames::Recent;
 use super::hub::{MAX_DOWNLOADS, MAX_STREAMS, MAX_VIEWS};
+use super::pixels::COLOURS;
 use super::points::BLOCK;
-use super::reduce::{COLOURS, IMAGE};
+use super::reduce::IMAGE;
 use super::spectrum::ROWS;
 use daq_core::layout::{Layout, Scalar};
 use daq_core::plan::PlannedRing;

@@ -6,6 +6,7 @@
 
 use super::ScopedRing;
 use super::decode::Samples;
+use super::pixels::{Mean, Pixels};
 use super::points::{Block, Points, column_of};
 use super::spectrum::Transform;
 use super::view::View;
@@ -20,8 +21,6 @@ use std::ops::Range;
 const MAX_GAPS: usize = 256;
 /// Maximum number of values of a histogram.
 const HISTOGRAM: usize = 256;
-/// Number of channels of a colour image: red, green and blue.
-pub(super) const COLOURS: usize = 3;
 /// Maximum number of rows and columns of an image.
 pub(super) const IMAGE: (usize, usize) = (384, 512);
 /// Maximum number of columns of a waterfall over the bins of a frame.
@@ -204,7 +203,7 @@ impl Reducer {
                 );
                 header.image = match self.view.row {
                     Some(_) => self.image(ring, shown, is_wanted, &mut arrays),
-                    None => self.pixels(image, samples, &range, is_wanted, &mut arrays),
+                    None => self.pixels(image, samples, range, is_wanted, &mut arrays),
                 };
             }
             Axis::Frequency { .. } => {
@@ -353,47 +352,19 @@ impl Reducer {
         }))
     }
 
-    /// Adds the image that the modules of a frame form: of the requested channel, or of three colours. Shows the pixels `range`;
-    /// the others, and places without a module, have no values. Returns its kind and size in pixels.
+    /// Adds the image that the modules of a frame form. Returns its kind and size in pixels.
     fn pixels(
         &mut self,
         image: &Image,
         samples: &Samples<'_>,
-        range: &Range<usize>,
+        range: Range<usize>,
         is_wanted: &dyn Fn() -> bool,
         arrays: &mut Arrays,
     ) -> Option<Value> {
-        let (width, height) = image.size();
-        let (rows, columns) = (height.min(IMAGE.0), width.min(IMAGE.1));
-        let pixels = image.pixels();
-        let range = range.start.min(pixels)..range.end.min(pixels);
-        let is_colour = has_colours(image, samples.channels);
-        let channels = if is_colour {
-            0..COLOURS
-        } else {
-            self.view.channel..self.view.channel + 1
-        };
-        let numbers = channels.len();
-        let mut means = vec![Mean::default(); rows * columns * numbers];
-        for (number, channel) in channels.enumerate() {
-            if !is_wanted() {
-                return None;
-            }
-            let shown = Points::of(samples, channel, range.clone()).power();
-            shown.each(0..shown.len(), &mut self.block, |first, block| {
-                for (point, value) in block.re.iter().enumerate() {
-                    let (x, y) = image.place(shown.first() + first + point);
-                    let cell = y * rows / height * columns + x * columns / width;
-                    means[cell * numbers + number].add(*value);
-                }
-            });
-        }
-        let shape = [rows, columns, COLOURS];
-        let means = means.iter().map(Mean::value);
-        arrays.push("image", &shape[..if is_colour { 3 } else { 2 }], means);
-        let kind = if is_colour { "colours" } else { "pixels" };
-        let channel = (!is_colour).then_some(self.view.channel);
-        Some(json!({ "kind": kind, "pixels": [height, width], "channel": channel }))
+        let pixels = Pixels::new(image, samples, range, self.view.channel);
+        let means = pixels.means(&mut self.block, is_wanted)?;
+        arrays.push("image", &pixels.shape(), means);
+        Some(pixels.describe())
     }
 
     /// Adds an image: the rows of the frame, if `row` is set, or its channels. Returns its kind and size in pixels.
@@ -472,38 +443,10 @@ impl Reducer {
     }
 }
 
-/// Returns whether the channels of an image are red, green and blue, in this or the opposite order. Three channels without
-/// declared colours are assumed to be red, green and blue.
-fn has_colours(image: &Image, channels: usize) -> bool {
-    let is_order = |colors: &String| colors.starts_with("RGB") || colors.starts_with("BGR");
-    channels == COLOURS && image.colors.as_ref().is_none_or(is_order)
-}
-
 /// Returns all finite values of a block.
 fn finite(block: &Block) -> impl Iterator<Item = f64> {
     let values = block.re.iter().chain(&block.im).copied();
     values.filter(|value| value.is_finite()).map(f64::from)
-}
-
-/// The mean of all values that are not NaN.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    sum: f64,
-    count: u32,
-}
-
-impl Mean {
-    fn add(&mut self, value: f32) {
-        if !value.is_nan() {
-            self.sum += f64::from(value);
-            self.count += 1;
-        }
-    }
-
-    /// Returns NaN without a value.
-    fn value(&self) -> f32 {
-        (self.sum / f64::from(self.count)) as f32
-    }
 }
 
 /// Extends a minimum and a maximum by those of other values.

@@ -99,6 +99,7 @@ fn images_keep_their_rows_and_channels() {
     ring.layout.axis = declared("BGR");
     let message = reduced(&mut fixture, &ring, meta(1), pixels(), "");
     assert_eq!(message.header["image"]["kind"], "colours");
+    assert_eq!(message.data["image"][..6], [2.0, 1.0, 0.0, 5.0, 4.0, 3.0]);
     // Three spectra of eight bins.
     ring.layout = Layout {
         channels: 3,
@@ -117,6 +118,43 @@ fn images_keep_their_rows_and_channels() {
         message.data["waterfall"],
         (16_u8..24).map(f32::from).collect::<Vec<_>>()[..]
     );
+}
+
+#[test]
+fn images_behind_a_colour_filter_are_shown_in_colours() {
+    let samples = SampleKeys {
+        scalar: Scalar::Uint8,
+        rate: None,
+        ..int16(1)
+    };
+    let (mut fixture, mut ring) = scoped(&samples, 5 * 5, 0);
+    ring.layout.axis = Axis::Pixels(Image {
+        width: 5,
+        height: 5,
+        colors: Some("BayerRG".to_owned()),
+        modules: Vec::new(),
+    });
+    // R G R G R    The last row and the last column belong to the pixels before them.
+    // G B G B G
+    let pixels = || (0..25).collect::<Vec<u8>>();
+    let message = reduced(&mut fixture, &ring, meta(0), pixels(), "");
+    assert_eq!(message.header["image"]["kind"], "colours");
+    assert_eq!(message.header["image"]["pixels"], serde_json::json!([5, 5]));
+    let colours = [
+        [0.0, 3.0, 6.0],
+        [3.0, (3.0 + 7.0 + 9.0) / 3.0, 8.0],
+        [15.0, (11.0 + 15.0 + 21.0) / 3.0, 16.0],
+        [
+            (12.0 + 14.0 + 22.0 + 24.0) / 4.0,
+            (13.0 + 17.0 + 19.0 + 23.0) / 4.0,
+            18.0,
+        ],
+    ];
+    assert_eq!(message.data["image"], colours.as_flattened());
+    // A row in the address shows the values as they are stored.
+    let message = reduced(&mut fixture, &ring, meta(1), pixels(), "row=5");
+    assert_eq!(message.header["image"]["kind"], "rows");
+    assert_eq!(message.data["image"].len(), 25);
 }
 
 #[test]
