@@ -84,12 +84,14 @@ def shown(value, is_bytes=False):
 
 
 def abbreviated(value):
-    """Formats a number for a label in a drawing, whose room is limited: from 10000 on with three digits and a prefix of SI."""
-    for prefix, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        # Three digits of the next smaller prefix would round up to 1000 of it.
-        if value >= max(0.9995 * factor, 9999.5):
-            return f"{float(f'{value / factor:.3g}'):g}{prefix}"
-    return shown(value)
+    """Formats a number for a label in a drawing, whose room is limited: small and large ones with three digits and an SI prefix."""
+    # Three digits of the next smaller prefix would round up to 1000 of it.
+    for prefix, factor, least in (("G", 1e9, 0.9995e9), ("M", 1e6, 0.9995e6), ("k", 1e3, 9999.5), ("", 1, 0.00099995), ("µ", 1e-6, 0)):
+        if value >= least:
+            break
+    if factor != 1 and value:
+        return f"{float(f'{value / factor:.3g}'):g}{prefix}"
+    return shown(value) if value >= 0.01 or not value else f"{value:.2g}"
 
 
 @dataclass
@@ -185,7 +187,7 @@ def draw_lines(chart):
     if max(figures, default=0) > 100 * min(figures, default=0):
         axes.set_yscale("log")
     else:
-        axes.set_ylim(0, max([*figures, *(value for _, value in chart.ceilings)]) * 1.08)
+        axes.set_ylim(0, max([*figures, *(value for _, value in chart.ceilings)], default=1) * 1.08)
     # Labels need an eighth of the width.
     across, ticks = axes.transAxes.inverted().transform, []
     for x in places:
@@ -217,13 +219,13 @@ def draw_rows(chart):
     axes.set_ylim(y, 0)
     points = [line.points[0] for line in chart.lines]
     ends = [median if math.isnan(high) else high for _, median, high in points]
-    figures = [" – ".join(abbreviated(figure) for figure in (median, high) if not math.isnan(figure)) for _, median, high in points]
-    # A figure beside its bar needs up to 9 pixels per character in the bold fonts of browsers.
-    room = 9 * max(map(len, figures)) / (WIDTH - 28)
-    axes.set_xlim(0, max(ends) * max(1.22, 1 / (1 - room)))
+    ranges = [" – ".join(abbreviated(value) for value in (median, high) if not math.isnan(value)) for _, median, high in points]
+    # A text needs up to 9 pixels per character in the fonts of browsers. Beside the axis there are 14 pixels.
+    limit = max(ends) * max(1.22, 1 / (1 - 9 * max(map(len, ranges)) / (WIDTH - 28))) or 1
+    axes.set_xlim(0, limit)
     for at, text, weight in texts:
         axes.text(0, at, text, transform=axes.get_yaxis_transform(), va="center", weight=weight, zorder=5)
-    for at, line, point, end, text in zip(bars, chart.lines, points, ends, figures):
+    for at, line, point, end, text in zip(bars, chart.lines, points, ends, ranges):
         colour = LINES[0] if line.is_own else OTHER
         if math.isnan(point[2]):
             axes.barh(at, end, 14, color=colour)
@@ -232,7 +234,8 @@ def draw_rows(chart):
             axes.plot([point[1]], [at], color=colour, marker="o", markersize=8)
         axes.annotate(text, (end, at), (8, 0), textcoords="offset points", va="center", weight="bold")
     axes.set_yticks([])
-    axes.xaxis.set_major_formatter(lambda value, _: abbreviated(value))
+    fits = lambda text, value: (1 - value / limit) * (WIDTH - 28) + 14 >= 4.5 * len(text)
+    axes.xaxis.set_major_formatter(lambda value, _: text if fits(text := abbreviated(value), value) else "")
     finish(axes, chart.unit)
     axes.spines["left"].set_visible(False)
     return figure
