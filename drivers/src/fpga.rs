@@ -38,7 +38,7 @@ mod mock;
 mod tests;
 
 pub use engines::{ENGINES, EngineEntry, FpgaEngine};
-pub use keys::FpgaConfig;
+pub use keys::{CompletionMode, FpgaConfig};
 
 use crate::packet::frames::{CHANGE_SLOT, sample_layout};
 use daq_core::claim::Claim;

@@ -1,6 +1,5 @@
 //! The DMA engines of the source `fpga`, and shared functions.
 
-pub(crate) mod edu;
 mod entry;
 mod external;
 pub mod litepcie;
@@ -31,7 +30,6 @@ use std::time::{Duration, Instant, SystemTime};
 pub const ENGINES: &[EngineEntry] = &[
     EngineEntry::of::<xdma::Xdma>(),
     EngineEntry::of::<litepcie::Writer>(),
-    EngineEntry::of::<edu::Edu>(),
     EngineEntry::of::<external::ExternalEngine>(),
 ];
 

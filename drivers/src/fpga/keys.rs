@@ -360,7 +360,6 @@ pub fn frame_sequence(
 mod tests {
     use super::*;
     use crate::fpga::engines::FpgaEngine;
-    use crate::fpga::engines::edu::Edu;
     use crate::fpga::engines::litepcie::Writer;
     use crate::fpga::engines::xdma::Xdma;
     use crate::fpga::mock;
@@ -409,10 +408,10 @@ mod tests {
     #[test]
     fn contradicting_keys_are_reported() {
         assert_eq!(
-            keys::<Edu>(
-                "device = \"3b:00.0\"\nengine = \"edu\"\ncredits = true\nbase = 0\ncsr = \"x\"\ncores = [1, 2]"
+            keys::<Xdma>(
+                "device = \"3b:00.0\"\nengine = \"xdma\"\ncredits = true\nbase = 0\ncsr = \"x\"\ncores = [1, 2]"
             ),
-            ["base", "credits", "csr", "cores"]
+            ["base", "csr", "cores"]
         );
         let found = keys::<Xdma>(
             "device = \"emulated:xdma\"\nchannel = 4\n\

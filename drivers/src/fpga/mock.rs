@@ -1,10 +1,12 @@
 //! A device for tests that define what its registers do.
 
 use super::device::{Device, DeviceError, GONE, Identity, Interrupt, Registers};
+use super::engines::{NoKeys, Opening};
 use super::transports::emulated::EmulatedDeviceEntry;
 use super::{ENGINES, EngineEntry, FpgaEngine, FpgaSource};
 use daq_core::dma::{
-    ArmError, Completions, DmaDevice, DmaError, Engine, EngineError, QuiesceTimeout, Slots,
+    ArmError, CompletionOrder, Completions, DmaDevice, DmaError, Engine, EngineError, EngineInfo,
+    QuiesceTimeout, SlotLimits, Slots,
 };
 use daq_core::entry::Registry;
 use daq_core::region::Region;
@@ -207,6 +209,60 @@ impl<E: Engine + ?Sized> Deref for Driven<E> {
 impl<E: Engine + ?Sized> DerefMut for Driven<E> {
     fn deref_mut(&mut self) -> &mut E {
         &mut self.engine
+    }
+}
+
+/// An engine that accesses no register and fills no slot.
+pub(super) struct Idle(Arc<dyn DmaDevice>);
+
+impl FpgaEngine for Idle {
+    const INFO: EngineInfo = EngineInfo {
+        name: "idle",
+        summary: "no transfers",
+        limits: SlotLimits {
+            alignment: 64,
+            max_slot: 1 << 20,
+            max_slots: 16,
+            preferred: 4096,
+        },
+        faults: &[],
+        supports_backpressure: true,
+        order: CompletionOrder::AfterPayload,
+    };
+
+    type Keys = NoKeys;
+
+    fn open(opening: &Opening<NoKeys>) -> Result<Self, EngineError> {
+        Ok(Self(opening.device.clone().as_dma()))
+    }
+}
+
+// SAFETY: no write ever starts.
+unsafe impl Engine for Idle {
+    fn info(&self) -> &'static EngineInfo {
+        &Self::INFO
+    }
+
+    fn device(&self) -> &Arc<dyn DmaDevice> {
+        &self.0
+    }
+
+    unsafe fn arm(&mut self, _: &Slots) -> Result<(), ArmError> {
+        Ok(())
+    }
+
+    fn credit(&mut self, _: u32) {}
+
+    fn poll(&mut self, _: &mut Completions) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn poll_stopped(&mut self, _: &mut Completions) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn quiesce(&mut self, _: Duration) -> Result<(), QuiesceTimeout> {
+        Ok(())
     }
 }
 

@@ -1,12 +1,11 @@
-//! Tests of the engine `edu`, of register steps, and of the source as the plan uses it.
+//! Tests of register steps, and of the source as the plan uses it.
 
 use super::device::{Device, Identity};
-use super::engines::edu::Edu;
 use super::engines::xdma::Xdma;
-use super::mock::{Driven, Mock, source};
+use super::mock::{Driven, Idle, Mock, source};
 use super::*;
 use daq_core::config::Document;
-use daq_core::dma::{Completions, Engine, EngineError, Slots};
+use daq_core::dma::{EngineError, Slots};
 use daq_core::region::Placement;
 use daq_core::topology::P2pPreference;
 use daq_testkit::assert_contains;
@@ -15,15 +14,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn edu() -> Arc<Mock> {
+/// A card that has no engine.
+fn card() -> Arc<Mock> {
     let identity = Identity {
         vendor: 0x1234,
         device: 0x11e8,
         class: 0x00_ff00,
     };
-    let mock = Mock::new(0x10_0000, identity, |_, _, _| true);
-    mock.registers.set(0, 0x0100_00ed);
-    mock
+    Mock::new(0x10_0000, identity, |_, _, _| true)
 }
 
 fn slots() -> Slots {
@@ -36,90 +34,19 @@ fn slots() -> Slots {
     }
 }
 
-fn poll<E: Engine + ?Sized>(engine: &mut Driven<E>) -> Result<usize, EngineError> {
-    let mut done = Completions::new(8, engine.info().faults.len());
-    engine.poll(&mut done)?;
-    assert!(done.as_slice().iter().all(|done| done.length == 2048 + 64));
-    Ok(done.as_slice().len())
-}
-
-#[test]
-fn edu_fills_slot_by_several_copies() {
-    let mock = edu();
-    let mut engine = mock.open::<Edu>("", Path::new("")).unwrap();
-    engine.arm(&slots()).unwrap();
-    assert_eq!(poll(&mut engine), Ok(0));
-    assert_eq!(mock.registers.writes(), [], "no credit");
-    let copy = |target, bytes| [(0x80, 0x4_0000), (0x88, target), (0x90, bytes), (0x98, 3)];
-    engine.credit(2);
-    assert_eq!(mock.registers.writes(), copy(0x2_0000, 2048));
-    assert_eq!(poll(&mut engine), Ok(0), "it is still copying");
-    assert_eq!(mock.registers.writes(), []);
-    mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut engine), Ok(0));
-    assert_eq!(mock.registers.writes(), copy(0x2_0800, 64));
-    mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut engine), Ok(1));
-    assert_eq!(mock.registers.writes(), copy(0x1_0000, 2048));
-    // A copy cannot be aborted.
-    assert!(engine.quiesce(Duration::ZERO).is_err());
-    engine = mock.open::<Edu>("", Path::new("")).unwrap();
-    assert!(engine.arm(&slots()).is_err(), "a copy is in progress");
-    mock.registers.set(0x98, 2);
-    engine.arm(&slots()).unwrap();
-    engine.credit(1);
-    mock.registers.set(0x98, 2);
-    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
-    engine.arm(&slots()).unwrap();
-    mock.registers.remove();
-    engine.credit(1);
-    assert!(matches!(poll(&mut engine), Err(EngineError::Gone { .. })));
-    assert_eq!(engine.quiesce(Duration::ZERO), Ok(()));
-}
-
-#[test]
-fn edu_incomplete_slot_is_not_reported() {
-    let mock = edu();
-    let mut engine = mock.open::<Edu>("", Path::new("")).unwrap();
-    engine.arm(&slots()).unwrap();
-    engine.credit(1);
-    mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut engine), Ok(0), "the last copy is in progress");
-    assert!(engine.quiesce(Duration::ZERO).is_err());
-    mock.registers.set(0x98, 2);
-    assert_eq!(poll(&mut engine), Ok(0));
-}
-
-#[test]
-fn edu_interrupts_are_acknowledged() {
-    let mock = edu();
-    let mut engine = mock
-        .open::<Edu>("completion = \"interrupt\"", Path::new(""))
-        .unwrap();
-    engine.arm(&slots()).unwrap();
-    assert_eq!(engine.wait(Duration::MAX), Ok(false), "no copy in progress");
-    engine.credit(1);
-    assert!(mock.registers.writes().contains(&(0x98, 7)));
-    mock.registers.set(0x24, 0x100);
-    mock.interrupt(0);
-    assert_eq!(engine.wait(Duration::MAX), Ok(true));
-    assert_eq!(mock.registers.writes(), [(0x64, 0x100)]);
-    mock.registers.set(0x98, 2);
-}
-
 #[test]
 fn device_of_other_engine_is_detected() {
-    let mock = edu();
+    let mock = card();
     let error = mock.open::<Xdma>("", Path::new("")).err().unwrap();
     assert!(error.to_string().contains("1234:11e8"), "{error}");
-    let hint = engines::suggest_engine(ENGINES, &*mock, "xdma");
-    assert_eq!(
-        hint.as_deref(),
-        Some("; the device looks like `engine = \"edu\"`")
-    );
-    assert_eq!(engines::suggest_engine(ENGINES, &*mock, "edu"), None);
-    let other = Mock::new(0x1000, Identity::default(), |_, _, _| true);
-    assert!(other.open::<Edu>("", Path::new("")).is_err());
+    assert_eq!(engines::suggest_engine(ENGINES, &*mock, "litepcie"), None);
+    // The identification of XDMA's interrupt block and configuration block.
+    mock.registers.set(0x2000, 0x1fc2_0006);
+    mock.registers.set(0x3000, 0x1fc3_0006);
+    let hint = engines::suggest_engine(ENGINES, &*mock, "litepcie");
+    let expected = "; the device looks like `engine = \"xdma\"`";
+    assert_eq!(hint.as_deref(), Some(expected));
+    assert_eq!(engines::suggest_engine(ENGINES, &*mock, "xdma"), None);
 }
 
 #[test]
@@ -178,7 +105,7 @@ fn files_of_cards_are_checked() {
 
 #[test]
 fn registers_are_written_before_start_and_after_stop() {
-    let mock = edu();
+    let mock = card();
     let steps = "registers = [
         { bar = 0, offset = 0x200, value = 7 },
         { bar = 0, offset = 0x204, value = 0x30, mask = 0xf0 },
@@ -187,8 +114,8 @@ fn registers_are_written_before_start_and_after_stop() {
         { bar = 0, offset = 0x200, value = 0, when = \"stop\" },
     ]";
     let wrap = |mock: &Arc<Mock>, keys: &str| {
-        let engine = mock.open::<Edu>("", Path::new("")).unwrap().engine;
-        let registers = source::<Edu>(keys).config.registers;
+        let engine = mock.open::<Idle>("", Path::new("")).unwrap().engine;
+        let registers = source::<Xdma>(keys).config.registers;
         EngineWithRegisters::wrap(engine, &**mock, &registers).map(Driven::new)
     };
     let mut engine = wrap(&mock, steps).unwrap();
@@ -196,9 +123,6 @@ fn registers_are_written_before_start_and_after_stop() {
     mock.registers.set(0x208, 0x11);
     engine.arm(&slots()).unwrap();
     assert_eq!(mock.registers.writes(), [(0x200, 7), (0x204, 0xab3d)]);
-    engine.credit(1);
-    assert_eq!(mock.registers.writes().len(), 4);
-    mock.registers.set(0x98, 2);
     engine.quiesce(Duration::ZERO).unwrap();
     engine.quiesce(Duration::ZERO).unwrap();
     assert_eq!(mock.registers.writes(), [(0x200, 0), (0x210, 0)]);
@@ -228,11 +152,11 @@ fn registers_are_written_before_start_and_after_stop() {
     });
     assert!(matches!(gone, Err(EngineError::Gone { .. })), "{gone:?}");
     let error = wrap(
-        &edu(),
+        &card(),
         "registers = [{ bar = 0, offset = 0x100000, value = 0 }]",
     );
     assert!(error.err().unwrap().to_string().contains("0x100000"));
-    assert!(wrap(&edu(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
+    assert!(wrap(&card(), "registers = [{ bar = 1, offset = 0, value = 0 }]").is_err());
 }
 
 /// Parses a section into a source, or returns the diagnostics.
@@ -304,8 +228,8 @@ fn engine_is_declared_or_detected() {
         engine("device = \"emulated:xdma\"").unwrap(),
         "xdma of emulated:xdma, channel 0"
     );
-    let declared = engine("device = \"emulated:xdma\"\nengine = \"edu\"").unwrap();
-    assert!(declared.starts_with("edu of"), "{declared}");
+    let declared = engine("device = \"emulated:xdma\"\nengine = \"litepcie\"\nbase = 0").unwrap();
+    assert!(declared.starts_with("litepcie of"), "{declared}");
     let error = engine("device = \"emulated:another\"").unwrap_err();
     assert!(error.contains("is not configured"), "{error}");
     assert!(error.contains("no emulated device `another`"), "{error}");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fpga::device::Identity;
-use crate::fpga::engines::edu::Edu;
+use crate::fpga::engines::xdma::Xdma;
 use crate::fpga::mock::{self, Driven, Mock};
 use daq_core::dma::{DmaMap, Running, SlotLayout, Stopped};
 use daq_core::region::{HostOptions, Placement, Region};
@@ -256,8 +256,8 @@ fn external_engine_contradicting_keys_are_reported() {
     assert_eq!(found, expected);
     let found = keys("device = \"emulated:xdma\"\nengine = \"external\"\ncommand = [\"x\"]");
     assert_eq!(found, ["device"]);
-    let found = mock::problem_keys::<Edu>(
-        "device = \"3b:00.0\"\nengine = \"edu\"\ncommand = [\"x\"]\ntimeout = \"1 s\"",
+    let found = mock::problem_keys::<Xdma>(
+        "device = \"3b:00.0\"\nengine = \"xdma\"\ncommand = [\"x\"]\ntimeout = \"1 s\"",
     );
     assert_eq!(found, ["command", "timeout"]);
     assert!(ExternalCommand::new(&[], Path::new("."), DEFAULT_TIMEOUT).is_none());

@@ -3,16 +3,16 @@
 //! The device copies from its own buffer on command, which gives backpressure. A slot is filled by several copies of
 //! 2 KiB. The data is the first half of the buffer, and QEMU takes 100 ms per copy.
 
-use crate::fpga::device::{Device, GONE, Interrupt, Registers};
-use crate::fpga::engines::{
-    FpgaEngine, NoKeys, Opening, check_slots, now, quiesce_timeout, unfit, wait_until,
-};
-use crate::fpga::keys::{CompletionMode, FpgaConfig};
 use daq_core::config::Problem;
 use daq_core::dma::{
     ArmError, CompletionOrder, Completions, DmaDevice, Done, Engine, EngineError, EngineInfo,
     QuiesceTimeout, SlotLimits, Slots,
 };
+use daq_drivers::fpga::device::{Device, GONE, Interrupt, Registers};
+use daq_drivers::fpga::engines::{
+    NoKeys, Opening, check_slots, now, quiesce_timeout, unfit, wait_until,
+};
+use daq_drivers::fpga::{CompletionMode, FpgaConfig, FpgaEngine};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,21 +32,21 @@ const ADDRESS_BITS: u32 = 32;
 /// Registers in BAR 0.
 mod register {
     /// Identification register: 0xVVvv00ed, where VVvv is the version.
-    pub(super) const ID: u64 = 0x00;
+    pub const ID: u64 = 0x00;
     /// Pending interrupt causes.
-    pub(super) const CAUSES: u64 = 0x24;
+    pub const CAUSES: u64 = 0x24;
     /// Acknowledge register: clears the pending causes whose bits are written as 1.
-    pub(super) const ACKNOWLEDGE: u64 = 0x64;
+    pub const ACKNOWLEDGE: u64 = 0x64;
     /// Source address.
-    pub(super) const SOURCE: u64 = 0x80;
+    pub const SOURCE: u64 = 0x80;
     /// Destination address.
-    pub(super) const TARGET: u64 = 0x88;
+    pub const TARGET: u64 = 0x88;
     /// Number of bytes to copy.
-    pub(super) const BYTES: u64 = 0x90;
+    pub const BYTES: u64 = 0x90;
     /// Bit 0: run. Bit 1: copy from the device to memory. Bit 2: raise an interrupt at the end.
-    pub(super) const COMMAND: u64 = 0x98;
+    pub const COMMAND: u64 = 0x98;
     /// Offset of the first byte after the registers.
-    pub(super) const END: u64 = 0xa0;
+    pub const END: u64 = 0xa0;
 }
 
 const RUN: u32 = 1;
@@ -54,7 +54,7 @@ const TO_MEMORY: u32 = 1 << 1;
 const INTERRUPT: u32 = 1 << 2;
 
 /// The DMA engine of the device.
-pub(crate) struct Edu {
+pub struct Edu {
     device: Arc<dyn DmaDevice>,
     registers: Arc<dyn Registers>,
     interrupt: Option<Interrupt>,
