@@ -447,9 +447,9 @@ pub struct Samples {
     pub width: Option<u32>,
     /// Number of rows of an image.
     pub height: Option<u32>,
-    /// Colour filter of the pixels of an image, or the order of their colours, in the notation of GenICam, such as `"BayerRG"` or
-    /// `"BGR"`. It is written to metadata. The page shows images with a Bayer filter in colours, and three channels as red, green and
-    /// blue, unless `colors` is another order than `"RGB"` or `"BGR"`.
+    /// Colour filter of the pixels of each module, or the order of the colours of several channels, in the notation of GenICam, such
+    /// as `"BayerRG"` or `"BGR"`. It is written to metadata. The page shows images with a Bayer filter in colours, and three channels
+    /// as red, green and blue, unless `colors` is another order than `"RGB"` or `"BGR"`.
     pub colors: Option<String>,
     /// The places of detector modules in an image, if a frame contains several modules one after the other. `width` and `height`
     /// are then the size of a module.
@@ -535,6 +535,22 @@ impl Samples {
             colors: self.colors.clone(),
             modules: self.modules.clone(),
         };
+        if let Some((a, b)) = image.overlap() {
+            return problem(
+                format!("the modules {a} and {b} overlap in the image"),
+                "correct `x` and `y` of `modules`: the column and the row in which each module begins",
+            );
+        }
+        let colors = image.colors.as_deref();
+        if let Some(filter) = colors.and_then(Image::filter_in_genicam) {
+            return problem(
+                format!(
+                    "`colors = {colors:?}` is not the notation of GenICam",
+                    colors = colors.unwrap_or_default()
+                ),
+                &format!("set `colors = \"{filter}\"`"),
+            );
+        }
         if image.pixels() == layout.points {
             return Ok(Layout {
                 axis: Axis::Pixels(image),

@@ -188,8 +188,12 @@ def kinds(browser, address, pictures):
         # Values in the middle of pixels, and none beside the image. Words of 8 bytes count up by 1.
         values = page.evaluate(SCOPE + """.image).then((image) => {
           const { left, top, width, height } = image.place();
-          const at = (row, column) => image.at(left + (column + .5) / 32 * width, top + (row + .5) / 24 * height);
-          return [at(5, 16), at(5, 24), at(6, 16), image.at(left - 3, top)];
+          const at = (offsetX, offsetY) => {
+            image.point({ offsetX, offsetY });
+            return image.output.textContent;
+          };
+          const pixel = (row, column) => at(left + (column + .5) / 32 * width, top + (row + .5) / 24 * height);
+          return [pixel(5, 16), pixel(5, 24), pixel(6, 16), at(left - 3, top)];
         })""")
         places, numbers = zip(*(value.split(": ") for value in values[:3]))
         assert places == ("row 5, column 16", "row 5, column 24", "row 6, column 16"), values
@@ -199,31 +203,31 @@ def kinds(browser, address, pictures):
         assert axes == [[0, 5, 10, 15, 20, 25, 30], [-1, -0.5, 0, 0.5, 1], [3]], axes
         close(page, "image")
 
-        page = show("colours")
-        page.wait("the image in colours", SCOPE + ".image.shown?.rows)")
-        # The rows of the filter are green, blue and red, green.
-        shown = page.evaluate(SCOPE + """.image).then((image) => {
-          const { left, top, width, height } = image.place();
-          const at = (row, column) => image.at(left + (column + .5) / 32 * width, top + (row + .5) / 24 * height);
-          return [at(5, 17), image.shown.rows, image.shown.columns, image.shown.colours, [...image.shown.values]];
+        page = show("colours&row=32")
+        page.wait("the rows as they are stored", SCOPE + ".image.shown?.colours === 1 && document.querySelector('input[name=row]').value === '32')")
+        page.evaluate("location.hash = 'scope?ring=colours&row='")
+        page.wait("the image in colours", SCOPE + ".image.shown?.colours === 3)")
+        # Rows of the filter: green, blue, and red, green. Words of 8 bytes count up by 1, with the lowest byte first: four words are a row.
+        shape, text, values = page.evaluate(SCOPE + """.image).then((image) => {
+          const { rows, columns, colours, values } = image.shown;
+          return [[rows, columns, colours], image.at(17, 5), [...values]];
         })""")
-        text, rows, columns, colours, values = shown
-        assert (rows, columns, colours) == (12, 16, 3), shown[1:4]
-        cell = 3 * (2 * columns + 8)
-        assert text == "row 5, column 17: " + ", ".join(f"{name} {values[cell + i]:g}" for i, name in enumerate(["red", "green", "blue"])), text
-        # The arrow keys move over the values, with a border at the last one.
+        assert shape == [24, 32, 3], shape
+        pixel = lambda row, column: values[3 * (row * 32 + column):][:3]
+        assert text == "row 5, column 17: " + ", ".join(f"{name} {value:g}" for name, value in zip(["red", "green", "blue"], pixel(5, 17))), text
+        for row in range(0, 24, 2):
+            red, green, blue = pixel(row, 16)
+            above = (red - 4) % 256
+            assert 2 * green - above == (blue + (red < 4)) % 256, (row, red, green, blue)
+            assert pixel(row, 17) == pixel(row + 1, 16) == pixel(row + 1, 17) == [red, green, blue], row
+        # The arrow keys select values, and stop at the border.
         page.evaluate("document.querySelector('canvas.image').focus()")
         moves = []
         for key in ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowUp"]:
             for kind_of in ("keyDown", "keyUp"):
                 page.call("Input.dispatchKeyEvent", type=kind_of, key=key, code=key)
             moves.append(page.evaluate("document.querySelector('#panel-image output').textContent").split(":")[0])
-        assert moves == [f"row {row}, column {column}" for row, column in [(1, 1), (3, 1), (3, 3), (1, 3), (1, 3)]], moves
-        # Words of 8 bytes count up by 1, with the lowest byte first: four words are a row.
-        for row in range(rows):
-            red, green, blue = values[3 * (row * columns + 8):][:3]
-            above = (red - 4) % 256
-            assert 2 * green - above == (blue + (red < 4)) % 256, (row, red, green, blue)
+        assert moves == [f"row {row}, column {column}" for row, column in [(0, 0), (1, 0), (1, 1), (0, 1), (0, 1)]], moves
         close(page, "colours")
 
         page = show("visibilities&channel=1")

@@ -181,7 +181,11 @@ mod tests {
             modules,
             ..Samples::default()
         };
-        let two = || vec![Module::default(); 2];
+        let second = Module {
+            x: 5,
+            ..Module::default()
+        };
+        let two = || vec![Module::default(), second];
         for (samples, shape, axes) in [
             (
                 samples(1, Order::Interleaved, vec![]),

@@ -156,3 +156,53 @@ fn impossible_samples_are_rejected() {
         assert!(problem.message.contains(message), "{}", problem.message);
     }
 }
+
+#[test]
+fn shapes_that_no_image_has_are_errors() {
+    let module = |x, rotate| Module { x, y: 0, rotate };
+    let shaped = |change: fn(&mut Samples), modules: &[Module]| {
+        let mut samples = Samples {
+            scalar: Scalar::Uint8,
+            width: Some(4),
+            height: Some(2),
+            modules: modules.to_vec(),
+            ..Samples::default()
+        };
+        change(&mut samples);
+        let layout = samples.layout(16).unwrap();
+        samples
+            .shaped(layout)
+            .err()
+            .map(|problem| problem.to_string())
+    };
+    let pair = [module(0, 0), module(4, 0)];
+    assert_eq!(shaped(|_| {}, &pair), None);
+    let colors = |samples: &mut Samples| samples.colors = Some("BayerRG".to_owned());
+    assert_eq!(shaped(colors, &pair), None);
+    for (change, modules, problem) in [
+        (
+            (|_| {}) as fn(&mut Samples),
+            [module(0, 0), module(3, 0)],
+            "the modules 0 and 1 overlap",
+        ),
+        (
+            |_| {},
+            [module(0, 0), module(4, 45)],
+            "rotated by 45 degrees",
+        ),
+        (|samples| samples.height = None, pair, "size of the images"),
+        (
+            |samples| samples.height = Some(3),
+            pair,
+            "contains 16 pixels",
+        ),
+        (
+            |samples| samples.colors = Some("RGGB".to_owned()),
+            pair,
+            "`colors = \"RGGB\"` is not the notation of GenICam",
+        ),
+    ] {
+        let found = shaped(change, &modules).unwrap_or_default();
+        assert!(found.contains(problem), "{found:?} without {problem:?}");
+    }
+}

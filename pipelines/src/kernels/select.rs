@@ -409,7 +409,7 @@ impl Select {
             output: Layout {
                 channels: super::parameters::small(channel_places.count()),
                 points: point_places.count(),
-                axis: axis(input, &point_places, every),
+                axis: axis(input, &point_places, &channel_places, every),
                 frame_rate: input.frame_rate.map(|rate| rate / every),
                 is_contiguous: self.is_contiguous(input, &point_places),
                 ..input.clone()
@@ -452,8 +452,8 @@ fn delay_ns(input: &Layout, points: usize) -> u64 {
         .map_or(0, |rate| (points as f64 / rate * 1e9).round() as u64)
 }
 
-/// Returns the axis of the selected points of every `every`-th frame.
-fn axis(input: &Layout, points: &Places, every: f64) -> Axis {
+/// Returns the axis of the selected points and channels of every `every`-th frame.
+fn axis(input: &Layout, points: &Places, channels: &Places, every: f64) -> Axis {
     let step = points.step();
     match &input.axis {
         // Single points are as far apart as the frames.
@@ -477,7 +477,10 @@ fn axis(input: &Layout, points: &Places, every: f64) -> Axis {
         },
         // The selected pixels are not an image.
         Axis::Pixels(_) if step != Some(1) || points.at(0) != 0 => Axis::Time { rate: None },
-        Axis::Pixels(image) if points.count() == image.pixels() => input.axis.clone(),
+        Axis::Pixels(image) if points.count() == image.pixels() => {
+            let selected: Vec<_> = (0..channels.count()).map(|i| channels.at(i)).collect();
+            Axis::Pixels(image.with_channels(input.channels as usize, &selected))
+        }
         Axis::Pixels(_) => Axis::Time { rate: None },
         Axis::Fields(names) => Axis::Fields(
             (0..points.count())

@@ -62,6 +62,9 @@ document.addEventListener("visibilitychange", () => {
     update();
   }
 });
-addEventListener("hashchange", show);
+addEventListener("hashchange", () => {
+  show();
+  views[current].follow?.();
+});
 show();
 update();

@@ -57,11 +57,13 @@ export class Picture {
     this.output = figure.querySelector("output");
     this.pixels = document.createElement("canvas");
     this.shown = null;
-    this.pointer = null;
+    /** The column and the row whose value is shown, as numbers of the frame, and whether the keyboard has selected them. */
+    this.selected = null;
+    this.hasKeys = false;
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerdown", (event) => this.point(event));
-    for (const left of ["pointerleave", "blur"]) this.canvas.addEventListener(left, () => { this.pointer = null; this.read(); });
-    this.canvas.tabIndex = 0;
+    this.canvas.addEventListener("pointerleave", () => { if (!this.hasKeys) this.select(null); });
+    this.canvas.addEventListener("blur", () => { if (this.hasKeys) this.select(null); });
     this.canvas.addEventListener("keydown", (event) => this.move(event));
     new ResizeObserver(() => this.draw()).observe(figure);
     onScheme(() => this.draw());
@@ -86,6 +88,8 @@ export class Picture {
     const natural = frame.image?.pixels ?? [rows, columns];
     const isImage = frame.image?.kind !== "channels";
     this.shown = { values, rows, columns, colours, low, high, natural, isImage, axes: axesOf(frame, natural), unit: log ? " dB" : "" };
+    // Screen readers announce values when a key selects them, not with each frame.
+    this.output.ariaLive = "off";
     this.figure.classList.toggle("first", isImage);
     this.draw();
     caption(this.figure, isImage ? `Image, ${natural[1]} × ${natural[0]} pixels` : `Channels, ${natural[0]} × ${natural[1]} points`);
@@ -115,6 +119,7 @@ export class Picture {
     context.strokeStyle = colour("line");
     this.drawAxes(context, left, top, width, height);
     if (this.shown.colours === 1) this.drawScale(context, left + width + 14, top, height);
+    this.mark(context);
     this.read();
   }
 
@@ -167,46 +172,71 @@ export class Picture {
   }
 
   point(event) {
-    this.pointer = [event.offsetX, event.offsetY];
-    this.read();
+    if (!this.shown) return;
+    const { left, top, width, height } = this.place();
+    const { natural } = this.shown;
+    const [across, down] = [(event.offsetX - left) / width, (event.offsetY - top) / height];
+    const isInside = across >= 0 && across < 1 && down >= 0 && down < 1;
+    this.select(isInside ? [Math.floor(across * natural[1]), Math.floor(down * natural[0])] : null);
   }
 
-  /** Moves the pointer by one value with the arrow keys, which begin in the upper left corner. */
+  /** Selects the neighbour in the direction of an arrow key, at first the upper left corner. */
   move(event) {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     if (!step || !this.shown || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    const { left, top, width, height } = this.place();
-    const move = (at, from, size, count, by) => {
-      const cell = at === undefined ? 0 : Math.floor((at - from) / size * count) + by;
-      return from + (Math.max(0, Math.min(count - 1, cell)) + .5) / count * size;
-    };
-    const [x, y] = this.pointer ?? [];
-    this.pointer = [move(x, left, width, this.shown.columns, step[0]), move(y, top, height, this.shown.rows, step[1])];
-    this.read();
+    const { natural, rows, columns } = this.shown;
+    const moved = (at, by, count, cells) => Math.max(0, Math.min(count - 1, at + by * Math.ceil(count / cells)));
+    const [x, y] = this.selected ?? [];
+    this.output.ariaLive = "polite";
+    this.select(this.selected ? [moved(x, step[0], natural[1], columns), moved(y, step[1], natural[0], rows)] : [0, 0], true);
   }
 
-  /** Shows the place and the value below the pointer. */
+  /** Shows the value of a column and a row, or none. */
+  select(selected, hasKeys = false) {
+    [this.selected, this.hasKeys] = [selected, hasKeys];
+    this.draw();
+  }
+
+  /** Shows the place and the value that are selected. */
   read() {
-    setText(this.output, (this.pointer && this.shown && this.at(...this.pointer)) || "");
+    setText(this.output, (this.selected && this.shown && this.at(...this.selected)) || "");
   }
 
-  /** Returns the place and the value at a point of the canvas in CSS pixels; an empty text outside the pixels. */
-  at(offsetX, offsetY) {
+  /** Marks the value that is selected. */
+  mark(context) {
+    if (!this.selected || !this.hasKeys) return;
     const { left, top, width, height } = this.place();
-    const [across, down] = [(offsetX - left) / width, (offsetY - top) / height];
-    if (!(across >= 0 && across < 1 && down >= 0 && down < 1)) return "";
+    const { natural } = this.shown;
+    const [x, y] = this.selected;
+    const [across, down] = [width / natural[1], height / natural[0]];
+    const side = Math.max(8, across, down);
+    context.strokeStyle = colour("accent");
+    context.lineWidth = 2;
+    context.strokeRect(left + (x + .5) * across - side / 2, top + (y + .5) * down - side / 2, side, side);
+  }
+
+  /** Returns the place and the value of a column and a row of the frame. */
+  at(x, y) {
     const { values, rows, columns, colours, natural, unit, isImage } = this.shown;
-    const [x, y] = this.shown.axes;
-    const cell = Math.floor(down * rows) * columns + Math.floor(across * columns);
+    if (x >= natural[1] || y >= natural[0]) return "";
+    // As the server divides rows and columns.
+    const cellOf = (at, cells, count) => Math.floor(((at + 1) * cells - 1) / count);
+    const [row, column] = [cellOf(y, rows, natural[0]), cellOf(x, columns, natural[1])];
+    const cell = row * columns + column;
     const shown = [...values.subarray(cell * colours, (cell + 1) * colours)];
     const text = shown.map((value, i) => `${colours > 1 ? `${COLOURS[i]} ` : ""}${Number.isNaN(value) ? "missing" : `${number(value)}${unit}`}`).join(", ");
-    const column = isImage ? `column ${Math.floor(across * natural[1])}` : `${x.label.replace(/ \(.*/, "")} ${number(x.from + across * (x.to - x.from))} ${x.label.match(/\((.*)\)/)?.[1] ?? ""}`;
-    return `${y.label} ${Math.floor(down * natural[0])}, ${column.trim()}: ${text}`;
+    const [horizontal, vertical] = this.shown.axes;
+    if (isImage) return `${vertical.label} ${y}, column ${x}: ${text}`;
+    // Of more channels than rows, only some are shown.
+    const channel = Math.floor(row * natural[0] / rows);
+    const place = horizontal.from + (x + .5) / natural[1] * (horizontal.to - horizontal.from);
+    const name = `${horizontal.label.replace(/ \(.*/, "")} ${number(place)} ${horizontal.label.match(/\((.*)\)/)?.[1] ?? ""}`;
+    return `${vertical.label} ${channel}, ${name.trim()}: ${text}`;
   }
 
   clear() {
-    this.shown = this.pointer = null;
+    this.shown = this.selected = null;
     setText(this.output, "");
   }
 }

@@ -284,6 +284,16 @@ export const update = (next) => {
   change(asked);
 };
 
+/** Shows what the address asks for, after it was changed. */
+export const follow = () => {
+  const asked = new URLSearchParams(location.hash.split("?")[1] ?? "");
+  if (!panels || ![...asked].length) return;
+  const { ring } = form.elements;
+  const wanted = asked.get("ring");
+  if ([...ring.options].some(({ value }) => value === wanted)) ring.value = wanted;
+  change(asked);
+};
+
 /** Requests the stream of the view that the form describes. The stream before it ends when the new one has begun, so that the
  *  server keeps a frozen frame. */
 export const start = () => {

@@ -56,14 +56,16 @@ fn transform_size(layout: &Layout) -> usize {
     layout.points.min(BLOCK)
 }
 
-/// Returns the number of cells of the largest image.
+/// Returns the maximum number of values of an image.
 fn cells(layout: &Layout) -> usize {
     let channels = (layout.channels as usize).max(1);
-    let (rows, columns) = layout.image().map_or((1, layout.points), |image| {
+    let pixels = layout.image().map_or(0, |image| {
         let (width, height) = image.size();
-        (height, width)
+        let is_grey = channels == 1 && image.colors.is_none();
+        let values = if is_grey { 1 } else { COLOURS };
+        width.saturating_mul(height).saturating_mul(values)
     });
-    let values = rows.saturating_mul(columns).saturating_mul(channels);
+    let values = layout.points.saturating_mul(channels).max(pixels);
     values.min(IMAGE.0 * IMAGE.1 * COLOURS)
 }
 

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   channels RGB:      each pixel has three values
-//!   filter BayerRG:    R G R G    two rows and two columns of pixels are one pixel in colours:
+//!   filter BayerRG:    R G R G    two rows and two columns of a module are a cell, all of whose pixels have the same colours:
 //!                      G B G B    red, the mean of both greens, and blue
 //! ```
 
 use super::decode::Samples;
-use super::points::{Block, Points};
+use super::points::{Block, Points, column_of};
 use super::reduce::IMAGE;
 use daq_core::layout::Image;
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ enum Colours {
     None { channel: usize },
     /// The colour of each of the first three channels.
     Channels([usize; COLOURS]),
-    /// The colour of each pixel of two rows and two columns: the upper left, the upper right, the lower left, the lower right.
+    /// The colour of each pixel of a cell: the upper left, the upper right, the lower left, the lower right.
     Filter([usize; 4]),
 }
 
@@ -54,16 +54,12 @@ impl Colours {
     fn of(image: &Image, channels: usize, channel: usize) -> Self {
         let colors = image.colors.as_deref();
         let filter = colors.and_then(|colors| colors.strip_prefix("Bayer"));
-        let has_cells = image.width > 1 && image.height > 1;
+        let has_cells = channels == 1 && image.width > 1 && image.height > 1;
         match (channels, filter.map(str::as_bytes)) {
-            (1, Some([a @ (b'R' | b'B'), b'G', ..])) if has_cells => {
-                let a = number(*a);
-                Self::Filter([a, 1, 1, 2 - a])
-            }
-            (1, Some([b'G', b @ (b'R' | b'B'), ..])) if has_cells => {
-                let b = number(*b);
-                Self::Filter([1, b, 2 - b, 1])
-            }
+            (_, Some([b'R', b'G', ..])) if has_cells => Self::Filter([0, 1, 1, 2]),
+            (_, Some([b'G', b'R', ..])) if has_cells => Self::Filter([1, 0, 2, 1]),
+            (_, Some([b'G', b'B', ..])) if has_cells => Self::Filter([1, 2, 0, 1]),
+            (_, Some([b'B', b'G', ..])) if has_cells => Self::Filter([2, 1, 1, 0]),
             (COLOURS.., _) if colors.is_some_and(|colors| colors.starts_with("BGR")) => {
                 Self::Channels([2, 1, 0])
             }
@@ -83,20 +79,6 @@ impl Colours {
             Self::Filter(_) => (0..1, COLOURS),
         }
     }
-
-    /// Returns the number of rows and columns that become one row and one column.
-    const fn side(self) -> usize {
-        if matches!(self, Self::Filter(_)) {
-            2
-        } else {
-            1
-        }
-    }
-}
-
-/// Returns the number of the colour red or blue.
-const fn number(letter: u8) -> usize {
-    if letter == b'R' { 0 } else { 2 }
 }
 
 /// The pixels of an image that are shown.
@@ -106,8 +88,6 @@ pub(super) struct Pixels<'a> {
     /// The pixels that have values.
     range: Range<usize>,
     colours: Colours,
-    /// Columns and rows before they are reduced.
-    cells: (usize, usize),
 }
 
 impl<'a> Pixels<'a> {
@@ -120,20 +100,18 @@ impl<'a> Pixels<'a> {
         channel: usize,
     ) -> Self {
         let pixels = image.pixels();
-        let colours = Colours::of(image, samples.channels, channel);
-        let (width, height) = image.size();
         Self {
             image,
             samples,
             range: range.start.min(pixels)..range.end.min(pixels),
-            colours,
-            cells: (width / colours.side(), height / colours.side()),
+            colours: Colours::of(image, samples.channels, channel),
         }
     }
 
-    /// Returns the number of rows, of columns and, for colours, of values per pixel.
+    /// Returns the number of rows, of columns and, for colours, of values per pixel of the reduced image.
     pub(super) fn shape(&self) -> Vec<usize> {
-        let mut shape = vec![self.cells.1.min(IMAGE.0), self.cells.0.min(IMAGE.1)];
+        let (width, height) = self.image.size();
+        let mut shape = vec![height.min(IMAGE.0), width.min(IMAGE.1)];
         if !matches!(self.colours, Colours::None { .. }) {
             shape.push(COLOURS);
         }
@@ -150,18 +128,16 @@ impl<'a> Pixels<'a> {
         json!({ "kind": kind, "pixels": [height, width], "channel": channel })
     }
 
-    /// Returns the means of the values of each colour in each place of the image that is shown; NaN without a value. Returns `None`
-    /// as soon as `is_wanted` returns false.
+    /// Returns the means of the values of each colour in each pixel of the reduced image; NaN without a value. Returns `None` as soon
+    /// as `is_wanted` returns false.
     pub(super) fn means(
         &self,
         block: &mut Block,
         is_wanted: &dyn Fn() -> bool,
     ) -> Option<impl Iterator<Item = f32> + use<>> {
-        let shape = self.shape();
+        let (shape, (width, height)) = (self.shape(), self.image.size());
         let (rows, columns) = (shape[0], shape[1]);
         let (channels, values) = self.colours.channels();
-        let (side, (across, down)) = (self.colours.side(), self.cells);
-        let (width, height) = (self.image.width as usize, self.image.height as usize);
         let mut means = vec![Mean::default(); rows * columns * values];
         for channel in channels {
             if !is_wanted() {
@@ -170,23 +146,54 @@ impl<'a> Pixels<'a> {
             let shown = Points::of(self.samples, channel, self.range.clone()).power();
             shown.each(0..shown.len(), block, |first, block| {
                 for (point, value) in (shown.first() + first..).zip(&block.re) {
-                    let colour = match self.colours {
-                        Colours::None { .. } => 0,
-                        Colours::Channels(order) => order[channel],
-                        Colours::Filter(filter) => {
-                            filter[point / width % height % 2 * 2 + point % width % 2]
+                    let (colour, [(left, top), (right, bottom)]) = self.pixels_of(point, channel);
+                    for row in column_of(top, rows, height)..=column_of(bottom, rows, height) {
+                        let across =
+                            column_of(left, columns, width)..=column_of(right, columns, width);
+                        for column in across {
+                            means[(row * columns + column) * values + colour].add(*value);
                         }
-                    };
-                    let (x, y) = self.image.place(point);
-                    // The last row or column of an odd number belongs to the pixels before it.
-                    let (x, y) = ((x / side).min(across - 1), (y / side).min(down - 1));
-                    let place = y * rows / down * columns + x * columns / across;
-                    means[place * values + colour].add(*value);
+                    }
                 }
             });
         }
         Some(means.into_iter().map(|mean| mean.value()))
     }
+
+    /// Returns the colour of point `point` of a channel, and the column and the row of the first and the last pixel that have its
+    /// value in the image.
+    fn pixels_of(&self, point: usize, channel: usize) -> (usize, [(usize, usize); 2]) {
+        let filter = match self.colours {
+            Colours::None { .. } => return (0, [self.image.place(point); 2]),
+            Colours::Channels(order) => return (order[channel], [self.image.place(point); 2]),
+            Colours::Filter(filter) => filter,
+        };
+        let (width, height) = (self.image.width as usize, self.image.height as usize);
+        let (column, row) = (point % width, point / width % height);
+        let module = point - row * width - column;
+        let (columns, rows) = (cell(column, width), cell(row, height));
+        let (a, b) = (
+            self.image.place(module + rows.0 * width + columns.0),
+            self.image.place(module + rows.1 * width + columns.1),
+        );
+        let corners = [(a.0.min(b.0), a.1.min(b.1)), (a.0.max(b.0), a.1.max(b.1))];
+        (filter[row % 2 * 2 + column % 2], corners)
+    }
+}
+
+/// Returns the first and the last column of the cell of a column, or the rows of that of a row. The last one of an odd number
+/// belongs to the cell before it.
+const fn cell(at: usize, count: usize) -> (usize, usize) {
+    let last = count / 2 - 1;
+    let cell = if at / 2 < last { at / 2 } else { last };
+    (
+        2 * cell,
+        if cell == last {
+            count - 1
+        } else {
+            2 * cell + 1
+        },
+    )
 }
 
 #[cfg(test)]
@@ -226,7 +233,7 @@ mod tests {
                 "{colors}"
             );
         }
-        // A line has no cells of two rows and two columns.
+        // A column has no cells.
         assert_eq!(Colours::of(&image("BayerRG", 1), 1, 0), none);
     }
 }

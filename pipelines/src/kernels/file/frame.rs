@@ -2,7 +2,7 @@
 
 use super::super::require;
 use daq_core::config::Problem;
-use daq_core::layout::{Axis, Layout, Order, Scalar};
+use daq_core::layout::{Axis, Image, Layout, Order, Scalar};
 use daq_core::units::Frequency;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -169,9 +169,14 @@ impl FrameKeys {
             )
             .help("set the names of the output's points in `fields`, or the axis of these points in `axis`")),
             (None, Axis::Fields(names)) => Ok(Axis::Fields(names.clone())),
-            (None, axis @ (Axis::Frequency { .. } | Axis::Pixels(_))) if points == input.points => {
-                Ok(axis.clone())
-            }
+            (None, axis @ Axis::Frequency { .. }) if points == input.points => Ok(axis.clone()),
+            // The colours of another number of channels are unknown.
+            (None, Axis::Pixels(image)) if points == input.points => Ok(Axis::Pixels(Image {
+                colors: image.colors.clone().filter(|_| {
+                    self.channels.is_none_or(|channels| channels == input.channels)
+                }),
+                ..image.clone()
+            })),
             (None, Axis::Pixels(_)) => Ok(Axis::Time { rate: None }),
             // The frequencies of the new points are unknown.
             (Some(AxisKey::Frequency), _) | (None, Axis::Frequency { .. }) => Ok(Axis::Frequency {

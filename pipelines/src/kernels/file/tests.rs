@@ -8,7 +8,7 @@ mod params;
 use super::*;
 use daq_core::config::{Diagnostics, Document};
 use daq_core::entry::Registry;
-use daq_core::layout::{Axis, Order, Samples, Scalar};
+use daq_core::layout::{Axis, Image, Order, Samples, Scalar};
 use daq_core::units::Frequency;
 
 /// Parses a kernel's section; errors are returned as text.
@@ -224,6 +224,25 @@ fn output_frame_is_declared_or_equal_to_input() {
     let one = framed("{ points = 1 }", &fewer).unwrap();
     assert_eq!(one.axis, Axis::Time { rate: Some(250.0) });
     assert!(one.is_contiguous);
+    // A kernel that computes colours from those behind a filter.
+    let image = |colors: Option<&str>| {
+        Axis::Pixels(Image {
+            width: 50,
+            height: 20,
+            colors: colors.map(str::to_owned),
+            modules: Vec::new(),
+        })
+    };
+    let pixels = Layout {
+        axis: image(Some("BayerRG")),
+        ..input.clone()
+    };
+    let colours = framed("{ channels = 3 }", &pixels).unwrap();
+    assert_eq!(colours.axis, image(None));
+    assert_eq!(
+        framed("{ type = \"float32\" }", &pixels).unwrap().axis,
+        pixels.axis
+    );
     let output = framed("{ points = 100, rate = \"5 Hz\" }", &input).unwrap();
     assert_eq!(output.axis, Axis::Time { rate: Some(5.0) });
     let spectrum = framed("{ points = 8, step = \"2 kHz\" }", &input).unwrap();

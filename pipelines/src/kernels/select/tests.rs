@@ -1,7 +1,7 @@
 use super::super::tests::sums;
 use super::super::trial::{frames, run};
 use super::*;
-use daq_core::layout::{Samples, Scalar};
+use daq_core::layout::{Image, Samples, Scalar};
 use daq_core::units::Frequency;
 use proptest::prelude::*;
 
@@ -222,6 +222,21 @@ fn select_describes_its_output() {
             step: None
         }
     );
+    // Colours follow their channels.
+    let image = |colors: &str| {
+        Axis::Pixels(Image {
+            width: 50,
+            height: 20,
+            colors: Some(colors.to_owned()),
+            modules: Vec::new(),
+        })
+    };
+    let pixels = Layout {
+        axis: image("RGBA"),
+        ..input.clone()
+    };
+    let turned = select("channels = [2, 1, 0]").layout(&pixels).unwrap();
+    assert_eq!(turned.axis, image("BGR"));
     let fields = Layout {
         points: 3,
         axis: Axis::Fields(vec!["min".to_owned(), "max".to_owned(), "rms".to_owned()]),

@@ -134,13 +134,13 @@ fn images_behind_a_colour_filter_are_shown_in_colours() {
         colors: Some("BayerRG".to_owned()),
         modules: Vec::new(),
     });
-    // R G R G R    The last row and the last column belong to the pixels before them.
+    // R G R G R    The last row and the last column belong to the cells before them.
     // G B G B G
     let pixels = || (0..25).collect::<Vec<u8>>();
     let message = reduced(&mut fixture, &ring, meta(0), pixels(), "");
     assert_eq!(message.header["image"]["kind"], "colours");
     assert_eq!(message.header["image"]["pixels"], serde_json::json!([5, 5]));
-    let colours = [
+    let cells = [
         [0.0, 3.0, 6.0],
         [3.0, (3.0 + 7.0 + 9.0) / 3.0, 8.0],
         [15.0, (11.0 + 15.0 + 21.0) / 3.0, 16.0],
@@ -150,11 +150,94 @@ fn images_behind_a_colour_filter_are_shown_in_colours() {
             18.0,
         ],
     ];
-    assert_eq!(message.data["image"], colours.as_flattened());
+    let cell = |row: usize, column: usize| cells[row.min(2) / 2 * 2 + column.min(2) / 2];
+    for row in 0..5 {
+        for column in 0..5 {
+            let shown = &message.data["image"][(5 * row + column) * 3..][..3];
+            assert_eq!(shown, cell(row, column), "row {row}, column {column}");
+        }
+    }
     // A row in the address shows the values as they are stored.
     let message = reduced(&mut fixture, &ring, meta(1), pixels(), "row=5");
     assert_eq!(message.header["image"]["kind"], "rows");
-    assert_eq!(message.data["image"].len(), 25);
+    let expected: Vec<f32> = pixels().into_iter().map(f32::from).collect();
+    assert_eq!(message.data["image"], expected);
+}
+
+#[test]
+fn modules_behind_a_colour_filter_have_cells_of_their_own() {
+    let samples = SampleKeys {
+        scalar: Scalar::Uint8,
+        rate: None,
+        ..int16(1)
+    };
+    let (mut fixture, mut ring) = scoped(&samples, 8, 0);
+    // Beside a gap of one column, the second module is upside down.
+    let turned = Module {
+        x: 3,
+        y: 0,
+        rotate: 180,
+    };
+    ring.layout.axis = Axis::Pixels(Image {
+        width: 2,
+        height: 2,
+        colors: Some("BayerGR".to_owned()),
+        modules: vec![Module::default(), turned],
+    });
+    let equal = |a: &[f32], row: [[f32; 3]; 5]| {
+        let b = [row, row];
+        let pairs = a.iter().zip(b.as_flattened().as_flattened());
+        a.len() == 30
+            && pairs
+                .into_iter()
+                .all(|(a, b)| a == b || a.is_nan() && b.is_nan())
+    };
+    // G R    1 2    5 6
+    // B G    3 4    7 8
+    let message = reduced(&mut fixture, &ring, meta(0), (1..=8).collect(), "");
+    assert_eq!(message.header["image"]["pixels"], serde_json::json!([2, 5]));
+    let (first, none, second) = ([2.0, 2.5, 3.0], [f32::NAN; 3], [6.0, 6.5, 7.0]);
+    let shown = &message.data["image"];
+    assert!(
+        equal(shown, [first, first, none, second, second]),
+        "{shown:?}"
+    );
+    ring.parts = vec!["first".into(), "second".into()];
+    let message = reduced(&mut fixture, &ring, meta(1), (1..=8).collect(), "part=1");
+    let shown = &message.data["image"];
+    assert!(
+        equal(shown, [none, none, none, second, second]),
+        "{shown:?}"
+    );
+}
+
+#[test]
+fn large_images_are_reduced_by_the_rule_of_the_page() {
+    let samples = SampleKeys {
+        scalar: Scalar::Uint8,
+        rate: None,
+        ..int16(1)
+    };
+    let rows = 500;
+    let (mut fixture, mut ring) = scoped(&samples, rows, 0);
+    ring.layout.axis = Axis::Pixels(Image {
+        width: 1,
+        height: u32::try_from(rows).unwrap(),
+        colors: None,
+        modules: Vec::new(),
+    });
+    let pixels = (0..rows).map(|row| (row % 251) as u8).collect();
+    let message = reduced(&mut fixture, &ring, meta(0), pixels, "");
+    let shown = &message.data["image"];
+    assert_eq!(shown.len(), reduce::IMAGE.0);
+    for row in 0..rows {
+        let cell = points::column_of(row, shown.len(), rows);
+        let difference = (shown[cell] - (row % 251) as f32).abs();
+        assert!(
+            difference <= 0.5 || row % 251 < 2 || row % 251 > 249,
+            "row {row}"
+        );
+    }
 }
 
 #[test]
